@@ -22,10 +22,11 @@ from flax import nnx
 import jqinject.nn
 from jqinject.catalogue.entries import ready_made
 from jqinject.catalogue.examples import kind_of
+from jqinject.core.flax_internals import flax_layer, flax_parameters
 from jqinject.inject import requested_names
 from jqinject.model.quantizing.rules import RULE_SLOTS
 from jqinject.nn.base.quant_layer import QuantLayer, keywords_of
-from jqinject.nn.base.slots import Slot, flax_layer, flax_parameters
+from jqinject.nn.base.slots import Slot
 from jqinject.quant import enums
 from jqinject.quant.override_names import NAMES
 

@@ -33,25 +33,25 @@ from jqinject.core.memory.clipping_range import RangeSteps as RangeSteps
 from jqinject.core.memory.clipping_range import RangeZeroPoint as RangeZeroPoint
 from jqinject.core.memory.clipping_range import SimpleMovingAverage as SimpleMovingAverage
 from jqinject.core.memory.clipping_range import scale_and_zero_point as scale_and_zero_point
-from jqinject.core.quantizers.codebook_quant import CodebookQuant as CodebookQuant
-from jqinject.core.quantizers.decoupled import DecoupledIntQuant as DecoupledIntQuant
-from jqinject.core.quantizers.decoupled import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
-from jqinject.core.quantizers.decoupled import (
-    DecoupledRescalingIntQuantWithInput as DecoupledRescalingIntQuantWithInput,
-)
-from jqinject.core.quantizers.decoupled import TruncIntQuant as TruncIntQuant
-from jqinject.core.quantizers.decoupled import ZeroWeightsWarning as ZeroWeightsWarning
+from jqinject.core.quantizers.delay import DelayWrapper as DelayWrapper
 from jqinject.core.quantizers.float_quant import Float8Cast as Float8Cast
 from jqinject.core.quantizers.float_quant import FloatQuant as FloatQuant
-from jqinject.core.quantizers.int_quant import IntQuant as IntQuant
-from jqinject.core.quantizers.int_quant import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
-from jqinject.core.quantizers.int_quant import RescalingIntQuant as RescalingIntQuant
-from jqinject.core.quantizers.quantizer import DelayWrapper as DelayWrapper
+from jqinject.core.quantizers.int_quantizers import DecoupledIntQuant as DecoupledIntQuant
+from jqinject.core.quantizers.int_quantizers import DecoupledRescalingIntQuant as DecoupledRescalingIntQuant
+from jqinject.core.quantizers.int_quantizers import (
+    DecoupledRescalingIntQuantWithInput as DecoupledRescalingIntQuantWithInput,
+)
+from jqinject.core.quantizers.int_quantizers import PrescaledRestrictIntQuant as PrescaledRestrictIntQuant
+from jqinject.core.quantizers.int_quantizers import RescalingIntQuant as RescalingIntQuant
+from jqinject.core.quantizers.int_quantizers import TruncIntQuant as TruncIntQuant
+from jqinject.core.quantizers.int_quantizers import ZeroWeightsWarning as ZeroWeightsWarning
+from jqinject.core.quantizers.quantizer import IntQuant as IntQuant
 from jqinject.core.quantizers.quantizer import Quantized as Quantized
 from jqinject.core.quantizers.quantizer import Quantizer as Quantizer
-from jqinject.core.quantizers.sign_quant import BinaryQuant as BinaryQuant
-from jqinject.core.quantizers.sign_quant import ClampedBinaryQuant as ClampedBinaryQuant
-from jqinject.core.quantizers.sign_quant import TernaryQuant as TernaryQuant
+from jqinject.core.quantizers.table_quant import BinaryQuant as BinaryQuant
+from jqinject.core.quantizers.table_quant import ClampedBinaryQuant as ClampedBinaryQuant
+from jqinject.core.quantizers.table_quant import CodebookQuant as CodebookQuant
+from jqinject.core.quantizers.table_quant import TernaryQuant as TernaryQuant
 from jqinject.core.rounding import BelowMask as BelowMask
 from jqinject.core.rounding import CeilSte as CeilSte
 from jqinject.core.rounding import DPURoundSte as DPURoundSte
@@ -124,13 +124,16 @@ from jqinject.core.state import LostStateWarning as LostStateWarning
 from jqinject.core.state import QuantParam as QuantParam
 from jqinject.core.state import QuantStat as QuantStat
 from jqinject.core.state import UncalibratedWarning as UncalibratedWarning
-from jqinject.core.state import warn_if_uncalibrated as warn_if_uncalibrated
 from jqinject.core.statistics.extremes import AbsMax as AbsMax
 from jqinject.core.statistics.extremes import AbsMaxAve as AbsMaxAve
 from jqinject.core.statistics.extremes import AbsMaxL2 as AbsMaxL2
 from jqinject.core.statistics.extremes import AbsMinMax as AbsMinMax
+from jqinject.core.statistics.extremes import AbsPercentile as AbsPercentile
+from jqinject.core.statistics.extremes import InterpolatedAbsPercentile as InterpolatedAbsPercentile
 from jqinject.core.statistics.extremes import MinMax as MinMax
 from jqinject.core.statistics.extremes import NegativeMinOrZero as NegativeMinOrZero
+from jqinject.core.statistics.extremes import NegativePercentileOrZero as NegativePercentileOrZero
+from jqinject.core.statistics.extremes import PercentileInterval as PercentileInterval
 from jqinject.core.statistics.extremes import SignedAbsMax as SignedAbsMax
 from jqinject.core.statistics.half_quadratic_search import (
     HalfQuadraticOptimizerScale as HalfQuadraticOptimizerScale,
@@ -146,10 +149,6 @@ from jqinject.core.statistics.means import L2Norm as L2Norm
 from jqinject.core.statistics.means import MeanLearnedSigmaStd as MeanLearnedSigmaStd
 from jqinject.core.statistics.means import MeanSigmaStd as MeanSigmaStd
 from jqinject.core.statistics.means import SigmaStd as SigmaStd
-from jqinject.core.statistics.percentiles import AbsPercentile as AbsPercentile
-from jqinject.core.statistics.percentiles import InterpolatedAbsPercentile as InterpolatedAbsPercentile
-from jqinject.core.statistics.percentiles import NegativePercentileOrZero as NegativePercentileOrZero
-from jqinject.core.statistics.percentiles import PercentileInterval as PercentileInterval
 from jqinject.core.statistics.ranges import AbsMaxRange as AbsMaxRange
 from jqinject.core.statistics.ranges import AbsMeanRange as AbsMeanRange
 from jqinject.core.statistics.ranges import AbsPercentileRange as AbsPercentileRange

@@ -19,7 +19,8 @@ from jax.typing import ArrayLike
 from jqinject.core import check
 from jqinject.core._protocols import Clamp, is_nearest
 from jqinject.core.component import frozen_value
-from jqinject.ops import clamp, exp2, log2
+from jqinject.ops import exp2, fake_quant, log2
+from jqinject.ops.lean import Bits
 from jqinject.ops.minifloat import check_codes, max_float
 
 
@@ -52,7 +53,7 @@ class TensorClamp:
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""
-        return clamp.tensor_clamp(x, min_val, max_val)
+        return fake_quant.tensor_clamp(x, min_val, max_val)
 
 
 class ClampBeforeRounding(TensorClamp):
@@ -74,7 +75,7 @@ class TensorClampSte(TensorClamp):
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""
-        return clamp.tensor_clamp_ste(x, min_val, max_val)
+        return fake_quant.tensor_clamp_ste(x, min_val, max_val)
 
 
 @frozen_value
@@ -89,7 +90,7 @@ class ClampMin:
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
-        return clamp.tensor_clamp(x, self.min_val, float("inf"))
+        return fake_quant.tensor_clamp(x, self.min_val, float("inf"))
 
 
 class ScalarClampMinSte(ClampMin):
@@ -101,7 +102,7 @@ class ScalarClampMinSte(ClampMin):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
-        return clamp.scalar_clamp_min_ste(x, self.min_val)
+        return fake_quant.scalar_clamp_min_ste(x, self.min_val)
 
 
 class ScalarSignedClampMinSte(ClampMin):
@@ -113,7 +114,7 @@ class ScalarSignedClampMinSte(ClampMin):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp the magnitude of `x` from below."""
-        return clamp.signed_clamp_min_ste(x, abs(self.min_val))
+        return fake_quant.signed_clamp_min_ste(x, abs(self.min_val))
 
 
 @frozen_value
@@ -138,7 +139,7 @@ class ScalarClamp:
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
-        return clamp.tensor_clamp(x, self.min_val, self.max_val)
+        return fake_quant.tensor_clamp(x, self.min_val, self.max_val)
 
 
 class ScalarClampSte(ScalarClamp):
@@ -151,7 +152,7 @@ class ScalarClampSte(ScalarClamp):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
-        return clamp.scalar_clamp_ste(x, self.min_val, self.max_val)
+        return fake_quant.scalar_clamp_ste(x, self.min_val, self.max_val)
 
 
 @frozen_value
@@ -174,13 +175,13 @@ class FloatSaturate:
     max_available_float: check.Positive | None = None
     saturating = True
 
-    def bounds(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> tuple[Any, Any]:
+    def bounds(self, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any) -> tuple[Any, Any]:
         """The least and the largest number."""
         largest = max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
         return -largest if self.signed else 0.0, largest
 
     def __call__(
-        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
+        self, x: jax.Array, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any
     ) -> jax.Array:
         """`x` clamped, float32."""
         return TensorClamp()(x, *self.bounds(exponent_bit_width, max_mantissa, exponent_bias))
@@ -223,7 +224,7 @@ class FloatClamp(FloatSaturate):
         return self.saturating and (self.tensor_clamp_impl is None or is_nearest(self.tensor_clamp_impl))
 
     def __call__(
-        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
+        self, x: jax.Array, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any
     ) -> jax.Array:
         """`x` clamped, float32."""
         least, largest = self.bounds(exponent_bit_width, max_mantissa, exponent_bias)

@@ -18,9 +18,9 @@ import copyreg
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, NoReturn, TypeVar, cast, dataclass_transform
 
 import jax
 from flax import nnx
@@ -28,29 +28,34 @@ from flax import nnx
 from jqinject.core import check
 
 _Class = TypeVar("_Class", bound=type)
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 _SEALED = "_parts"  # a value's parts, by which it is compared; its presence makes it frozen
 _HASH = "_hash"
 
 
-class HiddenMethod:
+class HiddenMethod(property):
     """A method that Flax's tools do not see.
 
     `nnx.tabulate` and `nnx.capture` replace the public functions of the classes of a model's modules. What they replace
     has to take and return arrays, outside of custom derivatives, which is not so between the parts of a quantizer.
+    A property that binds the function is no function for them, and Python binds it without a call of ours.
 
     Args:
         method: the function.
     """
 
     def __init__(self, method: FunctionType) -> None:
-        vars(self).update(vars(method), __doc__=method.__doc__, __wrapped__=method)
-        self._method = method
+        bind = functools.partial(MethodType, method)
+        vars(bind).update(vars(method))  # whether it is abstract
+        super().__init__(bind, doc=method.__doc__)
+        self.__wrapped__ = method
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Bind the method; of a class, return what can be called with an instance."""
-        return functools.partial(self._method) if instance is None else MethodType(self._method, instance)
+
+def hidden_method(method: _Method) -> _Method:
+    """Hide one method, as a decorator; type checkers see the method."""
+    return cast(_Method, HiddenMethod(cast(FunctionType, method)))
 
 
 def hidden_methods(members: Iterable[tuple[str, Any]]) -> dict[str, HiddenMethod]:
@@ -83,20 +88,20 @@ _MODES = ("deterministic", "in_step", "use_running_average")
 class ComponentMeta(type(nnx.Module)):
     """Checks components under construction, and decides whether each is a value or an NNX module."""
 
-    def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: Any, *args: Any, **kwargs: object) -> Any:
         """Construct an NNX module if a part is state, else a value."""
         construct_module: Any = type(nnx.Module).__call__
         if issubclass(cls, nnx.Pytree):
             plain = vars(cls).get("_plain")
             return construct_module(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
-        made = object.__new__(cls)
-        cls._pytree_meta_construct(made, *args, **kwargs)
-        if any(map(_holds_state, vars(made).values())):
-            return construct_module(vars(cls).get("_node") or node_class(cls), vars(made))
-        made._seal()
-        return made
+        instance = object.__new__(cls)
+        cls._pytree_meta_construct(instance, *args, **kwargs)
+        if any(map(_holds_state, vars(instance).values())):
+            return construct_module(vars(cls).get("_node") or node_class(cls), vars(instance))
+        instance._seal()
+        return instance
 
-    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
+    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: object) -> None:
         """Initialize an instance; NNX calls it for modules."""
         self.__init__(*args, **kwargs)
         attributes = vars(self)
@@ -108,7 +113,9 @@ class ComponentMeta(type(nnx.Module)):
             if same and name not in _MODES:
                 del attributes[name]
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
+    def __init__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: object
+    ) -> None:
         super().__init__(name, bases, namespace, **kwargs)
         if not issubclass(cls, nnx.Pytree):
             jax.tree_util.register_static(cls)
@@ -209,7 +216,7 @@ class Component(metaclass=ComponentMeta):
         parts = [*map(vars(self).get, names)]
         vars(self)[_SEALED] = (type(self), *zip(names, map(type, parts), parts, strict=True))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if _SEALED in vars(self):
             self._refuse(f"{name} = {value!r}")
         super().__setattr__(name, value)
@@ -226,18 +233,18 @@ class Component(metaclass=ComponentMeta):
             "the quantizer with it"
         )
 
-    def __eq__(self, other: object) -> bool:
-        if self is other:
+    def __eq__(self, value: object) -> bool:
+        if self is value:
             return True
-        if type(self) is not type(other):
+        if type(self) is not type(value):
             return NotImplemented
-        return bool(vars(self)[_SEALED] == vars(other)[_SEALED])
+        return bool(vars(self)[_SEALED] == vars(value)[_SEALED])
 
     def __hash__(self) -> int:
-        held = vars(self)
-        if _HASH not in held:
-            held[_HASH] = hash(held[_SEALED])
-        return held[_HASH]
+        attributes = vars(self)
+        if _HASH not in attributes:
+            attributes[_HASH] = hash(attributes[_SEALED])
+        return attributes[_HASH]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Component:
         return self
@@ -274,9 +281,9 @@ def node_class(cls: type[Component]) -> type[Component]:
     Returns:
         A cached subclass of it and of `nnx.Module`.
     """
-    found = vars(cls).get("_node")
-    if found is not None:
-        return found
+    cached = vars(cls).get("_node")
+    if cached is not None:
+        return cached
 
     def __init__(self: Any, attributes: dict[str, Any]) -> None:
         for name, part in attributes.items():
@@ -290,9 +297,9 @@ def node_class(cls: type[Component]) -> type[Component]:
     namespace |= {"__eq__": object.__eq__, "__hash__": object.__hash__}
     namespace |= {"__init__": __init__, "_plain": cls, "__doc__": cls.__doc__}
     namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    made = type(cls)(cls.__name__, (cls, nnx.Module), namespace)
-    type.__setattr__(cls, "_node", made)
-    return made
+    derived = type(cls)(cls.__name__, (cls, nnx.Module), namespace)
+    type.__setattr__(cls, "_node", derived)
+    return derived
 
 
 def _reduce_class(cls: ComponentMeta) -> Any:
@@ -303,7 +310,7 @@ def _reduce_class(cls: ComponentMeta) -> Any:
 copyreg.pickle(ComponentMeta, _reduce_class)  # type: ignore[arg-type]
 
 
-def _holds_state(part: Any) -> bool:
+def _holds_state(part: object) -> bool:
     if part is None or isinstance(part, bool | int | float | str):
         return False
     if isinstance(part, Component):
@@ -320,7 +327,7 @@ def parts_of(component: Component) -> list[tuple[str, Any]]:
     return [(name, part) for name, part in vars(component).items() if name not in (_SEALED, _HASH)]
 
 
-def components_in(root: Any) -> Iterator[Any]:
+def components_in(root: object) -> Iterator[Any]:
     """Every NNX module and value component below a component, itself included, once each.
 
     Unlike `nnx.iter_modules`, it also finds values.
@@ -328,14 +335,14 @@ def components_in(root: Any) -> Iterator[Any]:
     Args:
         root: a component or a module; anything else has none.
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
     ahead = [root]
     while ahead:
         node = ahead.pop()
         if isinstance(node, list | tuple | dict):
             below = list(node.values() if isinstance(node, dict) else node)
-        elif isinstance(node, Component | nnx.Pytree) and id(node) not in seen:
-            seen.add(id(node))
+        elif isinstance(node, Component | nnx.Pytree) and id(node) not in visited:
+            visited.add(id(node))
             if not isinstance(node, nnx.List | nnx.Dict):
                 yield node
             hidden = (_SEALED, _HASH, "_pytree__")

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.interpreters import batching
 
 from jqinject.core._protocols import is_nearest
-from jqinject.core.quantizers.quantizer import DelayWrapper
+from jqinject.core.quantizers.delay import DelayWrapper
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Around, intercept
 from jqinject.program.jaxpr import Primitive

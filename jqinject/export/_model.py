@@ -15,8 +15,7 @@ from flax import nnx
 
 from jqinject.core.state import flat_parts
 from jqinject.model.freezing import freeze_ranges
-from jqinject.model.static_ranges import check_calibrated
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import ModelIndex, check_calibrated
 from jqinject.ops.processes import on_host, spans_processes
 from jqinject.program import Call, SplitCall
 from jqinject.quant_tensor import as_array, is_quantized

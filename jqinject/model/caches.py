@@ -17,7 +17,7 @@ from jqinject.program import CacheSite, QuantizedProgram, dotted
 Cache = TypeVar("Cache")
 
 
-def quantized_cache(model: Any, cache: Cache = None) -> Cache:
+def quantized_cache(model: object, cache: Cache = None) -> Cache:
     """A float cache in low bits, to be given to the model and returned by it in the place of the float one.
 
     Every array that a rule's `cache_quant` takes becomes a `jqinject.dot.LowBitCache`: its payload, and a float32 scale
@@ -62,25 +62,25 @@ def quantized_cache(model: Any, cache: Cache = None) -> Cache:
             "  cure: jqinject.quantize(model, [..., Rule(cache_quant=Int8DynamicActPerRowFloat)], inputs=...), with "
             "inputs that hold a cache"
         )
-    held = {site.name: model.op_quant.held[site.name] for site in sites}  # pyright: ignore
-    whole: Any = model if cache is None else cache
-    flat, tree = jax.tree_util.tree_flatten_with_path(whole, is_leaf=_is_leaf)
+    quantizers = {site.name: model.op_quant.held[site.name] for site in sites}  # pyright: ignore
+    container: Any = model if cache is None else cache
+    flat, tree = jax.tree_util.tree_flatten_with_path(container, is_leaf=_is_leaf)
     leaves: list[Any] = [nnx.clone(leaf, graph=True) if _is_module(leaf) else leaf for _, leaf in flat]
-    known: list[str] = []
+    names: list[str] = []
     taken = 0
     for place, (path, _) in enumerate(flat):
         keys = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
         for below, array, put in _arrays(leaves, place):
             name = dotted((*keys, *below))
-            known.append(name)
+            names.append(name)
             site = _site_of(name, sites, cache is None)
             if site is not None and not isinstance(array, LowBitCache):
-                put(_quantized(held[site.name], array, site, name))
+                put(_quantized(quantizers[site.name], array, site, name))
             taken += site is not None
     if not taken:
-        near = did_you_mean(sites[0].name, known)
+        near = did_you_mean(sites[0].name, names)
         raise ValueError(
-            f"quantized_cache: none of the arrays {', '.join(known[:8]) or '(none)'} is a cache that the model's rules "
+            f"quantized_cache: none of the arrays {', '.join(names[:8]) or '(none)'} is a cache that the model's rules "
             f"take: {', '.join(site.name for site in sites[:8])}{'; ' + near if near else ''}.\n"
             "  cure: the argument itself, as in a call; a dict by the arguments' names, for several; "
             "quantized_cache(model), for Variables of the model"
@@ -88,15 +88,15 @@ def quantized_cache(model: Any, cache: Cache = None) -> Cache:
     return jax.tree.unflatten(tree, leaves)
 
 
-def check_cache_quantizer(site: CacheSite, proxy: Any, dtype: Any = jnp.float32) -> None:
+def check_cache_quantizer(site: CacheSite, proxy: object, dtype: object = jnp.float32) -> None:
     """Refuse a quantizer whose numbers a cache cannot hold.
 
     Raises:
         ValueError: it has no payload of at most 8 bits, or shares scales otherwise than by row.
     """
-    one = jax.ShapeDtypeStruct(site.shape, dtype)
+    probe = jax.ShapeDtypeStruct(site.shape, dtype)
     try:
-        jax.eval_shape(lambda: _encoded(proxy, jnp.zeros(one.shape, one.dtype)))
+        jax.eval_shape(lambda: _encoded(proxy, jnp.zeros(probe.shape, probe.dtype)))
     except Exception as error:
         error.add_note(f"while the quantizer of the cache {site.name} was tried on {site.shape}")
         raise
@@ -131,13 +131,13 @@ def _site_of(name: str, sites: Sequence[CacheSite], of_model: bool) -> CacheSite
     exact = next((site for site in sites if site.name == name), None)
     if exact is not None or of_model:
         return exact
-    found = [site for site in sites if site.name.partition(".")[2] == name]
-    if len(found) > 1:
+    matching = [site for site in sites if site.name.partition(".")[2] == name]
+    if len(matching) > 1:
         raise ValueError(
-            f"quantized_cache: {name or 'the array'} may be {' or '.join(site.name for site in found)}.\n"
-            f"  cure: {{{found[0].name.partition('.')[0]!r}: cache}}, a dict by the arguments' names"
+            f"quantized_cache: {name or 'the array'} may be {' or '.join(site.name for site in matching)}.\n"
+            f"  cure: {{{matching[0].name.partition('.')[0]!r}: cache}}, a dict by the arguments' names"
         )
-    return found[0] if found else None
+    return matching[0] if matching else None
 
 
 def _arrays(leaves: list[Any], place: int) -> list[tuple[tuple[Any, ...], Any, Any]]:
@@ -148,20 +148,20 @@ def _arrays(leaves: list[Any], place: int) -> list[tuple[tuple[Any, ...], Any, A
     if _is_module(leaf):
         flat = nnx.to_flat_state(nnx.state(leaf, graph=True))
         return [
-            (path, held.get_raw_value(), held.set_value)
-            for path, held in flat
-            if isinstance(held, nnx.Variable)
+            (path, variable.get_raw_value(), variable.set_value)
+            for path, variable in flat
+            if isinstance(variable, nnx.Variable)
         ]
 
-    def put(new: Any) -> None:
+    def put(new: object) -> None:
         leaves[place] = new
 
     return [((), leaf, put)]
 
 
-def _is_module(leaf: Any) -> bool:
+def _is_module(leaf: object) -> bool:
     return isinstance(leaf, nnx.Pytree | nnx.Variable)
 
 
-def _is_leaf(leaf: Any) -> bool:
+def _is_leaf(leaf: object) -> bool:
     return _is_module(leaf) or is_low_bit_cache(leaf)

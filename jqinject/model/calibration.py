@@ -1,23 +1,146 @@
-"""`calibrate`: static ranges of activations, from batches of data."""
+"""`calibrate`: static ranges of activations, from batches of data; and the calls that batches are arguments of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.core.state import flat_parts
 from jqinject.model.quantizing.rule_policy import RulePolicy
-from jqinject.model.running.batches import BatchCalls, CallBatch, check_batches
-from jqinject.model.static_ranges import listed, static_ranges
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import ModelIndex, listed, static_ranges
 from jqinject.ops.processes import on_host
-from jqinject.program import CALL, Call, Method, QuantizedProgram, compiled_call, throws_away
+from jqinject.program import (
+    CALL,
+    Call,
+    Method,
+    QuantizedProgram,
+    arguments_of,
+    checked_method,
+    compiled_call,
+    throws_away,
+)
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
+
+
+def with_progress(items: Iterable[object], what: str, *, shown: bool) -> Iterator[Any]:
+    """The items, with a bar that advances as they are taken.
+
+    Args:
+        items: any iterable; its length is shown where it is known.
+        what: the label.
+        shown: whether to show a bar at all.
+    """
+    if not shown or importlib.util.find_spec("rich") is None:
+        yield from items
+        return
+    from rich.progress import track
+
+    total = len(items) if isinstance(items, Sized) else None
+    yield from track(items, description=what, total=total, transient=True)
+
+
+CallBatch = Callable[[Any, Any], Any]
+
+
+def check_batches(batches: object, caller: str) -> None:
+    """Refuse a single batch, whose rows would be taken for batches.
+
+    Args:
+        batches: what a user gave.
+        caller: the calling function's name, for the error text.
+
+    Raises:
+        TypeError: it is an array or a dict, or not iterable.
+    """
+    single = isinstance(batches, jax.Array | np.ndarray | Mapping)
+    if single or not isinstance(batches, Iterable):
+        raise TypeError(
+            f"{caller} takes an iterable of batches, got {type(batches).__name__}.\n"
+            "  cure: [x] for a single batch; list(x) where every x[i] is one"
+        )
+
+
+class BatchCalls:
+    """Makes a call of each batch: of a method, or of the user's function of model and batch.
+
+    Args:
+        model: an NNX module.
+        method: the method that batches are arguments of.
+        call: a function of the model and a batch, or None.
+        caller: the calling function's name, for error texts.
+
+    Raises:
+        TypeError: `model` is not an NNX module; `method` or `call` is not a function.
+        ValueError: the model has no such method; both are given.
+    """
+
+    def __init__(self, model: object, method: Method, call: CallBatch | None, caller: str) -> None:
+        if not isinstance(model, nnx.Module):
+            raise TypeError(f"{caller} takes an NNX module, got {type(model).__name__}")
+        if call is not None and method != CALL:
+            raise ValueError(
+                f"{caller}: give method={method!r:.80}, which batches are arguments of, or call=..., a function of the "
+                "model and a batch; not both"
+            )
+        if call is not None and not callable(call):
+            raise TypeError(
+                f"{caller}: call must be a function of the model and a batch, got {type(call).__name__}"
+            )
+        self._method = checked_method(model, method, caller) if call is None else call
+        self._whole = call is not None
+        self._caller = caller
+
+    def of(self, batches: Iterable[object], what: str = "", *, progress: bool = False) -> Iterator[Call]:
+        """The calls, one for each batch.
+
+        Args:
+            batches: the batches.
+            what: label of the progress bar.
+            progress: whether to show one.
+
+        Raises:
+            TypeError: a batch has shapes without numbers.
+            ValueError: a batch holds nan or inf, or there are no batches.
+        """
+        count = 0
+        for count, batch in enumerate(with_progress(batches, what, shown=progress), 1):
+            yield self._checked(batch, count - 1)
+        if count == 0:
+            raise ValueError(
+                f"{self._caller} got no batch.\n  cure: give it an iterable that is not used up, of arrays"
+            )
+
+    def _checked(self, batch: object, index: int) -> Call:
+        args, kwargs = ((batch,), {}) if self._whole else arguments_of(batch)
+        for path, leaf in jax.tree.leaves_with_path((args, kwargs)):
+            where = jax.tree_util.keystr(path[1:]) or "its array"
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                raise TypeError(
+                    f"{self._caller} runs the model, and batch {index} has a shape without numbers in {where}.\n"
+                    "  cure: batches of arrays"
+                )
+            if not _is_finite(leaf):
+                raise ValueError(
+                    f"batch {index} has nan or inf in {where}, of shape {leaf.shape}: a range made from it would be of "
+                    "no use.\n  cure: leave such samples out"
+                )
+        return Call(args, kwargs, self._method)
+
+
+def _is_finite(leaf: object) -> bool:
+    if not (isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)):
+        return True
+    if isinstance(leaf, jax.Array):  # checked in place: an array across processes is not whole in any of them
+        return bool(jnp.isfinite(leaf).all())
+    return bool(np.isfinite(leaf.astype(np.float32)).all())
 
 
 @dataclass(frozen=True)
@@ -41,7 +164,7 @@ class CalibrationReport:
 
 def calibrate(
     model: nnx.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     method: Method = CALL,
     call: CallBatch | None = None,
@@ -165,7 +288,7 @@ def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:
     return observers
 
 
-def _check_not_lost(copy: Any, call: Call | None, observers: dict[str, StaticRange]) -> None:
+def _check_not_lost(copy: object, call: Call | None, observers: dict[str, StaticRange]) -> None:
     """Refuse ranges that were collected in copies of layers, which the model throws away."""
     missed = tuple(path for path, observer in observers.items() if observer.has_range() is False)
     if not missed or call is None or isinstance(copy, QuantizedProgram):
@@ -181,7 +304,7 @@ def _check_not_lost(copy: Any, call: Call | None, observers: dict[str, StaticRan
         )
 
 
-def _run(model: Any, call: Call) -> None:
+def _run(model: object, call: Call) -> None:
     call(model)
 
 
@@ -200,11 +323,11 @@ def _take_over(
             missed.append(path)
             continue
         new = flat_parts(nnx.state(theirs[path], (QuantStat, QuantParam)))
-        held = dict(flat_parts(nnx.state(holder, (QuantStat, QuantParam))))
+        variables = dict(flat_parts(nnx.state(holder, (QuantStat, QuantParam))))
         changed = False
         for name, variable in new:
-            changed |= not np.array_equal(on_host(held[name].get_value()), on_host(variable.get_value()))
-            held[name].set_value(variable.get_value())
+            changed |= not np.array_equal(on_host(variables[name].get_value()), on_host(variable.get_value()))
+            variables[name].set_value(variable.get_value())
         if has_range or changed:
             reached.append(path)
     return tuple(reached), tuple(missed)

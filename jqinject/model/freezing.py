@@ -13,17 +13,19 @@ from flax import nnx
 from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import FrozenParam
 from jqinject.model.from_payload import unfreeze_from_payload
-from jqinject.model.frozen_ops import frozen_kernel, op_of_weight, quantized_op, unfreeze_op
 from jqinject.model.frozen_weights import (
     check_parameters_freeze,
     check_unfreezes,
     freeze_weight,
+    frozen_kernel,
+    op_of_weight,
+    quantized_op,
     quantized_weights,
     restore_masters,
+    unfreeze_op,
 )
 from jqinject.model.lora.merging import check_updates, merge_inside
-from jqinject.model.static_ranges import check_calibrated
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, check_calibrated, dotted
 from jqinject.nn.freeze_layer import SLICED_FROM, frozen_param, numbers_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
@@ -48,8 +50,8 @@ def freeze(
     weight of a jqinject layer, whose quantizer and gradient quantizer go; the kernel of a Flax layer with a
     `QDotGeneral`, `QEinsum` or `QConvGeneralDilated`, which contracts it; and a parameter that the model contracts by
     itself. It holds the payload (int8; 4-bit and narrower integers packed; 8-bit floats in their dtype, other
-    minifloats as codes, packed likewise), its scale, and its zero point if it has one. Everything else stays as it is.
-    Weights are replaced one by one, so there are never two copies of the model.
+    minifloats as codes, packed likewise), its scale, and its zero point unless it is symmetric. Everything else
+    stays as it is. Weights are replaced one by one, so there are never two copies of the model.
 
     A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals that of the
     unfrozen layer in evaluation, and that of training up to float rounding. Averaged ranges of inputs become
@@ -123,7 +125,7 @@ def freeze(
     return model
 
 
-def freeze_ranges(modules: Iterable[Any]) -> None:
+def freeze_ranges(modules: Iterable[object]) -> None:
     """Turn averaged ranges, their scales and zero points into constants.
 
     Args:
@@ -138,7 +140,7 @@ def freeze_ranges(modules: Iterable[Any]) -> None:
             module.freeze()
 
 
-def _is_quantized(module: Any) -> bool:
+def _is_quantized(module: object) -> bool:
     """Whether a module quantizes something, or is a frozen parameter."""
     if isinstance(module, FrozenParam):
         return True
@@ -150,8 +152,8 @@ def _is_quantized(module: Any) -> bool:
 def check_finite(index: ModelIndex, layers: list[Any], caller: str) -> None:
     """Refuse weights with nan or inf, which have no integer value, before any weight is replaced."""
     weights = [layer.weight[...] for layer in layers]
-    known = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
-    finite = [_all_finite(weight) if k else True for weight, k in zip(weights, known, strict=True)]
+    concrete = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
+    finite = [_all_finite(weight) if k else True for weight, k in zip(weights, concrete, strict=True)]
     wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if is_concrete(ok) and not ok}
     if wrong:
         paths = {id(module): dotted(path) for path, module in reversed(index.places) if id(module) in wrong}
@@ -220,6 +222,6 @@ def _to_evaluation(model: nnx.Module, modules: list[Any]) -> None:
                 setattr(module, name, True)
 
 
-def _check_model(model: Any, name: str) -> None:
+def _check_model(model: object, name: str) -> None:
     if not isinstance(model, nnx.Module):
         raise TypeError(f"{name} takes an NNX module, got {type(model).__name__}")

@@ -58,11 +58,11 @@ def unfreeze_from_payload(index: ModelIndex) -> None:
     Raises:
         ValueError: no quantizer is for the numbers of a weight; nothing is changed then.
     """
-    gone = without_masters(index)
-    for path, frozen in gone.items():
+    stored = without_masters(index)
+    for path, frozen in stored.items():
         _quantizer(dotted(path), frozen.numbers, frozen.form)
     nodes = dict(index.places)
-    for path, frozen in gone.items():
+    for path, frozen in stored.items():
         name, layer = dotted(path), nodes.get(path[:-1])
         value = frozen.quant_tensor().value
         variable = nnx.Param(value, **_own(frozen.get_metadata()))
@@ -108,23 +108,23 @@ def _site(
     injector = declared.let(**overrides) if overrides else declared
     planned = PlannedParameter(own, (), injector, depth, shared, summed=form.summed)
     site = parameter_site(ModelIndex(owner), planned, None)
-    held = vars(owner.op_quant).get("weights")
-    if held is None:
-        owner.op_quant.weights = held = nnx.Dict({})
-    held[dotted(own)] = site
+    sites = vars(owner.op_quant).get("weights")
+    if sites is None:
+        owner.op_quant.weights = sites = nnx.Dict({})
+    sites[dotted(own)] = site
     return site, site.weight_quant
 
 
 def _owner(index: ModelIndex, path: Path) -> tuple[Path, Any]:
     """The model that runs a parameter's contraction as a program, the innermost one."""
-    found = [
+    owners = [
         (place, node)
         for place, node in index.places
         if isinstance(node, QuantizedProgram) and path[: len(place)] == place
     ]
-    if not found:
+    if not owners:
         raise ValueError(f"unfreeze: no model runs {dotted(path)}, so nothing would quantize it")
-    return max(found, key=lambda each: len(each[0]))
+    return max(owners, key=lambda entry: len(entry[0]))
 
 
 def _own(metadata: Any) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def _own(metadata: Any) -> dict[str, Any]:
 
 def _scaled(numbers: Numbers, form: FrozenForm) -> tuple[Any, Any]:
     """The weight with its groups as an axis, and these."""
-    found = quant_tensor_of(numbers, form)
-    return (found.grouped, found.groups) if is_grouped(found) else (found, None)
+    tensor = quant_tensor_of(numbers, form)
+    return (tensor.grouped, tensor.groups) if is_grouped(tensor) else (tensor, None)
 
 
 def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict[str, Any]]:
@@ -167,9 +167,9 @@ def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict
         return plain, overrides | {"scaling_per_output_type": ScalingPerOutputType.GROUP}
     bits = {"bit_width": form.bit_width}
     if "zero_point" in numbers:
-        whole = {} if form.whole_zero_point else {"quantize_zero_point": False}
+        rounding = {} if form.whole_zero_point else {"quantize_zero_point": False}
         shifted = ShiftedUint8WeightPerChannelFloat if groups is None else ShiftedUint8WeightGroupQuantFloat
-        return shifted, overrides | bits | whole
+        return shifted, overrides | bits | rounding
     plain = Int8WeightPerChannelFloat if groups is None else IntWeightSymmetricGroupQuant
     return plain, overrides | bits | {"narrow_range": False, "signed": form.signed}
 
@@ -188,24 +188,24 @@ def _has_two_levels(scale: Any) -> bool:
 
 
 def _keep_scales(
-    proxy: WeightQuantProxyFromInjector, layer: Any, numbers: Numbers, form: FrozenForm, path: str
+    proxy: WeightQuantProxyFromInjector, layer: object, numbers: Numbers, form: FrozenForm, path: str
 ) -> None:
     """Commit a quantizer to the scales and zero points of frozen numbers."""
     inner, _ = _scaled(numbers, form)
     proxy.commit(layer)
     assert proxy.record is not None, "made by commit"
-    kept, chosen = dict(proxy.record[...]), {"scale": inner.scale}
-    if "zero_point" in kept and "zero_point" in numbers:
+    record, chosen = dict(proxy.record[...]), {"scale": inner.scale}
+    if "zero_point" in record and "zero_point" in numbers:
         chosen["zero_point"] = inner.zero_point + (2 ** (form.bit_width - 1) if form.signed else 0)
-    for name, found in chosen.items():
-        shape = kept[name].shape
-        padded = found.reshape((1,) * (len(shape) - found.ndim) + found.shape)
+    for name, value in chosen.items():
+        shape = record[name].shape
+        padded = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
         if len(padded.shape) != len(shape) or any(
             n not in (1, m) for n, m in zip(padded.shape, shape, strict=True)
         ):
             raise ValueError(
-                f"unfreeze: {path} has scales of {tuple(found.shape)}, its quantizer {tuple(shape)}.\n"
+                f"unfreeze: {path} has scales of {tuple(value.shape)}, its quantizer {tuple(shape)}.\n"
                 "  cure: load_state of a float checkpoint, into a model that was not frozen"
             )
-        kept[name] = jnp.broadcast_to(padded, shape).astype(np.float32)
-    proxy.record.set_value(kept)
+        record[name] = jnp.broadcast_to(padded, shape).astype(np.float32)
+    proxy.record.set_value(record)

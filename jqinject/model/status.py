@@ -8,8 +8,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.dot import FrozenParam
-from jqinject.model.static_ranges import listed
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, dotted, listed
 from jqinject.proxy import QuantProxyFromInjector
 
 ABSENT = object()
@@ -66,7 +65,7 @@ def quantization_status_manager(
 
     changed: list[tuple[Any, str, Any]] = []
 
-    def change(module: Any, name: str, value: bool) -> None:
+    def change(module: object, name: str, value: bool) -> None:
         changed.append((module, name, vars(module).get(name, ABSENT)))
         setattr(module, name, value)
 

@@ -1,16 +1,19 @@
-"""An index of a model: every Variable under every path, and every proxy with the layers that hold it."""
+"""An index of a model: every Variable under every path, every proxy with its layers, and its static ranges."""
 
+from __future__ import annotations
+
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat
-from jqinject.core.state import RecordPart, state_parts
+from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat, StaticRange
+from jqinject.core.state import CURE, UNSEEN, RecordPart, state_parts
 from jqinject.dot import FrozenParam
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
@@ -38,8 +41,8 @@ class PlainArray:
         self.holder = holder
         self.name = name
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PlainArray) and self.holder is other.holder and self.name == other.name
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, PlainArray) and self.holder is value.holder and self.name == value.name
 
     def __hash__(self) -> int:
         return hash((id(self.holder), self.name))
@@ -64,7 +67,7 @@ class VariableEntry:
 
     Attributes:
         variable: the Variable, or a part of one that is a record.
-        paths: all its paths; the first is the shortest that does not lead through a quantizer, if there is one.
+        paths: all its paths; the first is the shortest that does not lead through a quantizer, where possible.
         in_quantizer: whether every path leads through a quantizer, or only quantizers have its Variable type.
     """
 
@@ -87,7 +90,7 @@ class Holders:
     paths: list[Path] = field(default_factory=list)
 
 
-def walk(root: Any) -> Iterator[tuple[Path, Any]]:
+def walk(root: object) -> Iterator[tuple[Path, Any]]:
     """Every module, Variable and array under every path, parents first; shared ones appear once per path."""
     ahead: list[tuple[Path, Any, tuple[int, ...]]] = [((), root, ())]
     while ahead:
@@ -97,12 +100,12 @@ def walk(root: Any) -> Iterator[tuple[Path, Any]]:
         elif id(node) not in above:
             if isinstance(node, nnx.Pytree):
                 yield path, node
-            here = (*above, id(node))
-            below = [((*path, str(name)), child, here) for name, child in _children(node)]
+            around = (*above, id(node))
+            below = [((*path, str(name)), child, around) for name, child in _children(node)]
             ahead.extend(reversed(below))
 
 
-def _children(node: Any) -> list[tuple[Any, Any]]:
+def _children(node: object) -> list[tuple[Any, Any]]:
     """The children of a module or container, by name; arrays as `PlainArray`s."""
     if isinstance(node, nnx.Pytree):
         named: Any = [(n, c) for n, c in vars(node).items() if not n.startswith("_pytree__")]
@@ -133,15 +136,15 @@ class ModelIndex:
         places: every module, Variable and array under every path, parents first.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: object) -> None:
         self.places = tuple(walk(model))
         self._bind_sites()
 
     def _bind_sites(self) -> None:
         """Let the sites of parameters know which Variables of this copy of the model these are."""
-        held = [(path, node) for path, node in self.places if isinstance(node, OpQuantizers)]
-        nodes = dict(self.places) if held else {}
-        for path, quantizers in held:
+        programs = [(path, node) for path, node in self.places if isinstance(node, OpQuantizers)]
+        nodes = dict(self.places) if programs else {}
+        for path, quantizers in programs:
             for site in quantizers.weight_sites().values():
                 variable = nodes.get((*path[:-1], *map(str, site.weight_path)))
                 if isinstance(variable, nnx.Param):
@@ -155,15 +158,15 @@ class ModelIndex:
     @cached_property
     def modules(self) -> list[Any]:
         """The modules, each once, parents first."""
-        found = {id(node): node for _, node in self.places if isinstance(node, nnx.Module)}
-        return list(found.values())
+        modules = {id(node): node for _, node in self.places if isinstance(node, nnx.Module)}
+        return list(modules.values())
 
     @cached_property
     def is_abstract(self) -> bool:
         """Whether a Variable has a shape and no numbers."""
-        held = (node.get_raw_value() for _, node in self.places if isinstance(node, nnx.Variable))
+        values = (node.get_raw_value() for _, node in self.places if isinstance(node, nnx.Variable))
         return any(
-            isinstance(leaf, jax.ShapeDtypeStruct) for value in held for leaf in jax.tree.leaves(value)
+            isinstance(leaf, jax.ShapeDtypeStruct) for value in values for leaf in jax.tree.leaves(value)
         )
 
     def outermost(self, accepted: Callable[[Any], bool]) -> list[tuple[Path, Any]]:
@@ -172,20 +175,20 @@ class ModelIndex:
         Args:
             accepted: whether a module is accepted.
         """
-        found: dict[int, tuple[Path, Any]] = {}
+        outermost: dict[int, tuple[Path, Any]] = {}
         outer: Path | None = None  # a module's contents come right after it
         for path, node in self.places:
             if outer is not None and path[: len(outer)] != outer:
                 outer = None
             if outer is None and isinstance(node, nnx.Pytree) and accepted(node):
                 outer = path
-                found.setdefault(id(node), (path, node))
-        return list(found.values())
+                outermost.setdefault(id(node), (path, node))
+        return list(outermost.values())
 
     @cached_property
     def variables(self) -> list[VariableEntry]:
         """The Variables and arrays, each once, with all its paths."""
-        found: dict[Any, VariableEntry] = {}
+        entries: dict[Any, VariableEntry] = {}
         proxy: Path | None = None  # a proxy's contents come right after it
         for path, node in self.places:
             if proxy is not None and path[: len(proxy)] != proxy:
@@ -194,18 +197,18 @@ class ModelIndex:
                 proxy = path
             inside = proxy is not None or TRACKED in path
             if isinstance(node, PlainArray):
-                _note(found.setdefault(node, VariableEntry(node)), path, inside)
+                _note(entries.setdefault(node, VariableEntry(node)), path, inside)
             elif isinstance(node, nnx.Variable):
                 inside = inside or isinstance(node, QUANTIZER_KINDS)
                 for below, part in state_parts(node):
-                    entry = found.setdefault((id(node), below), VariableEntry(part))
+                    entry = entries.setdefault((id(node), below), VariableEntry(part))
                     _note(entry, (*path, *below), inside)
-        return list(found.values())
+        return list(entries.values())
 
     @cached_property
     def by_path(self) -> dict[Path, VariableEntry]:
         """The Variables and arrays by each of their paths."""
-        return {path: found for found in self.variables for path in found.paths}
+        return {path: entry for entry in self.variables for path in entry.paths}
 
     @cached_property
     def by_name(self) -> dict[str, Any]:
@@ -215,18 +218,18 @@ class ModelIndex:
     @cached_property
     def proxies(self) -> list[Holders]:
         """The proxies, each once, with the layers that hold it."""
-        found: dict[int, Holders] = {}
+        holders: dict[int, Holders] = {}
         between = {(*path, "held") for path, node in self.places if isinstance(node, OpQuantizers)}
         for path, node in self.places:
             # Quantizers between operations depend on no layer's weight.
             if isinstance(node, nnx.Pytree) and not any(path[: len(inner)] == inner for inner in between):
                 for name, child in vars(node).items():
                     if isinstance(child, QuantProxyFromInjector):
-                        entry = found.setdefault(id(child), Holders(child))
+                        entry = holders.setdefault(id(child), Holders(child))
                         entry.paths.append((*path, name))
                         if not any(layer is node for layer in entry.layers):
                             entry.layers.append(node)
-        return list(found.values())
+        return list(holders.values())
 
 
 def _note(entry: VariableEntry, path: Path, inside: bool) -> None:
@@ -244,10 +247,51 @@ def modules_by_path(model: Any, kind: type[M]) -> dict[str, M]:
         model: an NNX module.
         kind: the class.
     """
-    found = nnx.iter_modules(model, graph=True)
-    return {dotted(path): node for path, node in found if isinstance(node, kind)}
+    modules = nnx.iter_modules(model, graph=True)
+    return {dotted(path): node for path, node in modules if isinstance(node, kind)}
 
 
-def dotted(path: tuple[Any, ...]) -> str:
+def dotted(path: tuple[object, ...]) -> str:
     """A path as text."""
     return ".".join(map(str, path)) or "the model itself"
+
+
+SHOWN = 8
+
+
+def static_ranges(index: ModelIndex) -> dict[str, StaticRange]:
+    """The outermost modules that may hold static ranges (quantizers, quantized ops, lone components), by first path."""
+    return {dotted(path): cast(StaticRange, node) for path, node in index.outermost(_is_static_range)}
+
+
+def _is_static_range(node: object) -> bool:
+    # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
+    return issubclass(type(node), StaticRange)
+
+
+def uncalibrated(index: ModelIndex) -> tuple[str, ...]:
+    """Paths of activation quantizers whose range never saw data; abstract and traced ones, unknown, are left out."""
+    return tuple(path for path, holder in static_ranges(index).items() if holder.has_range() is False)
+
+
+def check_calibrated(index: ModelIndex, name: str) -> None:
+    """Refuse ranges that never saw data.
+
+    Args:
+        index: of an NNX module.
+        name: the calling function's name, for the error text.
+
+    Raises:
+        ValueError: there are some; it names them.
+    """
+    paths = uncalibrated(index)
+    if paths:
+        raise ValueError(
+            f"{name}: {listed(paths)}: of each, {UNSEEN}.\n  cure: {CURE}; or {name}(..., allow_uncalibrated=True)"
+        )
+
+
+def listed(paths: tuple[str, ...]) -> str:
+    """Paths for a message; only the first few if there are many."""
+    more = len(paths) - SHOWN
+    return ", ".join(itertools.islice(paths, SHOWN)) + (f" and {more} more" if more > 0 else "")

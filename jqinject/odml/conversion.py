@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import RangeScaling, RescalingIntQuant, scale_and_zero_point
-from jqinject.core.component import HiddenMethod
+from jqinject.core.component import hidden_method
 from jqinject.model import Rule
 from jqinject.odml.composite import LEAST_OF_WEIGHTS, FakeQuantMarker
 from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
@@ -135,7 +135,7 @@ class ConvertedProgram(QuantizedProgram):
 
     __slots__ = ()
 
-    @HiddenMethod
+    @hidden_method
     def quantizers(self) -> Markers:
         """The markers of the sites."""
         return Markers(dict(self.op_quant.markers))  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,12 +1,17 @@
-"""Quantize and dequantize in one step, with its derivative written out.
+"""Clamp, and quantize and dequantize in one step, with the gradients that quantizers need.
 
-Autodiff of the composition `(clamp(round(x / s + z)) - z) * s` is right, but it saves and reads several arrays of the
-size of `x`, and leaves a rule of its own for each of its steps in the program. Written out, the backward pass reads the
-incoming gradient and `x` itself, and nothing more is kept for it.
+Clamping, by how the gradient passes: masked, or straight through. The gradient of clipping to a range, for a value that
+was quantized in it. From a statistic to a scale.
+
+Quantizing and dequantizing in one step has its derivative written out. Autodiff of the composition
+`(clamp(round(x / s + z)) - z) * s` is right, but it saves and reads several arrays of the size of `x`, and leaves a
+rule of its own for each of its steps in the program. Written out, the backward pass reads the incoming gradient and `x`
+itself, and nothing more is kept for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,29 +21,288 @@ import jax
 import jax.core
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
-from jqinject.ops.clamp import bounded, change_beside, choose, quotient
-from jqinject.ops.grid import Grid, Rounding
-from jqinject.ops.minifloat import float_steps, from_float_steps
-from jqinject.ops.ste import nearest, with_gradient_of
+from jqinject.ops.lean import choose
+from jqinject.ops.processes import one_program
+from jqinject.ops.ste import Primals, Tangents, nearest, with_gradient_of
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
 Offset = jax.Array | None
 
 
-def known_zero() -> jax.Array:
-    """A float32 0 that is known to be 0 while a program is traced too: no corrections have to be made for it.
+def _bound(bound: ArrayLike, x: jax.Array) -> jax.Array:
+    """A bound in `x`'s dtype; differentiable if it was an array."""
+    return jnp.asarray(bound, dtype=x.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _clamp(straight: bool, x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    return bounded(x, low, high)
+
+
+def _clamp_jvp(straight: bool, primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
+    (x, low, high), (dx, dlow, dhigh) = primals, tangents
+    y = _clamp(straight, *primals)
+    if isinstance(dx, SymbolicZero):
+        dx = jnp.zeros_like(x)
+    if not straight:
+        dx = choose(x > high, 0.0 if isinstance(dhigh, SymbolicZero) else dhigh, dx)
+        dx = choose(x < low, 0.0 if isinstance(dlow, SymbolicZero) else dlow, dx)
+    return y, jnp.broadcast_to(dx, y.shape)
+
+
+_clamp.defjvp(_clamp_jvp, symbolic_zeros=True)
+
+
+def tensor_clamp(x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
+    """Clamp between two (arrays of) bounds; where it clamps, the gradient goes to the bound instead of `x`.
+
+    `y = max_val` where `x > max_val`, else `min_val` where `x < min_val`, else `x`. At `x == bound` the
+    gradient goes to `x` (`jnp.clip` halves it there).
+
+    Args:
+        x: a float array.
+        min_val: lower bound, a number or an array that broadcasts with `x`, nowhere above `max_val`.
+        max_val: upper bound, likewise.
+
+    Returns:
+        The clamped array in the dtype of `x`; nan stays nan.
 
     Example:
-        >>> jax.jit(lambda x: x + float(known_zero()))(1.0)
-        Array(1., dtype=float32, weak_type=True)
+        >>> tensor_clamp(jnp.array([1.7, -0.5, 0.1]), 0.0, 1.0)
+        Array([1. , 0. , 0.1], dtype=float32)
     """
-    with jax.ensure_compile_time_eval():
-        return jnp.zeros((), jnp.float32)
+    x = jnp.asarray(x)
+    return _clamp(False, x, _bound(min_val, x), _bound(max_val, x))
 
 
-def in_range_of(value: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+def tensor_clamp_ste(x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
+    """Clamp as `tensor_clamp`; the whole gradient passes straight through to `x`, none to the bounds.
+
+    Example:
+        >>> jax.grad(lambda x: tensor_clamp_ste(x, -1.0, 1.0))(jnp.float32(5.0))
+        Array(1., dtype=float32)
+    """
+    x = jnp.asarray(x)
+    return _clamp(True, x, _bound(min_val, x), _bound(max_val, x))
+
+
+def scalar_clamp_ste(x: ArrayLike, min_val: float, max_val: float) -> jax.Array:
+    """Clamp between two numbers; gradient 1.
+
+    Example:
+        >>> scalar_clamp_ste(jnp.array([1.5, 0.4, -1.5]), -1.0, 1.0)
+        Array([ 1. ,  0.4, -1. ], dtype=float32)
+    """
+    return tensor_clamp_ste(x, min_val, max_val)
+
+
+def scalar_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
+    """`max(x, min_val)`; gradient 1.
+
+    Example:
+        >>> scalar_clamp_min_ste(jnp.array([1.5, 0.2]), 0.3)
+        Array([1.5, 0.3], dtype=float32)
+    """
+    x = jnp.asarray(x)
+    return with_gradient_of(x, jnp.maximum(x, _bound(min_val, x)))
+
+
+@one_program()
+def _signed_clamp_min(x: jax.Array, min_val: jax.Array) -> jax.Array:
+    magnitude = jnp.maximum(jnp.abs(x), min_val)
+    return jax.lax.select(x < 0, -magnitude, magnitude)
+
+
+def signed_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
+    """Keep a number at least `min_val` away from zero, on its own side (zero becomes positive);
+    gradient 1.
+
+    `y = sign(x) * max(|x|, min_val)`, `sign(0) = +1`; nan stays nan.
+
+    Args:
+        x: a float array.
+        min_val: the least magnitude, `>= 0`.
+
+    Returns:
+        The clamped array, same shape and dtype.
+
+    Example:
+        >>> signed_clamp_min_ste(jnp.array([0.0, -0.1, 2.0]), 0.5)
+        Array([ 0.5, -0.5,  2. ], dtype=float32)
+    """
+    x = jnp.asarray(x)
+    return with_gradient_of(x, _signed_clamp_min(x, _bound(min_val, x)))
+
+
+Compute = Callable[..., Any]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _within(compute: Compute, to_range: bool, x: jax.Array, ends: tuple[jax.Array, ...], others: Any) -> Any:
+    return compute(x, *others)
+
+
+def _within_jvp(compute: Compute, to_range: bool, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
+    x, ends, _ = primals
+    value = _within(compute, to_range, *primals)
+    dx, *dends = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], *tangents[1]))
+    change = jax.checkpoint(partial(_change_within, to_range))(
+        x, ends, dx, dends if to_range else [None] * len(dends)
+    )
+    return value, change_beside(change, value)
+
+
+def _change_within(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any) -> jax.Array:
+    high, low = ends if len(ends) == 2 else (ends[0], -ends[0])
+    if not to_range:
+        inside = (low <= x) & (x <= high)
+        return jnp.zeros_like(x) if dx is None else choose(inside, dx, 0.0)
+    # As the derivatives of `jnp.maximum` and `jnp.minimum`: one half each where `x` equals an end.
+    above = 0.5 + 0.5 * jax.lax.sign(x - low)
+    below = 0.5 + 0.5 * jax.lax.sign(high - x)
+    inside = above * below
+    parts: list[jax.Array] = [] if dx is None else [inside * dx]
+    dhigh, dlow = dends if len(ends) == 2 else (dends[0], None if dends[0] is None else -dends[0])
+    # Clamped, which changes nothing: else a compiler that sums the products of stored factors stores more of them.
+    if dlow is not None:
+        parts.append(jax.lax.clamp(0.0, below - inside, 1.0) * dlow)
+    if dhigh is not None:
+        parts.append(jax.lax.clamp(0.0, 1.0 - below, 1.0) * dhigh)
+    return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(x)
+
+
+_within.defjvp(_within_jvp, symbolic_zeros=True)
+
+
+def within_range(
+    compute: Compute,
+    x: jax.Array,
+    high: jax.Array,
+    low: jax.Array | None,
+    *others: jax.Array,
+    to_range: bool = True,
+) -> Any:
+    """The number `compute(x, *others)` with the gradient of `jnp.clip(x, low, high)`.
+
+    It passes straight through to `x` inside the range, and where `x` lies beyond an end it goes to that end. At an end
+    either gets half of it.
+
+    Args:
+        compute: quantizes `x`, to a value or to a value and integers beside it; `others` get no gradient.
+        x: float32.
+        high: the upper end of the range, broadcasts with `x`.
+        low: the lower end; None for `-high`.
+        others: further arrays that `compute` takes.
+        to_range: whether the ends get a gradient; if not, `x` at an end counts as inside.
+
+    Returns:
+        What `compute` returns.
+
+    Example:
+        >>> x = jnp.array([0.4, 3.0])
+        >>> jax.grad(lambda x: within_range(jnp.round, x, jnp.float32(2), None).sum())(x)
+        Array([1., 0.], dtype=float32)
+    """
+    ends = (high,) if low is None else (high, low)
+    return _within(compute, to_range, x, ends, others)
+
+
+def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """The number that `tensor_clamp` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float array.
+        low: lower bound, of the dtype of `x`; broadcasts with it.
+        high: upper bound, likewise.
+
+    Example:
+        >>> bounded(jnp.array([1.7, -0.5]), jnp.float32(0), jnp.float32(1))
+        Array([1., 0.], dtype=float32)
+    """
+    if low.ndim == 0 and high.ndim == 0:
+        return jax.lax.clamp(low, x, high)
+    return jnp.maximum(jnp.minimum(x, high), low)
+
+
+def change_beside(change: jax.Array, result: object) -> Any:
+    """The tangent of a value, or of a value and its integers, which have none.
+
+    Args:
+        change: of the value.
+        result: the value, or both.
+    """
+    return (
+        (change, jax.custom_derivatives.zero_from_primal(result[1])) if isinstance(result, tuple) else change
+    )
+
+
+def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """The number that `divide` returns, without its derivative: for derivative rules that have their own.
+
+    Args:
+        x: a float32 array.
+        divisor: a float32 number or array that broadcasts with `x`, not 0.
+
+    Example:
+        >>> quotient(jnp.float32(254.0), jnp.float32(127))
+        Array(2., dtype=float32)
+    """
+    return x / bounded(x, divisor, divisor)  # the divisor for every number, nan for nan
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def to_scale(floor: float, of_magnitude: bool, steps: float | None, x: jax.Array, divisor: Any) -> jax.Array:
+    """`max(x, floor) / steps`, correctly rounded in every program (see `divide`); the gradient passes the maximum.
+
+    Args:
+        floor: the minimum, above 0.
+        of_magnitude: take `|x|`, with the gradient +1 at 0.
+        steps: how many steps of the scale span it, above 0; None for those of an array.
+        x: float32: a statistic that is at least 0, or with `of_magnitude` any number.
+        divisor: the steps as an array.
+
+    Returns:
+        The scale, float32. nan stays nan.
+
+    Example:
+        >>> to_scale(1e-3, False, 127.0, jnp.float32(254.0), jnp.float32(1))
+        Array(2., dtype=float32)
+        >>> jax.grad(to_scale, argnums=3)(1e-3, False, 4.0, jnp.float32(0.0), jnp.float32(1))
+        Array(0.25, dtype=float32)
+    """
+    value = jnp.maximum(jnp.abs(x) if of_magnitude else x, floor)
+    if steps is None:
+        return quotient(value, divisor)
+    if steps == 1:
+        return value
+    # For a power of two, multiplying by the reciprocal gives the same number.
+    return value / steps if math.frexp(steps)[0] == 0.5 else quotient(value, jnp.float32(steps))
+
+
+def _to_scale_jvp(
+    floor: float, of_magnitude: bool, steps: float | None, primals: Primals, tangents: Tangents
+) -> tuple[jax.Array, Any]:
+    (x, divisor), (dx, ddivisor) = primals, tangents
+    scale = to_scale(floor, of_magnitude, steps, x, divisor)
+    changes = []
+    if not isinstance(dx, SymbolicZero):
+        changes.append(dx * choose(x >= 0, jnp.ones_like(x), -1.0) if of_magnitude else dx)
+    if not isinstance(ddivisor, SymbolicZero):
+        changes.append(-scale * ddivisor)
+    if not changes:
+        return scale, jnp.zeros_like(scale)
+    change = sum(changes[1:], changes[0])
+    if steps != 1:
+        change = change / (divisor if steps is None else jnp.float32(steps))
+    return scale, jnp.broadcast_to(change, scale.shape)
+
+
+to_scale.defjvp(_to_scale_jvp, symbolic_zeros=True)
+
+
+def in_range_of(value: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
     """What integers stand for, float32, in a dtype: beyond its range, its largest number; the gradient is 1.
 
     The lowest of 8 bits times the scale of a tensor that holds float16's largest number is not one of float16.
@@ -107,13 +371,13 @@ quantize_in_steps = jax.custom_jvp(Steps.quantized, nondiff_argnums=(0,))
 
 def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     # Under `checkpoint` the backward pass keeps the arguments, which are there anyway, and no array made from them.
-    given = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
-    change = jax.checkpoint(partial(_change, how))(primals, given)
-    made = quantize_in_steps(how, *primals)
-    return made, change_beside(change, made)
+    changes = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
+    change = jax.checkpoint(partial(_change, how))(primals, changes)
+    result = quantize_in_steps(how, *primals)
+    return result, change_beside(change, result)
 
 
-def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
+def _change(how: Steps, primals: Primals, tangents: Tangents) -> jax.Array:
     x, scale, zero_point, low, high = primals
     along_x, along_scale, along_zero_point, along_low, along_high = tangents
     steps, rounded = how.rounded(x, scale, zero_point, finite=how.straight)
@@ -155,7 +419,7 @@ def fake_quantize(
     low: ArrayLike,
     high: ArrayLike,
     how: Steps = Steps(),
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Quantize and dequantize: `y = (q - zero_point) * scale`, `q = clamp(round(x / scale + zero_point), low, high)`.
 
     With `m` = 1 where nothing is clamped, else 0:
@@ -186,40 +450,3 @@ def fake_quantize(
     """
     low, high = jnp.asarray(low, jnp.float32), jnp.asarray(high, jnp.float32)
     return quantize_in_steps(how, x, scale, zero_point, low, high)
-
-
-def quantize_on_grid(
-    x: jax.Array,
-    grid: Grid,
-    scale: jax.Array,
-    zero_point: jax.Array | None = None,
-    rounding: Rounding = nearest,
-    dtype: Any = jnp.float32,
-    *,
-    by_reciprocal: bool = False,
-) -> jax.Array:
-    """Quantize and dequantize on any grid: `(grid.round(x / scale + zero_point) - zero_point) * scale`.
-
-    It has no gradient of its own: how it passes `x` is up to the caller and the rounding.
-
-    Args:
-        x: a float32 array.
-        grid: the numbers at scale 1.
-        scale: float per step, not 0; broadcasts with `x`.
-        zero_point: the number that stands for 0, likewise; None if there is none.
-        rounding: to whole numbers; tables have one of their own.
-        dtype: of the result, whose range it does not exceed.
-        by_reciprocal: whether numbers that share a scale are multiplied by its reciprocal, as quantizers with a
-            symmetric range do; see `jqinject.ops.by_reciprocal`.
-
-    Example:
-        >>> from jqinject.ops import FloatGrid, IntGrid
-        >>> x = jnp.array([0.26, -0.9, 9.0])
-        >>> quantize_on_grid(x, IntGrid(4), jnp.float32(0.5)), quantize_on_grid(x, FloatGrid(2, 1), jnp.float32(0.5))
-        (Array([ 0.5, -1. ,  3.5], dtype=float32), Array([ 0.25, -1.  ,  3.  ], dtype=float32))
-    """
-    shared = by_reciprocal and scale.size != x.size
-    steps = x * quotient(jnp.float32(1.0), scale) if shared else float_steps(x, scale)
-    if zero_point is None:
-        return from_float_steps(grid.round(steps, rounding), scale, dtype)
-    return from_float_steps(grid.round(steps + zero_point, rounding) - zero_point, scale, dtype)

@@ -11,19 +11,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
+from jqinject.ops.fake_quant import quotient
 from jqinject.ops.grid import Grid, Rounding, narrowest
 from jqinject.ops.minifloat import (
     MOST_EXPONENT_BITS,
     MOST_MANTISSA_BITS,
     check_codes,
     checked_width,
+    float_steps,
+    from_float_steps,
     max_available_float,
     max_float,
     max_mantissa,
     to_float_grid,
 )
 from jqinject.ops.power import exp2, integer_power, power
+from jqinject.ops.ste import nearest
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class FloatGrid(Grid):
             )
 
     @classmethod
-    def of_dtype(cls, dtype: Any) -> FloatGrid:
+    def of_dtype(cls, dtype: DTypeLike) -> FloatGrid:
         """The grid of one of JAX's narrow float dtypes.
 
         Raises:
@@ -320,3 +325,40 @@ DTYPE_GRIDS: Mapping[np.dtype, FloatGrid] = {
 }
 # Dtypes that JAX knows by name but has no compiled conversion for.
 NOT_CONVERTED = (np.dtype("float6_e3m2fn"), np.dtype("float6_e2m3fn"))
+
+
+def quantize_on_grid(
+    x: jax.Array,
+    grid: Grid,
+    scale: jax.Array,
+    zero_point: jax.Array | None = None,
+    rounding: Rounding = nearest,
+    dtype: DTypeLike = jnp.float32,
+    *,
+    by_reciprocal: bool = False,
+) -> jax.Array:
+    """Quantize and dequantize on any grid: `(grid.round(x / scale + zero_point) - zero_point) * scale`.
+
+    It has no gradient of its own: how it passes `x` is up to the caller and the rounding.
+
+    Args:
+        x: a float32 array.
+        grid: the numbers at scale 1.
+        scale: float per step, not 0; broadcasts with `x`.
+        zero_point: the number that represents 0, likewise; None if absent.
+        rounding: to whole numbers; tables have one of their own.
+        dtype: of the result, whose range it does not exceed.
+        by_reciprocal: whether numbers that share a scale are multiplied by its reciprocal, as quantizers with a
+            symmetric range do; see `jqinject.ops.by_reciprocal`.
+
+    Example:
+        >>> from jqinject.ops import FloatGrid, IntGrid
+        >>> x = jnp.array([0.26, -0.9, 9.0])
+        >>> quantize_on_grid(x, IntGrid(4), jnp.float32(0.5)), quantize_on_grid(x, FloatGrid(2, 1), jnp.float32(0.5))
+        (Array([ 0.5, -1. ,  3.5], dtype=float32), Array([ 0.25, -1.  ,  3.  ], dtype=float32))
+    """
+    shared = by_reciprocal and scale.size != x.size
+    steps = x * quotient(jnp.float32(1.0), scale) if shared else float_steps(x, scale)
+    if zero_point is None:
+        return from_float_steps(grid.round(steps, rounding), scale, dtype)
+    return from_float_steps(grid.round(steps + zero_point, rounding) - zero_point, scale, dtype)

@@ -1,5 +1,6 @@
 """Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
+from jqinject.core.flax_internals import change_class as change_class
 from jqinject.program.adapter import Adapter as Adapter
 from jqinject.program.call import CALL as CALL
 from jqinject.program.call import Call as Call
@@ -11,7 +12,6 @@ from jqinject.program.call import compiled_call as compiled_call
 from jqinject.program.call import with_copied_modules as with_copied_modules
 from jqinject.program.class_swap import Around as Around
 from jqinject.program.class_swap import ClassMixin as ClassMixin
-from jqinject.program.class_swap import change_class as change_class
 from jqinject.program.class_swap import derived_class as derived_class
 from jqinject.program.class_swap import intercept as intercept
 from jqinject.program.class_swap import original_class as original_class

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from flax import nnx
+
+from jqinject.core.flax_internals import change_class
 
 
 class ClassMixin:
@@ -70,11 +73,6 @@ def _picklable(metaclass: Any) -> Any:
     return picklable
 
 
-def change_class(module: object, kind: type) -> None:
-    """Change a module's class; NNX's own setter would treat `__class__` as an attribute."""
-    object.__setattr__(module, "__class__", kind)
-
-
 class Around:
     """Abstract: code that runs around the calls of a module. Compared by identity, unless a class says otherwise."""
 
@@ -100,10 +98,10 @@ class _Intercepted(ClassMixin):
 
     @classmethod
     def method(cls, kind: type, name: str) -> Callable[..., object]:
-        own, attribute = getattr(kind, name), _attribute(name)
+        own, attribute = inspect.getattr_static(kind, name), _attribute(name)
 
         def through(self: Any, *args: object, **kwargs: object) -> object:
-            call: Callable[..., object] = partial(own, self)
+            call: Callable[..., object] = own.__get__(self, kind)
             for around in getattr(self, attribute):
                 call = partial(around, self, call)
             return call(*args, **kwargs)

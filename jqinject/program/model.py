@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.core.component import HiddenMethod, InnerModule
+from jqinject.core.component import InnerModule, hidden_method
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
@@ -122,12 +122,12 @@ class QuantizedProgram(ClassMixin):
 
         return quantized
 
-    @HiddenMethod
+    @hidden_method
     def tied_quantizers(self) -> dict[str, Any]:
         """The quantizers, by path as text, of parameters that belong to a layer of ours."""
         return {dotted(path): node_at(self, path[:-1]).weight_quant for path in self.op_quant.tied}
 
-    @HiddenMethod
+    @hidden_method
     def quantizers(self) -> Quantizers:
         """The quantizers of the sites."""
         modules = self.op_quant

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from jqinject.core.flax_internals import change_class
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
 from jqinject.program.call import ARRAYS, Call, SplitCall
-from jqinject.program.class_swap import change_class, original_class
+from jqinject.program.class_swap import original_class
 from jqinject.program.jaxpr import Body
 from jqinject.program.kept_state import STATE, KeptState, label, state_marks
 from jqinject.program.policy import dotted

@@ -18,10 +18,10 @@ from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
 from jqinject.proxy.base import QuantizerLike as QuantizerLike
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
-from jqinject.proxy.layer_links import LINKS as LINKS
 from jqinject.proxy.layer_links import check_range as check_range
 from jqinject.proxy.layer_links import complete as complete
 from jqinject.proxy.layer_links import linked_layers as linked_layers
+from jqinject.proxy.layer_links import links_of as links_of
 from jqinject.proxy.layer_links import relink as relink
 from jqinject.proxy.layer_links import transformed as transformed
 from jqinject.proxy.weight import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector

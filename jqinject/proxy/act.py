@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core._protocols import amax_history, number_format
-from jqinject.core.state import LOOKED_AT
+from jqinject.core._protocols import ServedLayer, amax_history, number_format
 from jqinject.dot.tensors.backward_quantizer import (
     GradientFormat,
     quantize_gradient_by,
@@ -26,15 +25,8 @@ DEQUANT_MODES = ("output", "this_input", "other_input")
 
 
 class FlowProxy(QuantProxyFromInjector):
-    """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare.
+    """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare."""
 
-    Attributes:
-        pre_transform: the transform; None without one.
-        transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
-    """
-
-    pre_transform: Any = None
-    transform_axes: tuple[int, ...] = (-1,)
     reads = QuantProxyFromInjector.reads | {PRE_TRANSFORM}
 
     def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
@@ -76,24 +68,7 @@ class ActQuantProxyFromInjector(FlowProxy):
     role = "activation"
     quantizes_activations = True
 
-    def __call__(self, x: jax.Array | QuantTensor) -> jax.Array | QuantTensor:
-        """Quantize an activation.
-
-        Args:
-            x: float array, or a QuantTensor, whose value is then quantized anew.
-
-        Returns:
-            A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off; of the transformed `x` if
-            there is a `pre_transform`.
-        """
-        if self.pre_transform is not None:
-            x = transformed(self, as_array(x))
-        if self.tensor_quant is None or self.disable_quant:
-            return x
-        array = x.value if isinstance(x, QuantTensor) else x
-        if self.use_running_average and self not in LOOKED_AT:
-            check_range(self, array)
-        return self._quantized(array)
+    __call__ = QuantProxyFromInjector._activation_quantized
 
     def quantize_transformed(self, x: jax.Array) -> Any:
         """Quantize an activation that has been through the `pre_transform`; the caller checks its range.
@@ -118,7 +93,7 @@ class ActQuantProxyFromInjector(FlowProxy):
         return self.trial(jnp.zeros(shape, jnp.float32), force_eval)
 
     def _measured(self) -> tuple[str, str, str] | None:
-        return ("input", "the tensor", "proxy(x)") if self.is_dynamic else None
+        return ("input", "the given tensor", "proxy(x)") if self.is_dynamic else None
 
 
 class OperandQuantProxyFromInjector(QuantProxyFromInjector):
@@ -147,7 +122,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
     def __init__(
         self,
         injector: Any,
-        layer: Any,
+        layer: ServedLayer,
         *,
         where: tuple[str, str] = ("", ""),
         **how: Any,
@@ -160,7 +135,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
             )
         self.keeps_payload = mode == "output"
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: jax.Array) -> Any:
         """Quantize an operand: a QuantTensor, or an array if its value is contracted.
 
         Args:
@@ -169,14 +144,14 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
         if not self.is_quant_enabled:
             return x
         check_range(self, x)
-        found = self._quantized(x)
-        return found if self.keeps_payload else found.value
+        tensor = self._quantized(x)
+        return tensor if self.keeps_payload else tensor.value
 
 
 class GradQuantProxyFromInjector(FlowProxy):
     """Quantizes the gradient that flows back into what it is given; forward it changes nothing.
 
-    Any format will do whose scale is made from the gradient at hand, is constant, or follows recorded amaxes. These
+    Any format will do whose scale is made from the given gradient, is constant, or follows recorded amaxes. These
     are moved by `jqinject.value_and_grad` and `jqinject.grad`, once per step, and by nothing else: under plain
     `nnx.grad` the gradient is quantized with the scale there is, the statistics stay, and in training mode a
     `jqinject.LostStateWarning` tells so.
@@ -214,7 +189,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         if not self.is_quant_enabled:
             return y
         y = check.float_input(y, "a gradient quantizer")
-        return quantize_gradient_by(y, self, GradQuantProxyFromInjector.quantize_gradient, token)
+        return quantize_gradient_by(y, self, _gradient_quantized, token)
 
     def quantize_gradient(self, g: Any) -> Any:
         """A gradient on its way back, after the `pre_transform`, as a QuantTensor; no more if quantization is off."""
@@ -225,8 +200,8 @@ class GradQuantProxyFromInjector(FlowProxy):
         """As a call, for a QuantTensor too, which stays one."""
         return y.set(value=self(y.value)) if isinstance(y, QuantTensor) else self(y)
 
-    def quantize(self, x: Any, /, *more: Any) -> Any:
-        """A gradient at hand as this step would quantize it; nothing is recorded, and rounding is to nearest.
+    def quantize(self, x: jax.Array, /, *more: Any) -> Any:
+        """Quantize a given gradient as this step would; nothing is recorded, and rounding is to nearest.
 
         Args:
             x: float array.
@@ -242,7 +217,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         return self.trial(jnp.zeros((), jnp.float32))
 
     def _measured(self) -> tuple[str, str, str] | None:
-        return ("gradient", "the one", "proxy.quantize(g)") if reporting(self) is None else None
+        return ("gradient", "the given one", "proxy.quantize(g)") if reporting(self) is None else None
 
     @property
     def makes_integers(self) -> bool:
@@ -268,7 +243,9 @@ class GradQuantProxyFromInjector(FlowProxy):
             return None
         return GradientFormat(FloatGrid.of_dtype(form.dtype))
 
-    def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(
+        self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: object
+    ) -> QuantMetadata:
         why = why_not_backward(quantizer)
         if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
@@ -278,6 +255,10 @@ class GradQuantProxyFromInjector(FlowProxy):
                 "quantizers of jqinject.quant, such as Int8DynamicGradPerTensorFloat or Fp8e5m2GradPerTensorDelayed"
             )
         return super()._read_metadata(said, handed, quantizer)
+
+
+def _gradient_quantized(proxy: GradQuantProxyFromInjector, g: jax.Array) -> QuantTensor | jax.Array:
+    return proxy.quantize_gradient(g)
 
 
 @final
@@ -321,7 +302,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         return self._asked("scale", x)
 
     def zero_point(self, x: IntQuantTensor) -> jax.Array | None:  # type: ignore[override]
-        """The integer that stands for 0 in the result for `x`; None if quantization is off."""
+        """The integer that represents 0 in the result for `x`; None if quantization is off."""
         return self._asked("zero_point", x)
 
     def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
@@ -341,5 +322,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         result = quantizer(x.value, x.scale, x.zero_point, x.bit_width, x.signed)
         return result.quant_tensor(training=self.training)
 
-    def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(
+        self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: object
+    ) -> QuantMetadata:
         return replace(said, narrow_range=bool(said.narrow_range))  # the sign is that of what comes in

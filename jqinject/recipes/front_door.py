@@ -10,9 +10,9 @@ from flax import nnx
 
 from jqinject.model import ContractionReport
 from jqinject.model import freeze as freeze_model
-from jqinject.model.inspect.contraction_report import report_of
+from jqinject.model.calibration import BatchCalls, CallBatch
+from jqinject.model.inspect.report import report_of
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.walk import modules_by_path
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method

@@ -12,9 +12,7 @@ from flax import nnx
 
 from jqinject.core.transforms import Chain, Sized, Transform, along
 from jqinject.inject import Binding
-from jqinject.model.quantizing.counterparts import counterpart_of, slots_for
-from jqinject.model.quantizing.plan import takes_layer
-from jqinject.model.quantizing.rules import Rule
+from jqinject.model.quantizing.rules import Rule, counterpart_of, slots_for, takes_layer
 from jqinject.model.walk import ModelIndex
 from jqinject.program import dotted
 from jqinject.quant import NoneActQuant

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from flax import nnx
 
+from jqinject.model.calibration import CallBatch, check_batches
 from jqinject.model.inspect.coverage import coverage_of
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.running.batches import CallBatch, check_batches
 from jqinject.program import CALL, Method
 from jqinject.recipes.files import read, write
 from jqinject.recipes.journal import Journal, identity_of

@@ -13,9 +13,9 @@ import numpy as np
 from flax import nnx
 
 from jqinject.model import calibrate, quantize
+from jqinject.model.calibration import BatchCalls, CallBatch
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.running.batches import BatchCalls, CallBatch
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import (

@@ -14,14 +14,13 @@ import jqinject.dot.geometry.tiles
 from jqinject import core
 from jqinject.core import check, views, zero_point
 from jqinject.core.component import component as as_component
-from jqinject.core.statistics import extremes, half_quadratic_search, means, percentiles, search
+from jqinject.core.statistics import extremes, half_quadratic_search, means, search
 
 ROOMS = (
     jqinject.core,
     extremes,
     half_quadratic_search,
     means,
-    percentiles,
     search,
     views,
     zero_point,

@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jqinject
 from jqinject import Rule, compiled, freeze, quantize, quantized_cache
-from jqinject.model.serving.held_state import unchanged_inputs
-from jqinject.model.serving.small_arrays import SMALL, PackedArrays
+from jqinject.model.serving.held_state import SMALL, PackedArrays, unchanged_inputs
 from jqinject.nn import QuantLinear
 from jqinject.program.jaxpr import Body
 from jqinject.quant import Int8ActPerTensorFloat, Int8DynamicActPerRowFloat, Int8WeightPerChannelFloat
@@ -96,7 +95,7 @@ def test_small_arrays_of_one_dtype_are_one_argument() -> None:
     assert [x.shape for x in packed.flat] == [(11,)], (
         "a float alone, an integer alone and a key stay as they are"
     )
-    assert packed.whole[0] is weak and packed.whole[2] is large
+    assert packed.unpacked[0] is weak and packed.unpacked[2] is large
     for found, expected in zip(jax.jit(lambda packed: packed.arrays())(packed), given, strict=True):
         assert jax.typeof(found) == jax.typeof(expected)
         assert (found == expected).all()

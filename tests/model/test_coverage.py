@@ -17,7 +17,9 @@ import jqinject
 from jqinject import LowCoverageWarning, Rule, coverage, freeze, quantize, report, rules_report
 from jqinject.quant import (
     Fp8e4m3OCPWeightPerTensorFloat,
+    Int4WeightPerGroupAbsMax,
     Int8ActPerTensorFloat,
+    Int8DynamicActPerRowFloat,
     Int8Training,
     Int8WeightPerChannelFloat,
     NF4WeightPerGroupFloat,
@@ -27,6 +29,9 @@ from jqinject.quant import (
 W8A8 = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorFloat)
 X = jnp.linspace(-1, 1, 3 * 40).reshape(3, 40)
 BIG = (40, 40)
+IDS, ROWS = jnp.arange(3), Int8DynamicActPerRowFloat
+GROUPS = {"weight_quant": Int4WeightPerGroupAbsMax.let(group_size=8)}
+TABLE = NF4WeightPerGroupFloat.let(group_size=8)
 
 
 def matrix(seed: int, shape: tuple[int, ...] = BIG) -> nnx.Param[jax.Array]:
@@ -123,7 +128,7 @@ def test_scores_in_low_bits() -> None:
     scores = Rule(op="dot_general", lhs_quant=Int8ActPerTensorFloat, rhs_quant=Int8ActPerTensorFloat)
     found = coverage(quantize(Mixed(), [W8A8, scores], inputs=(X,)), X)
     (row,) = found.activations
-    assert (row.lhs, row.rhs, row.is_low_bit) == ("int8", "int8", True)
+    assert (row.input, row.weight, row.is_low_bit) == ("int8", "int8", True)
 
 
 def test_each_weight_that_is_not_reached_says_why() -> None:
@@ -378,7 +383,7 @@ def test_numbers_of_a_table_are_quantized_live_and_frozen(freezing: Any) -> None
         }
         assert {row.weight.partition(" in ")[0] for row in found.weights} == {"4-bit table"}
         assert (found.matrices, found.quantized_matrices, found.share_of_bytes) == (3, 3, 1.0)
-        assert sum(size.low_bytes for size in found.sizes) == (8 * 32 + 32 * 4 + 4 * 32) // 2
+        assert sum(low for _, low in found.sizes.values()) == (8 * 32 + 32 * 4 + 4 * 32) // 2
 
 
 def test_a_model_without_matrices_has_no_share_of_them() -> None:
@@ -407,3 +412,89 @@ def test_shards_count_as_often_as_there_are(specs: Any) -> None:
     x = jnp.ones((4, 40))
     assert coverage(Sharded(), x).operations == 4 * 40 * 40
     assert jqinject.report(Sharded(), x)["own"].operations == 4 * 40 * 40
+
+
+class Block(nnx.Module):
+    """Attention and a feed-forward layer, with a matrix of its own."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.query, self.key, self.out = (nnx.Linear(40, 40, rngs=rngs) for _ in range(3))
+        self.up, self.down = matrix(0), nnx.Linear(40, 40, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = jnp.tanh(x)
+        x = x + self.out(jax.nn.softmax(self.query(h) @ self.key(h).T) @ h)
+        return x + self.down(jax.nn.gelu(x @ self.up))
+
+
+class Decoder(nnx.Module):
+    """Blocks between a table and the same table; counts how often it is traced."""
+
+    traces = 0
+
+    def __init__(self, blocks: int) -> None:
+        rngs = nnx.Rngs(0)
+        self.table = nnx.Embed(16, 40, rngs=rngs)
+        self.blocks = nnx.List(Block(rngs) for _ in range(blocks))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        type(self).traces += 1
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.table.attend(x)
+
+
+def traces(kind: type[Decoder], operation: Any) -> int:
+    before = kind.traces
+    operation()
+    return kind.traces - before
+
+
+def test_a_decoder_is_traced_no_more_than_three_times() -> None:
+    class Counted(Decoder):
+        traces = 0
+
+    ids, floats = IDS, Counted(12)
+    assert traces(Counted, lambda: rules_report(floats, W8A8, ids)) <= 3
+    model = quantize(floats, W8A8, inputs=(ids,))
+    assert traces(Counted, lambda: coverage(model, ids)) <= 2
+    assert traces(Counted, lambda: report(model, ids)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "rule", "grid"),
+    [
+        (lambda: Decoder(1), IDS, Rule(**GROUPS, input_quant=ROWS), "int4 in groups of 8"),
+        (lambda: Mixed(), X, Rule(**GROUPS, input_quant=ROWS, contraction="int"), "int4 in groups of 8"),
+        (lambda: Decoder(1), IDS, Rule(weight_quant=TABLE), "4-bit table in groups of 8"),
+        (lambda: Mixed(), X, Rule(scheme=Int8Training), "int8"),
+    ],
+    ids=["groups", "groups of integers", "table", "scheme"],
+)
+@pytest.mark.parametrize("keep_masters", [False, True])
+def test_freezing_changes_no_row(make: Any, inputs: Any, rule: Rule, grid: str, keep_masters: bool) -> None:
+    model = quantize(make(), rule, inputs=(inputs,), rngs=nnx.Rngs(0))
+    before = coverage(model, inputs)
+    after = coverage(freeze(model, keep_masters=keep_masters), inputs)
+
+    def rows(covered: Any) -> list[Any]:
+        names = ("path", "operation", "parameter", "layer", "weight", "input", "operations", "why")
+        return [[getattr(row, name) for name in names] for row in covered.rows]
+
+    assert rows(after) == rows(before) and after.line == before.line
+    assert coverage(model).matrices == before.matrices
+    assert {row.weight for row in before.weights} == {grid}
+
+
+def test_a_cache_write_is_a_row() -> None:
+    class Memory(nnx.Module):
+        def __call__(self, x: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+            cache = jax.lax.dynamic_update_slice(cache, x, (0, 2, 0))
+            return cache.sum(1), cache
+
+    inputs = jnp.ones((1, 1, 64)), jnp.zeros((1, 8, 64))
+    model = quantize(Memory(), Rule(cache_quant=Int8DynamicActPerRowFloat), inputs=inputs)
+    covered = coverage(model, *inputs)
+    assert [(row.path, row.weight) for row in covered.caches] == [("cache", "int8 per row")]
+    assert "cache: cache: int8 per row" in str(report(model, *inputs))

@@ -387,8 +387,23 @@ def test_a_reference_that_does_not_fit_is_refused():
             ValueError, match=rf"kernel has shape \(8, 4\) .* has {has}.*\n  cure: reference="
         ):
             jqinject.report(result.model, X, numbers=True, reference=reference)
-    with pytest.raises(ValueError, match="no effect without numbers"):
-        jqinject.report(result.model, X, reference=model)
+
+
+@pytest.mark.parametrize(
+    "weight_quant", [FourBits, q.Int4WeightPerGroupAbsMax.let(group_size=8), q.NF4WeightPerTensorFloat]
+)
+def test_a_frozen_model_is_compared_with_a_reference(weight_quant):
+    floats = Solvable()
+    rule = jqinject.Rule(weight_quant=weight_quant, input_quant=q.Int8DynamicActPerRowFloat)
+    model = jqinject.quantize(floats, rule, inputs=X)
+    live = jqinject.report(model, X, numbers=True)
+    model = jqinject.freeze(model)
+    frozen = jqinject.report(model, X, reference=floats)
+    assert frozen.output_sqnr_db == pytest.approx(ratio(floats(X), model(X)), rel=1e-3)
+    assert frozen.output_sqnr_db == pytest.approx(live.output_sqnr_db, rel=1e-2)
+    for row in live:
+        assert frozen[row.path].numbers.weight_sqnr_db == pytest.approx(row.numbers.weight_sqnr_db, rel=1e-3)
+        assert frozen[row.path].formats == row.formats
 
 
 def test_solved_weights_that_were_trained_since_are_floats():

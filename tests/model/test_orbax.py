@@ -15,6 +15,7 @@ from jqinject import Rule, fold_batch_norm, freeze, load_state, quantize
 from jqinject.core.state import flat_parts
 from jqinject.nn import QuantLinear, QuantReLU
 from jqinject.quant import (
+    Int8ActPerTensorAbsMax,
     Int8ActPerTensorFloat,
     Int8ActPerTensorMinMax,
     Int8WeightPerChannelFloat,
@@ -191,6 +192,27 @@ def test_the_numbers_of_frozen_parameters_are_stored(tmp_path, save):
     other = nnx.eval_shape(lambda: freeze(_made(Own, FOUR_BITS)))
     nnx.update(other, save(nnx.state(model)))
     np.testing.assert_array_equal(other(SHAPES[Own]), model(SHAPES[Own]))
+
+
+@pytest.mark.parametrize("input_quant", [Int8ActPerTensorMinMax, Int8ActPerTensorAbsMax])
+def test_a_model_frozen_without_data_takes_the_state_of_a_calibrated_one(tmp_path, input_quant):
+    """Constants of its ranges among it; compiled functions take one for the other."""
+    rule, x = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=input_quant), SHAPES[Own]
+    calibrated, blank = _made(Own, rule), freeze(_made(Own, rule, seed=7), allow_uncalibrated=True)
+    jqinject.calibrate(calibrated, [x], progress=False)
+    calibrated = freeze(calibrated)
+    traces = []
+    run = nnx.jit(lambda model, x: traces.append(None) or model(x))
+    expected = run(calibrated, x)
+    state, graphdef = nnx.to_pure_dict(nnx.state(calibrated)), nnx.graphdef(blank)
+    with pytest.raises(ValueError, match=r"w\.value: has shape"):
+        load_state(blank, {**state, "w": {**state["w"], "value": jnp.zeros((3, 3), jnp.int8)}})
+    assert nnx.graphdef(blank) == graphdef
+    _saved(tmp_path / "frozen", state)
+    report = load_state(blank, _restored(tmp_path / "frozen"))
+    assert not report.missing and not report.replaced
+    np.testing.assert_array_equal(run(blank, x), expected)
+    assert len(traces) == 1
 
 
 def test_what_could_not_be_restored_is_refused_before_it_is_saved(tmp_path):

@@ -15,7 +15,7 @@ import jqinject
 import jqinject.quant as q
 from jqinject.dot import QDotGeneral
 from jqinject.model.inspect.layer_numbers import Clipped, histogram
-from jqinject.model.inspect.page.svg_charts import _place
+from jqinject.model.inspect.page import _place
 from jqinject.nn import QuantCheckpoint, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant.aqt import config_v4
 
@@ -215,7 +215,7 @@ def test_it_shows_the_bits_that_quantizers_make():
     expected = {
         "embed": "int3",
         "first": "int8 x int3",
-        "second": "float x int4 in 8s",
+        "second": "float x int4 in groups of 8",
         "plain": "",
         "own": "float x 4-bit table",
     }

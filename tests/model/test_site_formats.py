@@ -272,5 +272,5 @@ def test_groups_that_end_with_an_axis_are_told_with_their_size(
     )
     with pytest.warns(UserWarning, match=f"MXFloat4e2m1Weight declares groups of 32, and axis 1 .* {said}"):
         found = quantize(model, Rule(weight_quant=q.MXFloat4e2m1Weight), inputs=(x,))
-    assert f"float4_e2m1fn in {size}s" in str(jqinject.coverage(found, x))
-    assert f"float4_e2m1fn in {size}s" in str(jqinject.coverage(freeze(found), x))
+    assert f"float4_e2m1fn in groups of {size}" in str(jqinject.coverage(found, x))
+    assert f"float4_e2m1fn in groups of {size}" in str(jqinject.coverage(freeze(found), x))

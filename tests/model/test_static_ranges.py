@@ -15,8 +15,7 @@ from jqinject import Rule, UncalibratedWarning
 from jqinject.core import FixedRange, SimpleMovingAverage
 from jqinject.dot import QDotGeneral
 from jqinject.model import NothingFrozenWarning
-from jqinject.model.static_ranges import uncalibrated
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import ModelIndex, uncalibrated
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
 from jqinject.quant.aqt import ConfigV4, config_v4
 from jqinject.quant_tensor import IntQuantTensor

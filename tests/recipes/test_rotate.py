@@ -12,7 +12,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule
-from jqinject.model.running.batches import BatchCalls
+from jqinject.model.calibration import BatchCalls
 from jqinject.program import CALL
 from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 from jqinject.recipes import RTN, FoldNorms, Recipe, Rotate, Solve

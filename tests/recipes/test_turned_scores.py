@@ -55,7 +55,7 @@ def test_outliers_of_queries_and_keys_are_spread_over_a_head() -> None:
     turns = {name: proxy.pre_transform for name, proxy in held.items()}
     assert turns == {"einsum0_lhs": Hadamard(32), "einsum0_rhs": Hadamard(32)}
     (row, _) = jqinject.coverage(result.model, x).activations
-    assert row.transform == f"the input goes through {Hadamard(32)!r}"
+    assert row.note == f"the input goes through {Hadamard(32)!r}"
 
 
 @pytest.mark.lengthy
@@ -133,5 +133,7 @@ def test_a_rule_may_name_one_operation_of_a_module() -> None:
     rule = Rule("blocks.0.einsum1", op="einsum", input_quant=Int8DynamicActPerRowFloat)
     found: Any = jqinject.quantize(model, rule, inputs=(tokens,))
     assert [*found.op_quant] == ["blocks.0.einsum1_lhs", "blocks.0.einsum1_rhs"]
-    products = {one.name: (one.lhs, one.rhs) for one in jqinject.report(found, tokens).coverage.activations}  # pyright: ignore
-    assert products == {"blocks.0.einsum0": ("", ""), "blocks.0.einsum1": ("int8", "int8")}
+    products = {
+        row.name: (row.input, row.weight) for row in jqinject.report(found, tokens).coverage.activations
+    }
+    assert products == {"blocks.0.einsum0": ("", ""), "blocks.0.einsum1": ("int8 per row", "int8 per row")}

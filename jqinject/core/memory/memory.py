@@ -8,7 +8,7 @@ and has the arithmetic; this file has the states: training and evaluation, calib
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 import jax
@@ -18,22 +18,29 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import check
-from jqinject.core._protocols import Factors, scale_dtype, searches
+from jqinject.core._protocols import Factors, Restrict, never_negative, scale_dtype, searches
 from jqinject.core.clamping import Identity
-from jqinject.core.component import Component, set_view
-from jqinject.core.memory.memory_policy import DefaultMomentum, Kind, MemoryPolicy, collected_after
-from jqinject.core.memory.number import (
+from jqinject.core.component import Component, component, set_view
+from jqinject.core.memory.memory_policy import (
     DISTANCE,
     AffineRescaling,
     Broadcastable,
+    DefaultMomentum,
+    Kind,
+    MemoryPolicy,
     Number,
     _kept,
+    collected_after,
+    completed_entries,
 )
+from jqinject.core.scaling.rule import ONE, RESTRICTIONS, SCALE_FLOOR, ScaleRule
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
 from jqinject.core.statistics.statistic import in_place, statistic_of
 from jqinject.core.views import cut_of
-from jqinject.ops.clamp import all_finite
+from jqinject.ops.fake_quant import signed_clamp_min_ste, to_scale
+from jqinject.ops.lean import all_finite, choose
+from jqinject.ops.power import divide
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import with_gradient_of
 
@@ -44,8 +51,6 @@ OWN = (
     *("quantize_zero_point", "scaling_gradient_scale", "shared_per_row"),
 )
 """Constructor's arguments that stay attributes of the same name."""
-OTHERS = ("affine_rescaling", "buffer", "counter", "running_stats")
-"""What checkpoints of some policies hold, and others have no use for."""
 
 
 class Memory(Component):
@@ -70,7 +75,7 @@ class Memory(Component):
 
     Attributes:
         policy: what is remembered, and how.
-        value: the parameter, if there is one.
+        value: the parameter, if any.
         record: `counter` and what is averaged, if something is.
         stats, view: the statistic, if any, and its view.
         shape: of the statistic.
@@ -124,10 +129,10 @@ class Memory(Component):
         """
         of, kind, where = self.of, self.kind, type(self).__name__
         if kind in ("constant", "learned"):
-            held = {"value": QuantParam(jnp.asarray(stored))}
+            state = {"value": QuantParam(jnp.asarray(stored))}
             if kind == "constant":
-                held = {"constant": (stored.tobytes(), stored.shape)}
-            vars(self).update(policy=MemoryPolicy(kind), **held)
+                state = {"constant": (stored.tobytes(), stored.shape)}
+            vars(self).update(policy=MemoryPolicy(kind), **state)
             return
         stats = arguments[f"{of}_stats_impl"]
         in_groups = "input_view_impl" in arguments
@@ -140,6 +145,12 @@ class Memory(Component):
             named=not isinstance(momentum, DefaultMomentum),
         )
         shape = check.shape(arguments.get(f"{of}_shape", ()), where, f"{of}_shape")
+        factor, shift = (arguments.get(f"{of}_affine_{part}_init") for part in ("rescaling", "shifting"))
+        if factor is None and shift is not None:
+            raise ValueError(
+                f"{where}: {of}_affine_shifting_init={shift} needs a factor as well: give "
+                f"{of}_affine_rescaling_init=1.0."
+            )
         tracked = list(arguments.get("tracked_parameter_list", ()))
         vars(self).update(
             stats=stats,
@@ -150,7 +161,7 @@ class Memory(Component):
             broadcastable=arguments.get("dynamic_scaling_broadcastable_fn"),
             in_groups=in_groups,
             tracked_parameters=_kept(tracked, arguments.get("force_parameter", False), where),
-            affine_rescaling=self._affine(arguments, shape),
+            affine_rescaling=None if factor is None else AffineRescaling(shape, factor, shift),
         )
         self.remember(policy, {AVERAGED[kind]: self.empty} if kind in AVERAGED else {})
         if kind in ("filled", "collected"):
@@ -168,20 +179,10 @@ class Memory(Component):
         """
         vars(self).update(policy=policy)
         if policy.kind != "now":
-            held = {name: float_array(number, self.shape) for name, number in numbers.items()}
+            arrays = {name: float_array(number, self.shape) for name, number in numbers.items()}
             vars(self).update(
-                record=QuantStat({"counter": float_array(0.0), **held}), use_running_average=False
+                record=QuantStat({"counter": float_array(0.0), **arrays}), use_running_average=False
             )
-
-    def _affine(self, arguments: dict[str, Any], shape: tuple[int, ...]) -> AffineRescaling | None:
-        """The affine map for an initial factor and shift, or None."""
-        factor, shift = (arguments.get(f"{self.of}_affine_{part}_init") for part in ("rescaling", "shifting"))
-        if factor is None and shift is not None:
-            raise ValueError(
-                f"{type(self).__name__}: {self.of}_affine_shifting_init={shift} needs a factor as well: give "
-                f"{self.of}_affine_rescaling_init=1.0."
-            )
-        return None if factor is None else AffineRescaling(shape, factor, shift)
 
     # What it is
 
@@ -209,14 +210,14 @@ class Memory(Component):
     # Calls
 
     def number(
-        self, x: Any, task: Task = None, made: Callable[[jax.Array], jax.Array] | None = None
+        self, x: Any, task: Task = None, transform: Callable[[jax.Array], jax.Array] | None = None
     ) -> Number:
         """The number for `x`; remembers it in training mode.
 
         Args:
             x: the tensor.
             task: for a statistic that is searched.
-            made: what is remembered, as a function of the statistic; None for the statistic itself.
+            transform: what is remembered, as a function of the statistic; None for the statistic itself.
         """
         kind = self.policy.kind
         if kind == "learned":
@@ -225,12 +226,18 @@ class Memory(Component):
             data, shape = self.constant
             return Number(stored=jnp.asarray(np.frombuffer(data, np.float32).reshape(shape)))
         if kind == "filled":
-            return self._filled(x, task, made)
+            return self._filled(x, task, transform)
         if kind == "now":
-            return self._mapped(self.statistic(x, task))
-        if self.use_running_average or x.size == 0:
-            return self._settled()
-        return self._running(x, task) if kind == "running" else self._collecting(x, task, made)
+            stat = self.statistic(x, task)
+            return Number(stat) if self.affine_rescaling is None else self._mapped(stat)
+        if not (self.use_running_average or x.size == 0):  # evaluation changes no state
+            return self._running(x, task) if kind == "running" else self._collecting(x, task, transform)
+        record, rule = self.record.get_raw_value(), self.rule
+        if kind == "running":
+            return self._mapped(record["running_stats"])
+        collected = record["buffer"] if rule.stores_statistic else rule.to_stored(record["buffer"])
+        still_collecting = record["counter"] <= self.policy.limit
+        return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     def statistic(self, x: Any, task: Task = None, active: jax.Array | None = None) -> jax.Array:
         """The statistic of `x`, or of the tracked parameters; zeros where it is not `active`."""
@@ -255,23 +262,23 @@ class Memory(Component):
         return check.statistic_shape(stat, self.shape, type(self).__name__, f"{self.of}_shape")
 
     def _mapped(self, stat: jax.Array) -> Number:
-        """A statistic, or its affine map."""
         if self.affine_rescaling is None:
             return Number(stat)
-        return Number(stored=self.affine_rescaling(self._stored(stat)))
+        return Number(stored=self.affine_rescaling(self.to_stored(stat)))
 
-    def _stored(self, stat: jax.Array) -> jax.Array:
+    def to_stored(self, stat: jax.Array) -> jax.Array:
+        """A statistic, bounded, in the domain of the rule."""
         domain = self.rule
         return domain.to_stored(domain.clamped(stat))
 
-    def _filled(self, x: Any, task: Task, made: Any) -> Number:
+    def _filled(self, x: Any, task: Task, transform: Any) -> Number:
         """The parameter, or what will fill it; with the gradient of the parameter."""
         learned, done = self.value.get_value(), self.counter.get_value() > 0
 
         def first() -> jax.Array:
             stat = self.statistic(x, task)
-            number = self._mapped(stat if made is None else made(stat))
-            stored = self._stored(number.statistic) if number.stored is None else number.stored
+            number = self._mapped(stat if transform is None else transform(stat))
+            stored = self.to_stored(number.statistic) if number.stored is None else number.stored
             return sharded_as(stored, learned)
 
         if not isinstance(done, jax.core.Tracer):
@@ -289,45 +296,36 @@ class Memory(Component):
 
     def _running(self, x: jax.Array, task: Task) -> Number:
         """The batch's statistic, which enters the running one."""
-        stat, held = self.statistic(x, task), self.record.get_raw_value()
+        stat, arrays = self.statistic(x, task), self.record.get_raw_value()
         number = jax.lax.stop_gradient(stat)
-        (averaged,), count, _ = self.policy.after((held["running_stats"],), (number,), held["counter"])
+        (averaged,), count, _ = self.policy.after((arrays["running_stats"],), (number,), arrays["counter"])
         self.record.set_value({"counter": count, "running_stats": averaged})
         return self._mapped(stat)
 
-    def _collecting(self, x: jax.Array, task: Task, made: Any) -> Number:
+    def _collecting(self, x: jax.Array, task: Task, transform: Any) -> Number:
         """Statistic and parameter, one of which is used; collects and hands over."""
         policy, domain, record = self.policy, self.rule, self.record.get_raw_value()
-        count, held = record["counter"], record["buffer"]
+        count, buffer = record["counter"], record["buffer"]
         collecting = count < policy.limit
         stat = self.statistic(x, task, collecting)
-        stat = stat if made is None else made(stat)
+        stat = stat if transform is None else transform(stat)
         stat = stat if domain.least is not None else domain.clamped(stat)
-        stored = None if domain.stores_statistic else domain.to_stored(held)
-        learned, held, count = collected_after(
-            policy, domain.least, stat, collecting, self.value.get_value(), held, stored, count
+        stored = None if domain.stores_statistic else domain.to_stored(buffer)
+        learned, buffer, count = collected_after(
+            policy, domain.least, stat, collecting, self.value.get_value(), buffer, stored, count
         )
-        self.record.set_value({"counter": count, "buffer": held})
+        self.record.set_value({"counter": count, "buffer": buffer})
         self.value.set_value(learned)
         return Number(stat, learned, collecting)
-
-    def _settled(self) -> Number:
-        """The number in evaluation; changes no state."""
-        if self.policy.kind == "running":
-            return self._mapped(self.running_stats.get_value())
-        record, rule = self.record.get_raw_value(), self.rule
-        collected = record["buffer"] if rule.stores_statistic else rule.to_stored(record["buffer"])
-        still_collecting = record["counter"] <= self.policy.limit
-        return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     # State
 
     def begin_calibration(self) -> None:
         """Restart the average, for any number of batches."""
         if self._averages:
-            held, mean = self.record.get_raw_value(), self.policy.kind == "mean"
-            fresh = held if mean else ("counter",)
-            self.record.set_value({**held, **{name: jnp.zeros_like(held[name]) for name in fresh}})
+            arrays, mean = self.record.get_raw_value(), self.policy.kind == "mean"
+            fresh = arrays if mean else ("counter",)
+            self.record.set_value({**arrays, **{name: jnp.zeros_like(arrays[name]) for name in fresh}})
             if not mean:
                 self.policy = replace(self.policy, calibrates=True)
             self.use_running_average = False
@@ -342,13 +340,13 @@ class Memory(Component):
 
     def _fill(self, due: jax.Array) -> None:
         """Move the buffer into the parameter, for each layer (of a stack) where that is due."""
-        value, held, count = self.value.get_value(), self.buffer.get_value(), self.counter.get_value()
+        value, buffer, count = self.value.get_value(), self.buffer.get_value(), self.counter.get_value()
         fills = due.reshape(*due.shape, *(1,) * (value.ndim - due.ndim))
-        collected = jax.lax.stop_gradient(self.rule.to_stored(held))
+        collected = jax.lax.stop_gradient(self.rule.to_stored(buffer))
         self.value.set_value(jnp.where(fills, collected, jax.lax.stop_gradient(value)))
         over = jnp.float32(self.policy.steps + 1)
         self.record.set_value(
-            {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, held)}
+            {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, buffer)}
         )
 
     def commit(self, stored: jax.Array) -> None:
@@ -389,30 +387,7 @@ class Memory(Component):
         Returns:
             The entries to load.
         """
-        kind, rule = self.policy.kind, self.rule
-        own = () if self.record is None else self.record.get_raw_value()
-        known = {
-            name.removeprefix("record.").removeprefix("runtime_stats."): entry
-            for name, entry in entries.items()
-        }
-        if kind in ("learned", "collected"):
-            running = known.get("running_stats")
-            known = {n: x for n, x in known.items() if n in own or n.partition(".")[0] not in OTHERS}
-            if running is not None and "value" not in known and rule is not DISTANCE:
-                stored = self._stored(jnp.abs(jnp.asarray(running).astype(jnp.float32)))
-                known["value"] = stored.reshape(self.value.get_value().shape) if kind == "learned" else stored
-                known.pop("counter", None)
-        if "value" in known and "counter" in own:
-            known.setdefault("counter", float_array(self.policy.steps + 1))
-        elif "running_stats" in known:
-            known.setdefault("counter", float_array(1.0))
-        if "value" in known and "buffer" in own and "buffer" not in known:
-            # A learned scale may be negative, a statistic is not.
-            stat = rule.from_stored(jnp.asarray(known["value"]).astype(jnp.float32))
-            known["buffer"] = jnp.where(known["counter"] > self.policy.steps, self._stored(stat), stat)
-        elif "buffer" in known:
-            known.setdefault("value", float_array(self.empty, self.shape))
-        return {f"record.{name}" if name in own else name: entry for name, entry in known.items()}
+        return completed_entries(self, entries)
 
     def _check_joint(self, tracked: Any, views: list[Any]) -> None:
         """Refuse views that cannot be joined along an axis."""
@@ -444,3 +419,79 @@ class Dynamic(Memory):
         # Rows of a matrix have one number each.
         broadcasts = self.in_groups or stat.ndim in (0, x.ndim)
         return stat if broadcasts else stat.reshape((*x.shape[:-1], 1))
+
+
+@component
+class MemoryScaling(Memory):
+    """Abstract: a scale by a rule from the number of a memory.
+
+    A subclass is a dataclass of its constructor's arguments, and states the kind of policy.
+
+    Args:
+        scaling_min_val: the minimum before the division; never less than 2**-64.
+
+    Raises:
+        ValueError: `scaling_min_val` is negative or not finite.
+    """
+
+    scaling_min_val: check.Minimum | None = field(default=None, kw_only=True)
+
+    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+        """Set the rule, and what the base sets."""
+        restrictions = {name: arguments[name] for name in RESTRICTIONS if arguments.get(name) is not None}
+        floor, of = max(arguments["scaling_min_val"] or 0.0, SCALE_FLOOR), arguments.get("scaling_stats_impl")
+        self.rule = ScaleRule(**restrictions, floor=floor, of_magnitude=never_negative(of))
+        super().begin(arguments, stored)
+
+    def __call__(
+        self,
+        x: jax.Array | None = None,
+        threshold: Any = None,
+        task: Task = None,
+        number: Number | None = None,
+    ) -> jax.Array:
+        """The scale of `x`, float32.
+
+        Args:
+            x: the tensor.
+            threshold: the number of integer steps; None means 1.
+            task: for a statistic that is searched.
+            number: instead of the memory's own for `x`.
+        """
+        rule, steps = self.rule, threshold
+        stat, stored, collecting = self.number(x, task) if number is None else number
+        after = rule.restrict_scale_threshold_impl
+        if threshold is not None and not (
+            rule.keeps_threshold and isinstance(threshold, int | float) and threshold > 0
+        ):
+            steps = rule.steps(threshold)
+        if collecting is not None:
+            if not (rule.stores_statistic and rule.keeps_threshold and after is None):
+                clamped = rule.clamped(stat)
+                unrestricted = clamped if threshold is None else divide(clamped, threshold)
+                learned = MemoryScaling.__call__(self, None, threshold, number=Number(stored=stored))
+                return choose(collecting, unrestricted, learned)
+            stored = choose(collecting, stat, stored)
+        elif stored is None and not rule.stores_statistic:
+            stored = rule.to_stored(rule.clamped(stat))
+        if stored is not None and not rule.keeps_stored:
+            value = signed_clamp_min_ste(rule.from_stored(stored), rule.floor)
+            scale = value if steps is None else divide(value, steps)
+        else:
+            constant, divisor = (None, steps) if isinstance(steps, jax.Array) else (float(steps or 1), ONE)
+            value = stat if stored is None else stored
+            scale = to_scale(rule.floor, stored is not None, constant, value, divisor)
+        return scale if after is None else after(scale)
+
+
+@component
+class DividedScaling(MemoryScaling):
+    """Abstract: a scale whose number is divided by the threshold.
+
+    Args:
+        restrict_threshold_impl: which values of the threshold are allowed; None means `restrict_scaling_impl`.
+        restrict_scale_threshold_impl: applied to the quotient; None means nothing.
+    """
+
+    restrict_threshold_impl: Restrict | None = field(default=None, kw_only=True)
+    restrict_scale_threshold_impl: Restrict | None = field(default=None, kw_only=True)

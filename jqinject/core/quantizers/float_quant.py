@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jqinject.core import check
 from jqinject.core._protocols import (
@@ -24,14 +25,15 @@ from jqinject.core._protocols import (
 from jqinject.core.bit_width import ComputeMaxMantissa
 from jqinject.core.clamping import Identity
 from jqinject.core.component import Component, component
-from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded, through_ends
-from jqinject.core.quantizers.two_levels import in_two_levels
+from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.scaling.rule import POWERS_OF_TWO
-from jqinject.core.scaling.two_level_scaling import RuntimeDynamicTwoLevelScaling
+from jqinject.core.scaling.two_level_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
+from jqinject.core.statistics.ranges import through_ends
 from jqinject.core.statistics.search import Search, scale_of
-from jqinject.ops.fake_quant import Offset, quantize_on_grid
+from jqinject.core.views import Blocks, blocks_of, in_layout
+from jqinject.ops.fake_quant import Offset
 from jqinject.ops.float8_cast import (
     FLOAT8_DTYPES,
     cast_to_float8,
@@ -43,10 +45,13 @@ from jqinject.ops.float8_cast import (
     steps_of_power,
     to_float8,
 )
-from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.float_grid import FloatGrid, quantize_on_grid
+from jqinject.ops.grid import Grid
+from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.power import divide
 from jqinject.ops.ste import with_gradient_of, with_gradient_where
+from jqinject.quant_tensor import Levels
 
 _WIDTHS = ("exponent_bit_width_impl", "mantissa_bit_width_impl", "exponent_bias_impl", "float_clamp_impl")
 
@@ -97,7 +102,7 @@ class Float8Cast(Component):
     def __call__(
         self, x: jax.Array, scale: jax.Array, factor: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """The value and the payload of `x`, by its factor if there is one; the gradient passes unchanged."""
+        """The value and the payload of `x`, by its factor if given; the gradient passes unchanged."""
         carrier = x.astype(self.dq_dtype or x.dtype)
         if factor is not None:
             return quantize_by_factor(x, factor, self.q_dtype, carrier.dtype)
@@ -255,7 +260,7 @@ class FloatQuant(Quantizer):
         return self._quantize(x, divide(1.0, factor), None, (factor,), grid, keep)
 
     def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Grid, keep: bool
     ) -> Quantized:
         if not self.straight_through:
             return super()._quantize(x, scale, zero_point, ends, grid, keep)
@@ -324,7 +329,9 @@ def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
         )
 
 
-def _rounded(grid: FloatGrid, dtype: Any, rounding: Rounding, x: jax.Array, scale: jax.Array) -> jax.Array:
+def _rounded(
+    grid: FloatGrid, dtype: DTypeLike, rounding: Rounding, x: jax.Array, scale: jax.Array
+) -> jax.Array:
     """Numbers of a grid, float32, that `dtype` holds."""
     if type(rounding) is not RoundSte:
         return quantize_on_grid(x, grid, scale, None, rounding, dtype).astype(jnp.float32)
@@ -332,3 +339,77 @@ def _rounded(grid: FloatGrid, dtype: Any, rounding: Rounding, x: jax.Array, scal
         return quantize_on_grid(x, grid, scale, dtype=dtype).astype(jnp.float32)
     payload = cast_to_float8(x, scale, grid.dtype)
     return from_float8(payload, scale, dtype).astype(jnp.float32)
+
+
+def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax.Array) -> Quantized:
+    """Round `x` by a `FloatQuant` whose scale comes in two levels; the gradient passes unchanged.
+
+    Of several scales of a block, the first with the least error counts.
+
+    Args:
+        quantizer: the `FloatQuant`.
+        scaling: its scaling.
+        x: float array.
+    """
+    grid, ((scales, *alternatives), shared) = quantizer.format, scaling.candidates(x)
+    minifloats = _rounded_in_levels(quantizer, grid, x, scales)
+    for alternative in alternatives:
+        others = _rounded_in_levels(quantizer, grid, x, alternative)
+        least = _errors(quantizer, shared, minifloats, scales, x)
+        better = _errors(quantizer, shared, others, alternative, x) < least
+        minifloats = jnp.where(better, others, minifloats)
+        scales = scales._replace(
+            block=jnp.where(better, alternative.block, scales.block),
+            scale=jnp.where(better, alternative.scale, scales.scale),
+        )
+    scale, block = (jnp.broadcast_to(level, scales.block.shape) for level in (scales.scale, scales.block))
+    value = from_float_steps(minifloats, jax.lax.stop_gradient(scale), x.dtype)
+    viewed = in_layout(quantizer.input_view_impl, lambda x: x, x)
+    levels = Levels(minifloats, block, scales.shared)
+    return Quantized(with_gradient_of(viewed, value), scale, None, grid, levels=levels)
+
+
+def _rounded_in_levels(quantizer: Any, grid: Grid, x: jax.Array, scales: BlockScales) -> jax.Array:
+    """The numbers of the grid, float32; zeros keep their signs if the scales say so."""
+    scaling = quantizer.scaling_impl
+
+    def rounded(x: jax.Array, *factors: jax.Array) -> jax.Array:
+        x = jax.lax.stop_gradient(x).astype(jnp.float32)
+        steps = scales._replace(factors=factors).steps(x)
+        if not scaling.block_scale_impl.keeps_negative_zero:
+            # By its bits: subnormal numbers, which compare as 0, keep their signs.
+            nothing = jax.lax.bitcast_convert_type(x, jnp.uint32) << 1 == 0
+            steps = jnp.where(nothing, 0.0, steps)
+        steps = jnp.clip(steps, -2.0 * grid.largest, 2.0 * grid.largest)  # the clamp takes no less
+        return quantizer.clamped(grid.unbounded(steps, quantizer.float_to_int_impl), grid)
+
+    return jax.lax.stop_gradient(in_layout(quantizer.input_view_impl, rounded, x, *scales.factors))
+
+
+def _errors(
+    quantizer: Any, shared: jax.Array, minifloats: jax.Array, scales: BlockScales, x: jax.Array
+) -> jax.Array:
+    """The error of each block, rounded by these scales."""
+    scaling, view = quantizer.scaling_impl, quantizer.input_view_impl
+    x = jax.lax.stop_gradient(x).astype(jnp.float32)
+    errors = scaling.block_scale_impl.errors(view(x), minifloats, scales, shared)
+    return _of_blocks(_sum_in_order(errors, elements_axis(scaling.group_dim)), blocks_of(view, x))
+
+
+def _sum_in_order(x: jax.Array, axis: int) -> jax.Array:
+    """The sums along an axis, one number after the other, so that their rounding is the same everywhere."""
+    return reduce(jnp.add, (jax.lax.index_in_dim(x, place, axis) for place in range(x.shape[axis])))
+
+
+def _of_blocks(x: jax.Array, blocks: Blocks | None) -> jax.Array:
+    """The sums of the groups of each block, once for each: halves are added as long as there are two."""
+    if blocks is None:
+        return x
+    length = x.shape[blocks.axis]
+    width = fitting_size(blocks.width, length)
+    cut = split_groups(x, width, blocks.axis)
+    inner = elements_axis(blocks.axis)
+    while cut.shape[inner] % 2 == 0:
+        first, second = jnp.split(cut, 2, inner)
+        cut = first + second
+    return spread_groups(_sum_in_order(cut, inner), width, blocks.axis, length)

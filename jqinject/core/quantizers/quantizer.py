@@ -1,4 +1,4 @@
-"""The one result of quantization, and the skeleton that every quantizer with a scale shares.
+"""The one result of quantization, the skeleton that every quantizer with a scale shares, and integers.
 
     grid        = the numbers of this call                    `_numbers`
     scale       = scaling_impl(x, number that it maps to)
@@ -13,9 +13,9 @@ ends of that range instead of the scale.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,19 +24,35 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Scaling, View, by_range, class_fact, groups_of, scale_dtype, searches
-from jqinject.core.check import MOST_STEPS
-from jqinject.core.clamping import Identity
+from jqinject.core._protocols import (
+    BitWidth,
+    Clamp,
+    IntQuantizer,
+    IntScalingImpl,
+    Rounding,
+    Scaling,
+    View,
+    by_range,
+    class_fact,
+    groups_of,
+    is_nearest,
+    scale_dtype,
+    searches,
+)
+from jqinject.core.clamping import Identity, TensorClamp
 from jqinject.core.component import Component, component
-from jqinject.core.state import QuantStat, float_array
-from jqinject.core.statistics.ranges import ClippingRange
+from jqinject.core.quantizers.delay import Delayed
+from jqinject.core.rounding import RoundSte
+from jqinject.core.statistics.ranges import ClippingRange, through_ends
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.core.views import beside, cut_of, in_layout
-from jqinject.ops.clamp import within_range
-from jqinject.ops.fake_quant import Offset, known_zero
-from jqinject.ops.ste import with_gradient_of
+from jqinject.ops import IntGrid
+from jqinject.ops.fake_quant import Offset, Steps, in_range_of, quantize_in_steps
+from jqinject.ops.grid import Grid
+from jqinject.ops.lean import Bits, known_zero
+from jqinject.ops.power import divide
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
-from jqinject.quant_tensor.public_tensors import int_grid
+from jqinject.quant_tensor.public_tensors import int_grid as shared_int_grid
 
 Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
 
@@ -106,7 +122,7 @@ class Quantized:
         pre = () if self.pre_scale is None else (self.pre_scale, _shown(self.pre_zero_point))
         return iter((*numbers, self.bit_width, *pre))
 
-    def quant_tensor(self, *, training: bool) -> Any:
+    def quant_tensor(self, *, training: bool) -> CodebookQuantTensor | IntQuantTensor | FloatQuantTensor:
         """The tensor that flows between layers.
 
         Args:
@@ -122,8 +138,9 @@ class Quantized:
             bits, numbers = grid.bit_width, (self.value, self.scale, self.zero_point)
             if type(bits) is not int:
                 return IntQuantTensor(*numbers, bits, grid.signed, training, self.payload)
-            plain = int_grid(bits, grid.signed)
-            return IntQuantTensor._of(*numbers, plain, training, self.payload, check=True)
+            tensor = object.__new__(IntQuantTensor)
+            tensor._store(*numbers, shared_int_grid(bits, grid.signed), training, self.payload)
+            return tensor
         if self.carrier is not None:
             return FloatQuantTensor.cast(self.carrier, self.payload, self.scale, grid, training)
         more = (self.payload, self.levels, self.scale_dtype)
@@ -133,98 +150,6 @@ class Quantized:
 def _shown(zero_point: jax.Array | None) -> jax.Array:
     """The zero point as an array, also of a grid without one: concrete then, while a program is traced too."""
     return known_zero() if zero_point is None else zero_point
-
-
-def through_ends(
-    compute: Callable[..., Any],
-    x: jax.Array,
-    ends: ClippingRange | None,
-    *where: Any,
-    to_range: bool = True,
-    pure: bool = True,
-) -> Any:
-    """The number `compute(x, *where)` with the gradient of clipping `x` to the ends of a range.
-
-    Args:
-        compute: rounds to a value, or to a value and its payload.
-        x: float32.
-        ends: the range; None passes the whole gradient.
-        where: scale and zero point, which get no gradient.
-        to_range: whether the ends get the gradient where `x` lies beyond them.
-        pure: whether `compute` is a function without state; else it is called once, outside the derivative.
-    """
-    if ends is not None and pure:
-        return within_range(compute, x, ends.high, ends.low, *where, to_range=to_range)
-    y = compute(*jax.tree.map(jax.lax.stop_gradient, (x, *where)))
-    if ends is not None:
-        return within_range(_second, x, ends.high, ends.low, y, to_range=to_range)
-    return (with_gradient_of(x, y[0]), y[1]) if isinstance(y, tuple) else with_gradient_of(x, y)
-
-
-def _second(x: jax.Array, y: Any) -> Any:
-    return y
-
-
-@component
-class DelayWrapper(Component):
-    """Returns `x` in the first `quant_delay_steps` calls, `y` after.
-
-    Every call counts, in training and evaluation. State: `countdown`, the calls left; none without a delay.
-
-    Args:
-        quant_delay_steps: the number of calls that pass through; None or 0 for no delay.
-
-    Raises:
-        TypeError: when it is neither None nor an integer.
-
-    Example:
-        >>> delay = DelayWrapper(1)
-        >>> [float(delay(jnp.float32(0.3), jnp.float32(0.25))) for _ in range(2)]
-        [0.30000001192092896, 0.25]
-    """
-
-    is_scale_free = True
-    quant_delay_steps: InitVar[int | None]
-    countdown: QuantStat | None = field(default=None, init=False)
-
-    def __post_init__(self, quant_delay_steps: int | None) -> None:
-        steps = delay_steps(quant_delay_steps, "DelayWrapper")
-        if steps:
-            self.countdown = QuantStat(float_array(steps))
-
-    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """`x` while the delay lasts, else `y`."""
-        if self.countdown is None:
-            return y
-        left = self.countdown.get_value()
-        self.countdown.set_value(jnp.maximum(left - 1, 0))
-        return jnp.where(left > 0, x, y)
-
-
-def delay_steps(quant_delay_steps: int | None, where: str) -> int:
-    """The number of delayed calls; 0 for None.
-
-    Raises:
-        TypeError: when it is neither None nor an integer.
-        ValueError: when it is negative, or more than a counter can hold.
-    """
-    steps = check.optional(check.between(0, MOST_STEPS, check.integer))
-    return steps(quant_delay_steps, where, "quant_delay_steps") or 0
-
-
-class Delayed(Component):
-    """Abstract: what quantizes after `quant_delay_steps` calls, its one `InitVar`.
-
-    Attributes:
-        delay: returns `x` until then; None if it does not wait.
-    """
-
-    delay: DelayWrapper | None = None
-
-    def __post_init__(self, quant_delay_steps: int | None) -> None:
-        steps = delay_steps(quant_delay_steps, type(self).__name__)
-        if steps:
-            self.delay = DelayWrapper(steps)
 
 
 @cache
@@ -249,7 +174,7 @@ class Quantizer(Component):
     def has_zero_point(self) -> bool:
         """Whether the zero point may differ from 0: what the component that finds it says."""
         finder: Any = (
-            self.scaling_impl if by_range(self.scaling_impl) else getattr(self, "zero_point_impl", None)
+            self.scaling_impl if by_range(type(self.scaling_impl)) else getattr(self, "zero_point_impl", None)
         )
         return finder is not None and getattr(finder, "has_zero_point", True)
 
@@ -275,7 +200,7 @@ class Quantizer(Component):
         x32, scaling = x.astype(jnp.float32), cast(Any, self.scaling_impl)
         grid, threshold = self._numbers()
         zero_point = ends = None
-        if getattr(scaling, "by_range", False):
+        if by_range(type(scaling)):
             bits = grid.bit_width if grid.is_integer else None
             scale, zero_point, ends = scaling.measure(x32, threshold, bits)
             ends = ends if scaling.clip_gradient else None
@@ -312,7 +237,7 @@ class Quantizer(Component):
     def freeze_range(self) -> None:
         """Make constants of an averaged range, its scale and its zero point: see `RangeScaling.freeze`."""
         scaling: Any = self.scaling_impl
-        if by_range(scaling):
+        if by_range(type(scaling)):
             grid, threshold = self._numbers()
             scaling.freeze(threshold, grid.bit_width if grid.is_integer else None)
 
@@ -321,19 +246,25 @@ class Quantizer(Component):
         """The grid of this call, and which of its numbers the scale maps the statistic to; None for 1."""
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+        self,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: Offset,
+        ends: ClippingRange | None,
+        grid: Grid,
+        keep: bool,
     ) -> Rounded:
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
         raise TypeError(
             f"{type(self).__name__} rounds by scales of its own, so it takes none.\n  cure: call it with the tensor"
         )
 
-    def _zero_point(self, x: jax.Array, scale: jax.Array, grid: Any, task: Any) -> jax.Array | None:
+    def _zero_point(self, x: jax.Array, scale: jax.Array, grid: Grid, task: Any) -> jax.Array | None:
         finder: Any = getattr(self, "zero_point_impl", None)
         return None if _is_none(type(finder)) else zero_point_of(finder, x, scale, grid.bit_width, task)
 
     def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Grid, keep: bool
     ) -> Quantized:
         view = self.input_view_impl
         if type(view) is Identity:
@@ -346,3 +277,216 @@ class Quantizer(Component):
         rounded = partial(self._round, grid=grid, keep=keep)
         value, payload = in_layout(view, rounded, x, scale, zero_point, ends)
         return Quantized(value, scale, zero_point, grid, payload)
+
+
+@lru_cache(maxsize=1024)
+def _constants(rounding: type, clamp: type, grid: IntGrid, keep: bool) -> tuple[Steps | None, Any, Any]:
+    """Rounding and clamping as one stateless elementwise function, or None; the least and the largest integer."""
+    low, high = map(np.float32, grid.bounds)
+    return _steps(rounding, clamp, _payload_dtype(grid) if keep else None), low, high
+
+
+def _steps(rounding: type, clamp: type, payload: np.dtype | None = None) -> Steps | None:
+    function, passes = class_fact(rounding, "elementwise"), class_fact(clamp, "passes_gradient")
+    if function is None or passes is None:
+        return None
+    first = bool(class_fact(clamp, "clamps_first"))
+    return Steps(function, passes, payload=payload, clamps_first=first)
+
+
+def _payload_dtype(grid: IntGrid) -> np.dtype | None:
+    """int8 or uint8; None if integers are wider, or of a learned bit width."""
+    return grid.storage if type(grid.bit_width) is int and grid.bit_width <= 8 else None
+
+
+@component
+class IntQuant(Delayed):
+    """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
+
+    `s` is the scale, `z` the zero point (None without one), `b` the bit width, all passed to the call. The arithmetic
+    is float32 for any dtype of `x`; `y` has the dtype of `x`. nan stays nan; an infinite `x` saturates if the scale is
+    finite.
+
+    Args:
+        narrow_range: leave out one value: -128 of signed, 255 of unsigned 8 bits.
+        signed: whether the integers have a sign.
+        input_view_impl: applied to `x` first.
+        float_to_int_impl: how to round.
+        tensor_clamp_impl: how to clamp.
+        quant_delay_steps: calls that return `x` unchanged before quantization starts.
+
+    Example:
+        >>> quant = IntQuant(narrow_range=True, signed=True)
+        >>> x = jnp.array([0.042, -0.053, 0.31, -0.44])
+        >>> quant(jnp.float32(0.01), None, 4, x).round(4)
+        Array([ 0.04, -0.05,  0.07, -0.07], dtype=float32)
+        >>> quant.to_int(jnp.float32(0.01), None, 4, x)
+        Array([ 4., -5.,  7., -7.], dtype=float32)
+    """
+
+    narrow_range: bool
+    signed: bool
+    input_view_impl: View = Identity()
+    float_to_int_impl: Rounding = RoundSte()
+    tensor_clamp_impl: Clamp = TensorClamp()
+    quant_delay_steps: InitVar[int | None] = 0
+
+    @property
+    def is_nearest(self) -> bool:
+        """Whether rounding and clamping are QuantizeLinear's, and the layout is that of the input."""
+        row_major = isinstance(self.input_view_impl, Identity)
+        return row_major and self.delay is None and is_nearest(self.float_to_int_impl, self.tensor_clamp_impl)
+
+    def min_int(self, bit_width: Bits) -> Any:
+        """Smallest integer of `bit_width` bits. See `jqinject.ops.min_int`."""
+        return int_grid(self, bit_width).bounds[0]
+
+    def max_int(self, bit_width: Bits) -> Any:
+        """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
+        return int_grid(self, bit_width).bounds[1]
+
+    def to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Bits, x: jax.Array) -> jax.Array:
+        """The integers of `x`, as float32, differentiable."""
+
+        def steps(x: jax.Array, scale: jax.Array, zero_point: Offset) -> jax.Array:
+            return self.steps_to_int(scale, zero_point, bit_width, x)
+
+        return in_layout(self.input_view_impl, steps, x, scale, zero_point)
+
+    def steps_to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Bits, x: jax.Array) -> jax.Array:
+        """Like `to_int`, for a tensor that is already viewed."""
+        y = divide(x.astype(jnp.float32), scale)
+        y = self.float_to_int_impl(y if zero_point is None else y + zero_point)
+        low, high = int_grid(self, bit_width).bounds
+        return self.tensor_clamp_impl(y, min_val=low, max_val=high)
+
+    def from_int(self, q: jax.Array, scale: jax.Array, zero_point: Offset, x: jax.Array) -> jax.Array:
+        """The floats of the integers `q`, in the dtype of `x`; `x` itself while quantization is delayed."""
+        return self._finished((q if zero_point is None else q - zero_point) * scale, scale, x)
+
+    def __call__(self, scale: jax.Array, zero_point: Offset, bit_width: Any, x: jax.Array) -> jax.Array:
+        """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
+        x = check.float_input(x, type(self).__name__)
+        rounded = partial(self.rounded, grid=int_grid(self, bit_width))
+        return in_layout(self.input_view_impl, rounded, x, scale, zero_point)[0]
+
+    def rounded(
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, grid: IntGrid, keep: bool = False
+    ) -> Rounded:
+        """A viewed tensor quantized and back in its dtype, and its integers.
+
+        Args:
+            x: viewed, float.
+            scale, zero_point: as they broadcast against it.
+            grid: the integers.
+            keep: whether to return the integers as int8 or uint8; None if they are wider, delayed, or the bit width is
+                learned.
+        """
+        parts, keep = (
+            (type(self.float_to_int_impl), type(self.tensor_clamp_impl)),
+            keep and self.delay is None,
+        )
+        if type(grid.bit_width) is int:
+            how, *ends = _constants(*parts, grid, keep)
+        else:
+            how, ends = _steps(*parts), [jnp.asarray(end, jnp.float32) for end in grid.bounds]
+        integers = None
+        if how is None:
+            q = self.steps_to_int(scale, zero_point, grid.bit_width, x)
+            y = (q if zero_point is None else q - zero_point) * scale
+            payload = _payload_dtype(grid) if keep else None
+            integers = jax.lax.stop_gradient(q).astype(payload) if payload else None
+        else:
+            y = quantize_in_steps(how, x.astype(jnp.float32), scale, zero_point, *ends)
+            y, integers = (y, None) if how.payload is None else y
+        if self.delay is None and x.dtype == jnp.float32:
+            return y, integers
+        return self._finished(y, scale, x), integers
+
+    def _finished(self, y: jax.Array, scale: jax.Array, x: jax.Array) -> jax.Array:
+        y = in_range_of(y, scale, x.dtype)
+        return y if self.delay is None else self.delay(x, y)
+
+
+def int_grid(int_quant: Any, bit_width: Bits) -> IntGrid:
+    """The integers of an `int_quant` of so many bits; one of a user's own states its range alone.
+
+    Args:
+        int_quant: rounds and clamps.
+        bit_width: an int, or an array if learned.
+    """
+    if isinstance(int_quant, IntQuant):
+        return IntGrid(bit_width, int_quant.signed, int_quant.narrow_range)
+    signed = bool(int_quant.min_int(bit_width if isinstance(bit_width, int) else 8) < 0)
+    return IntGrid(bit_width, signed, bool(getattr(int_quant, "narrow_range", False)))
+
+
+@lru_cache(maxsize=1024)
+def _constant(
+    signed: bool, narrow_range: bool, bit_width: BitWidth, steps: IntScalingImpl
+) -> tuple[IntGrid, Any]:
+    """The grid and the threshold of constant components."""
+    grid = IntGrid(bit_width(), signed, narrow_range)
+    return grid, steps(grid.bit_width)
+
+
+class RoundedByIntQuant(Quantizer):
+    """Abstract: a quantizer whose `int_quant` rounds, to as many bits as its `bit_width_impl` says."""
+
+    int_quant: IntQuantizer
+    bit_width_impl: BitWidth
+    int_scaling_impl: Any
+
+    @property
+    def input_view_impl(self) -> View:  # type: ignore[override]
+        """The view of an `IntQuant`; one of a user's own views the tensor itself."""
+        return self.int_quant.input_view_impl if isinstance(self.int_quant, IntQuant) else Identity()
+
+    @property
+    def is_nearest(self) -> bool:
+        """See `int_quant`."""
+        return is_nearest(self.int_quant)
+
+    def _numbers(self) -> tuple[IntGrid, Any]:
+        rounds, bits, steps = self.int_quant, self.bit_width_impl, self.int_scaling_impl
+        constant = class_fact(type(bits), "is_constant") and class_fact(type(steps), "is_constant")
+        if constant and isinstance(rounds, IntQuant):
+            return _constant(rounds.signed, rounds.narrow_range, bits, steps)
+        grid = int_grid(rounds, bits())
+        return grid, None if steps is None else steps(grid.bit_width)
+
+    def _quantize(
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Quantized:
+        rounds = self.int_quant
+        in_place = isinstance(rounds, IntQuant) and type(rounds.input_view_impl) is Identity
+        if not in_place or by_range(type(self.scaling_impl)):
+            return super()._quantize(x, scale, zero_point, ends, grid, keep)
+        value, payload = cast(IntQuant, rounds).rounded(x, scale, zero_point, grid, keep)
+        return Quantized(value, scale, zero_point, grid, payload)
+
+    def _round(
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+    ) -> Rounded:
+        rounds, scaling = self.int_quant, cast(Any, self.scaling_impl)
+        if not isinstance(rounds, IntQuant):
+            zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
+            return rounds(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
+        if not by_range(type(scaling)):
+            return rounds.rounded(x, scale, zero_point, grid, keep)
+        # The gradient goes through the ends of the range.
+        low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
+        if ends is not None and grid.narrow_range and zero_point is None:
+            ends = ClippingRange(jax.lax.stop_gradient(scale) * high)
+        function = class_fact(type(rounds.float_to_int_impl), "elementwise")
+        how = Steps(
+            function or rounds.float_to_int_impl,
+            by_reciprocal=zero_point is None,
+            repeated=cut_of(self.input_view_impl, x) is not None,
+            payload=_payload_dtype(grid) if keep and rounds.delay is None else None,
+        )
+        compute, to_range = partial(how.quantized, low=low, high=high), not scaling.scale_stop_grad
+        numbers = x.astype(jnp.float32), ends, scale, zero_point
+        y = through_ends(compute, *numbers, to_range=to_range, pure=function is not None)
+        value, payload = (y, None) if how.payload is None else y
+        return rounds._finished(value, scale, x), payload

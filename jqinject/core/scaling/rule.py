@@ -21,30 +21,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
-from jqinject.core import check
 from jqinject.core._protocols import (
     Restrict,
     Rounding,
+    Threshold,
     class_fact,
     keeps_sign,
-    never_negative,
     scale_dtype,
 )
 from jqinject.core.component import Component, component, frozen_value
-from jqinject.core.memory.memory import Memory
-from jqinject.core.memory.number import Number
 from jqinject.core.rounding import RoundSte
-from jqinject.core.statistics.search import Task
-from jqinject.ops.clamp import choose, quotient, signed_clamp_min_ste
-from jqinject.ops.power import divide, exp2, log2
+from jqinject.ops.fake_quant import signed_clamp_min_ste, to_scale
+from jqinject.ops.power import exp2, log2
 from jqinject.ops.ste import abs_binary_sign_grad
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
@@ -200,7 +194,7 @@ class IntRestrictValue(Unchanged, Component):
 
 
 RESTRICTIONS = ("restrict_scaling_impl", "restrict_threshold_impl", "restrict_scale_threshold_impl")
-_ONE = np.float32(1)
+ONE = np.float32(1)
 SCALE_FLOOR = 2.0**-64
 """The minimum divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale and its derivative
 finite for tensors of ordinary magnitude, and a tensor of zeros from becoming nan."""
@@ -209,56 +203,6 @@ finite for tensors of ordinary magnitude, and a tensor of zeros from becoming na
 def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
     """Keep `|x|` at least `scaling_min_val`, and at least `SCALE_FLOOR` in any case; gradient 1."""
     return signed_clamp_min_ste(x, max(scaling_min_val or 0.0, SCALE_FLOOR))
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def to_scale(floor: float, of_magnitude: bool, steps: float | None, x: jax.Array, divisor: Any) -> jax.Array:
-    """`max(x, floor) / steps`, correctly rounded in every program (see `divide`); the gradient passes the maximum.
-
-    Args:
-        floor: the minimum, above 0.
-        of_magnitude: take `|x|`, with the gradient +1 at 0.
-        steps: how many steps of the scale span it, above 0; None for those of an array.
-        x: float32: a statistic that is at least 0, or with `of_magnitude` any number.
-        divisor: the steps as an array.
-
-    Returns:
-        The scale, float32. nan stays nan.
-
-    Example:
-        >>> to_scale(1e-3, False, 127.0, jnp.float32(254.0), jnp.float32(1))
-        Array(2., dtype=float32)
-        >>> jax.grad(to_scale, argnums=3)(1e-3, False, 4.0, jnp.float32(0.0), jnp.float32(1))
-        Array(0.25, dtype=float32)
-    """
-    value = jnp.maximum(jnp.abs(x) if of_magnitude else x, floor)
-    if steps is None:
-        return quotient(value, divisor)
-    if steps == 1:
-        return value
-    # For a power of two, multiplying by the reciprocal gives the same number.
-    return value / steps if math.frexp(steps)[0] == 0.5 else quotient(value, jnp.float32(steps))
-
-
-def _to_scale_jvp(
-    floor: float, of_magnitude: bool, steps: float | None, primals: Any, tangents: Any
-) -> tuple[jax.Array, Any]:
-    (x, divisor), (dx, ddivisor) = primals, tangents
-    scale = to_scale(floor, of_magnitude, steps, x, divisor)
-    changes = []
-    if not isinstance(dx, SymbolicZero):
-        changes.append(dx * choose(x >= 0, jnp.ones_like(x), -1.0) if of_magnitude else dx)
-    if not isinstance(ddivisor, SymbolicZero):
-        changes.append(-scale * ddivisor)
-    if not changes:
-        return scale, jnp.zeros_like(scale)
-    change = sum(changes[1:], changes[0])
-    if steps != 1:
-        change = change / (divisor if steps is None else jnp.float32(steps))
-    return scale, jnp.broadcast_to(change, scale.shape)
-
-
-to_scale.defjvp(_to_scale_jvp, symbolic_zeros=True)
 
 
 @component
@@ -316,7 +260,7 @@ class ScaleRule(Component):
     def clamped(self, stat: jax.Array) -> jax.Array:
         """The statistic, its magnitude bounded from below; gradient 1."""
         if self.of_magnitude:
-            return to_scale(self.floor, False, 1.0, stat, _ONE)
+            return to_scale(self.floor, False, 1.0, stat, ONE)
         return signed_clamp_min_ste(stat, self.floor)
 
     def to_stored(self, value: jax.Array) -> jax.Array:
@@ -327,83 +271,7 @@ class ScaleRule(Component):
         """From the domain in which it is learned to the value."""
         return self.restrict_scaling_impl(stored)
 
-    def steps(self, threshold: Any) -> jax.Array:
+    def steps(self, threshold: Threshold) -> jax.Array:
         """The number of integer steps as the restriction allows it: the next power of two, for instance."""
         restrict = self.restrict_threshold_impl or self.restrict_scaling_impl
         return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))
-
-
-@component
-class MemoryScaling(Memory):
-    """Abstract: a scale by a rule from the number of a memory.
-
-    A subclass is a dataclass of its constructor's arguments, and states the kind of policy.
-
-    Args:
-        scaling_min_val: the minimum before the division; never less than 2**-64.
-
-    Raises:
-        ValueError: `scaling_min_val` is negative or not finite.
-    """
-
-    scaling_min_val: check.Minimum | None = field(default=None, kw_only=True)
-
-    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
-        """Set the rule, and what the base sets."""
-        restrictions = {name: arguments[name] for name in RESTRICTIONS if arguments.get(name) is not None}
-        floor, of = max(arguments["scaling_min_val"] or 0.0, SCALE_FLOOR), arguments.get("scaling_stats_impl")
-        self.rule = ScaleRule(**restrictions, floor=floor, of_magnitude=never_negative(of))
-        super().begin(arguments, stored)
-
-    def __call__(
-        self,
-        x: jax.Array | None = None,
-        threshold: Any = None,
-        task: Task = None,
-        number: Number | None = None,
-    ) -> jax.Array:
-        """The scale of `x`, float32.
-
-        Args:
-            x: the tensor.
-            threshold: the number of integer steps; None means 1.
-            task: for a statistic that is searched.
-            number: instead of the memory's own for `x`.
-        """
-        rule, steps = self.rule, threshold
-        stat, stored, collecting = self.number(x, task) if number is None else number
-        after = rule.restrict_scale_threshold_impl
-        if threshold is not None and not (
-            rule.keeps_threshold and isinstance(threshold, int | float) and threshold > 0
-        ):
-            steps = rule.steps(threshold)
-        if collecting is not None:
-            if not (rule.stores_statistic and rule.keeps_threshold and after is None):
-                clamped = rule.clamped(stat)
-                unrestricted = clamped if threshold is None else divide(clamped, threshold)
-                learned = MemoryScaling.__call__(self, None, threshold, number=Number(stored=stored))
-                return choose(collecting, unrestricted, learned)
-            stored = choose(collecting, stat, stored)
-        elif stored is None and not rule.stores_statistic:
-            stored = rule.to_stored(rule.clamped(stat))
-        if stored is not None and not rule.keeps_stored:
-            value = signed_clamp_min_ste(rule.from_stored(stored), rule.floor)
-            scale = value if steps is None else divide(value, steps)
-        else:
-            constant, divisor = (None, steps) if isinstance(steps, jax.Array) else (float(steps or 1), _ONE)
-            value = stat if stored is None else stored
-            scale = to_scale(rule.floor, stored is not None, constant, value, divisor)
-        return scale if after is None else after(scale)
-
-
-@component
-class DividedScaling(MemoryScaling):
-    """Abstract: a scale whose number is divided by the threshold.
-
-    Args:
-        restrict_threshold_impl: which values of the threshold are allowed; None means `restrict_scaling_impl`.
-        restrict_scale_threshold_impl: applied to the quotient; None means nothing.
-    """
-
-    restrict_threshold_impl: Restrict | None = field(default=None, kw_only=True)
-    restrict_scale_threshold_impl: Restrict | None = field(default=None, kw_only=True)

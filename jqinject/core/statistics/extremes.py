@@ -1,7 +1,7 @@
-"""Statistics of the ends of a tensor: largest magnitudes and minima.
+"""Statistics of the ends of a tensor: largest magnitudes, minima and percentiles.
 
 Each is made of elements of some rank: the largest of `n` is the n-th smallest. So percentiles, unless they are
-interpolated, are elements of the tensor too (`percentiles.py`).
+interpolated, are elements of the tensor too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from jqinject.core import check
 from jqinject.core.component import frozen_value
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import reductions as ops
-from jqinject.ops.clamp import choose
 from jqinject.ops.cut import Cut
-from jqinject.ops.reductions import Axes, Over, Tensors, each
+from jqinject.ops.lean import choose
+from jqinject.ops.reductions import Axes, Measured, Over, Tensors, map_tensors, rank_between
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
@@ -83,62 +83,86 @@ class Ranked(Reduction):
 
     def measure(self, x: Tensors) -> Any:
         """The elements of those ranks."""
-        ranked, over = each(jnp.abs, x) if self.of_magnitude else x, self.over
-        count, found = over.count(x), []
+        ranked, over = map_tensors(jnp.abs, x) if self.of_magnitude else x, self.over
+        count, ends_measured = over.count(x), []
         ends = {1: over.min, count: over.max}
         for rank in _ranks(self, count):
-            found.append(ends[rank](ranked) if rank in ends else ops.kth_smallest(ranked, rank, over))
-        return tuple(found)
+            ends_measured.append(ends[rank](ranked) if rank in ends else ops.kth_smallest(ranked, rank, over))
+        return tuple(ends_measured)
 
-    def locate(self, x: Tensors, measured: Any) -> Any:
+    def locate(self, x: Tensors, measured: Measured) -> tuple[jax.Array, ...]:
         """Where they are, or how many share the gradient."""
         over = self.over
         if self._rule == "first":
             ranked = self._ranked(x)
             ends = zip(measured, self.ranks(over.count(x)), strict=False)
             return tuple(_place(ranked, end, rank, over) for end, rank in ends)
+        return self._counts(measured, self._hits(x, measured))
+
+    def change(self, dx: Tensors, x: Tensors, measured: Measured, located: Measured) -> tuple[jax.Array, ...]:
+        """How they change; what else was measured, behind them, stays."""
+        if self._rule != "first":
+            return self._shared_change(dx, x, measured, self._hits(x, measured), located)
+        fixed = tuple(map(jnp.zeros_like, measured[len(located) :]))
+        dx = self._ranked_change(dx, x)
+        return (*(ops.picked(dx, place, self.over) for place in located), *fixed)
+
+    def changed(self, dx: Tensors, x: Tensors, measured: Any) -> Any:
+        """See the base; which elements share the gradient is computed once."""
+        if self._rule == "first":
+            return super().changed(dx, x, measured)
+        hits = self._hits(x, measured)
+        return self._shared_change(dx, x, measured, hits, self._counts(measured, hits))
+
+    def _counts(self, measured: Measured, hits: list[Any]) -> tuple[jax.Array, ...]:
+        """How many elements share the gradient of each end."""
+        over = self.over
         # Of the zeros that fill up a group, those that are near hit too.
         near = [
             (end == 0).astype(jnp.float32) if self._rule == "near" and isinstance(over.axes, Cut) else None
             for end in measured
         ]
         # The narrowest floats, which a compiler may have to store, hold 0 and 1; counting takes wider ones.
-        hits = each(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), self._hits(x, measured))
-        return tuple(map(over.sum, hits, near))
+        return tuple(
+            map(over.sum, map_tensors(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), hits), near)
+        )
 
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
-        """How they change; what else was measured, behind them, stays."""
-        over, near = self.over, self._rule == "near"
-        if self.of_magnitude and (near or self.slope_at_zero):
-            dx = each(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
-        elif self.of_magnitude:
-            dx = ops.change_of_magnitude(x, dx)
-        fixed = tuple(map(jnp.zeros_like, measured[len(located) :]))
-        if self._rule == "first":
-            return (*(ops.picked(dx, place, over) for place in located), *fixed)
+    def _ranked_change(self, dx: Tensors, x: Tensors) -> Any:
+        """The change of what is ranked."""
+        if not self.of_magnitude:
+            return dx
+        if self._rule == "near" or self.slope_at_zero:
+            return map_tensors(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
+        return ops.change_of_magnitude(x, dx)
 
-        def changed(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
+    def _shared_change(
+        self, dx: Tensors, x: Tensors, measured: Measured, hits: list[Any], counts: Any
+    ) -> tuple[jax.Array, ...]:
+        over, near, dx = self.over, self._rule == "near", self._ranked_change(dx, x)
+
+        def change_of_end(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
             # At 0 an end has half of the gradient, as in `jnp.maximum`.
             weight = choose(end == 0, 0.5, 1.0) if near else 1.0
-            moved = over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
+            moved = over.sum(map_tensors(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
             return moved * (weight / jnp.maximum(count, 1.0))
 
-        return tuple(map(changed, measured, self._hits(x, measured), located))
+        return tuple(map(change_of_end, measured, hits, counts))
 
     def _ranked(self, x: Tensors) -> Any:
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
-        return each(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
+        return map_tensors(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
 
     @property
     def _rule(self) -> str:
         return self.ties or ("shared" if self.stats_reduce_dim is None else "first")
 
-    def _hits(self, x: Tensors, measured: Any) -> list[Any]:
+    def _hits(self, x: Tensors, measured: Measured) -> list[Any]:
         """Which elements are each of those measured: the upper end, and the lower if there are two."""
         ranked, near = self._ranked(x), self._rule == "near"
         ends = zip((operator.ge, operator.le) if near else (operator.eq, operator.eq), measured, strict=False)
         return [
-            each(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked) for by, end in ends
+            map_tensors(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked)
+            for by, end in ends
         ]
 
 
@@ -206,11 +230,11 @@ class SignedAbsMax(_Extreme):
     def measure(self, x: Tensors) -> Any:
         """The largest magnitude, and minus the sign of the first element with it."""
         ((largest,), lowest) = super().measure(x), self.over.min(x)
-        first = ops.locate(each(jnp.abs, x), largest, self.over) == ops.locate(x, lowest, self.over)
+        first = ops.locate(map_tensors(jnp.abs, x), largest, self.over) == ops.locate(x, lowest, self.over)
         negative = (lowest == -largest) & first
         return largest, jnp.where(largest == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The signed largest magnitude."""
         return self.finished(measured[1] * measured[0])
 
@@ -241,12 +265,12 @@ class MinMax(_Extreme):
     factor: check.Positive = 1.0
     ties: Any = "near"
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> tuple[jax.Array, jax.Array]:
         """Both ends, zero included."""
         high, low = super().measure(x)
         return jnp.maximum(high, 0.0), jnp.minimum(low, 0.0)
 
-    def statistic(self, measured: Any) -> Any:
+    def statistic(self, measured: Measured) -> tuple[jax.Array, jax.Array]:
         """Both ends, the lower first."""
         high, low = measured
         return self.finished(low), self.finished(high)
@@ -257,7 +281,7 @@ class Width(Ranked):
 
     ends: ClassVar[tuple[str, ...]] = ("high", "low")
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The width."""
         high, low = measured
         return self.finished(ops.magnitude(high - not_above_zero(low)))
@@ -269,7 +293,7 @@ class LowOrZero(Ranked):
     ends: ClassVar[tuple[str, ...]] = ("low",)
     signed: ClassVar[bool] = True
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The element of that rank, or 0."""
         return self.finished(not_above_zero(measured[0]))
 
@@ -322,7 +346,7 @@ class AbsMaxAve(Ranked):
     needs_axis: ClassVar[bool] = True
     stats_reduce_dim: Axes
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The mean of the channels' largest magnitudes."""
         return jnp.sum(measured[0]) / max(measured[0].size, 1)
 
@@ -342,7 +366,132 @@ class AbsMaxL2(AbsMaxAve):
         Array(3., dtype=float32)
     """
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The norm of the channels' largest magnitudes."""
         (largest,) = measured
         return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
+
+
+@frozen_value
+class AbsPercentile(Ranked):
+    """The k-th smallest of `|x|`, `k = floor(q/100 * n + 1/2)` of `n` elements.
+
+    Among equal elements, the first gets the gradient. Ranks below 1 become 1.
+
+    Args:
+        high_percentile_q: q, 0 to 100.
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; ranks are those of the whole.
+
+    Raises:
+        ValueError: when q is not in 0 .. 100.
+
+    Example:
+        >>> AbsPercentile(50.0)(jnp.array([1.0, -4.0, 2.0, 3.0]))
+        Array(2., dtype=float32)
+    """
+
+    of_magnitude: ClassVar[bool] = True
+    ties = "first"
+    high_percentile_q: check.Percentage
+    stats_reduce_dim: Axes = None
+    keepdim: bool = False
+
+    @property
+    def percentiles(self) -> tuple[float, float]:
+        """The percentiles of both ends."""
+        return 0.0, self.high_percentile_q
+
+
+class InterpolatedAbsPercentile(AbsPercentile):
+    """The number at the place `q/100 * (n - 1)` of `n` sorted magnitudes, from 0: between its neighbours, as NumPy's
+    percentile. nan if one of them is.
+
+    Arguments: see `AbsPercentile`. Magnitudes have the slope 1 at 0.
+
+    Example:
+        >>> InterpolatedAbsPercentile(50.0)(jnp.array([1.0, -4.0, 2.0, 3.0]))
+        Array(2.5, dtype=float32)
+    """
+
+    slope_at_zero: ClassVar[bool] = True
+
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """Those of both neighbours, and of the last: nan if any is nan."""
+        low, high, _ = rank_between(self.high_percentile_q, count)
+        return low, high, count
+
+    def measure(self, x: Tensors) -> Any:
+        """The elements of those ranks, and the weight of the upper neighbour."""
+        *_, weight = rank_between(self.high_percentile_q, self.over.count(x))
+        return (*super().measure(x), jnp.float32(weight))
+
+    def statistic(self, measured: Measured) -> jax.Array:
+        """The number between."""
+        low, high, *fixed = measured
+        largest, weight = jax.lax.stop_gradient(fixed)
+        between = low * (1 - weight) + high * weight
+        return self.finished(jnp.where(jnp.isnan(largest), jnp.nan, between))
+
+
+@frozen_value
+class NegativePercentileOrZero(LowOrZero):
+    """The k-th smallest of `x`, `k = ceil(q/100 * n)`, or 0 if that is positive.
+
+    Args:
+        low_percentile_q: q, 0 to 100.
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; ranks are those of the whole.
+
+    Raises:
+        ValueError: when q is not in 0 .. 100.
+
+    Example:
+        >>> NegativePercentileOrZero(50.0)(jnp.array([-3.0, -1.0, 2.0, 3.0]))
+        Array(-1., dtype=float32)
+    """
+
+    ties = "first"
+    low_percentile_q: check.Percentage
+    stats_reduce_dim: Axes = None
+    keepdim: bool = False
+
+    @property
+    def percentiles(self) -> tuple[float, float]:
+        """The percentiles of both ends."""
+        return self.low_percentile_q, 100.0
+
+
+@frozen_value
+class PercentileInterval(Width):
+    """`|x_(high) - min(x_(low), 0)|`: the width between two percentiles, zero included.
+
+    `x_(low)` is the element of rank `ceil(low/100 * n)`, `x_(high)` that of rank `floor(high/100 * n + 1/2)`.
+
+    Args:
+        low_percentile_q: the low percentile, 0 to 100.
+        high_percentile_q: the high one, not less.
+        stats_reduce_dim: the axis to reduce, None for the whole tensor.
+        keepdim: keep the reduced axis with size 1.
+        axis_name: a mapped axis that the tensor is spread over, or a tuple of them; ranks are those of the whole.
+
+    Raises:
+        ValueError: when a percentile is not in 0 .. 100, or low > high.
+
+    Example:
+        >>> PercentileInterval(25.0, 75.0)(jnp.array([-3.0, -1.0, 2.0, 3.0]))
+        Array(5., dtype=float32)
+    """
+
+    ties = "first"
+    low_percentile_q: check.Percentage
+    high_percentile_q: check.Percentage
+    stats_reduce_dim: Axes = None
+    keepdim: bool = False
+
+    @property
+    def percentiles(self) -> tuple[float, float]:
+        """The percentiles of both ends."""
+        return self.low_percentile_q, self.high_percentile_q

@@ -19,18 +19,18 @@ from jqinject.core import check
 from jqinject.core._protocols import takes_cut
 from jqinject.core.component import frozen_value
 from jqinject.core.rounding import RoundToOddSte
-from jqinject.core.statistics.extremes import AbsMax, MinMax
+from jqinject.core.statistics.extremes import AbsMax, InterpolatedAbsPercentile, MinMax
 from jqinject.core.statistics.means import RMS, AbsMean
-from jqinject.core.statistics.percentiles import InterpolatedAbsPercentile
 from jqinject.core.statistics.search import least_of
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops.cut import Cut
+from jqinject.ops.fake_quant import within_range
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import IntGrid
 from jqinject.ops.power import divide
 from jqinject.ops.reductions import Over
 from jqinject.ops.sharding import Names
-from jqinject.ops.ste import nearest
+from jqinject.ops.ste import nearest, with_gradient_of
 
 Axes = Sequence[int] | Cut
 
@@ -197,8 +197,8 @@ class NonzeroRange:
 
     def __call__(self, x: jax.Array, axes: Any, names: Names = ()) -> ClippingRange:
         """See the class."""
-        found = self.calibration(x, axes, names) if names else self.calibration(x, axes)
-        return found._replace(high=jnp.where(found.high == 0.0, 1.0, found.high))
+        ends = self.calibration(x, axes, names) if names else self.calibration(x, axes)
+        return ends._replace(high=jnp.where(ends.high == 0.0, 1.0, ends.high))
 
 
 OF_NO_AXES = (AbsMaxRange, MinMaxRange)
@@ -306,7 +306,7 @@ class MSERange:
         """See the class."""
         x = jax.lax.stop_gradient(x)
         over = Over(axes if isinstance(axes, Cut) else tuple(axes), names)
-        whole = AbsMaxRange()(x, axes, names).high
+        largest = AbsMaxRange()(x, axes, names).high
         if self.q_dtype is None:
             grid = IntGrid(self.bit_width, narrow_range=self.narrow_range)
             steps = self.range_steps or 2.0 ** (self.bit_width - 1) - 0.5
@@ -323,5 +323,35 @@ class MSERange:
             scale = jnp.where(high > 0, divide(high, steps), 1.0)
             return over.sum(jnp.square(grid.round(divide(x, scale), rounding) * scale - x))
 
-        start = (whole, jnp.full(whole.shape, jnp.inf, jnp.float32))
-        return ClippingRange(least_of(start, lambda fraction: whole * fraction, error, fractions)[0])
+        start = (largest, jnp.full(largest.shape, jnp.inf, jnp.float32))
+        return ClippingRange(least_of(start, lambda fraction: largest * fraction, error, fractions)[0])
+
+
+def through_ends(
+    compute: Callable[..., Any],
+    x: jax.Array,
+    ends: ClippingRange | None,
+    *where: Any,
+    to_range: bool = True,
+    pure: bool = True,
+) -> Any:
+    """The number `compute(x, *where)` with the gradient of clipping `x` to the ends of a range.
+
+    Args:
+        compute: rounds to a value, or to a value and its payload.
+        x: float32.
+        ends: the range; None passes the whole gradient.
+        where: scale and zero point, which get no gradient.
+        to_range: whether the ends get the gradient where `x` lies beyond them.
+        pure: whether `compute` is a function without state; else it is called once, outside the derivative.
+    """
+    if ends is not None and pure:
+        return within_range(compute, x, ends.high, ends.low, *where, to_range=to_range)
+    y = compute(*jax.tree.map(jax.lax.stop_gradient, (x, *where)))
+    if ends is not None:
+        return within_range(_second, x, ends.high, ends.low, y, to_range=to_range)
+    return (with_gradient_of(x, y[0]), y[1]) if isinstance(y, tuple) else with_gradient_of(x, y)
+
+
+def _second(x: jax.Array, y: Any) -> Any:
+    return y

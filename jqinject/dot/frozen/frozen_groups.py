@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import Groups, GroupwiseQuantTensor, IntQuantTensor, on_integers
@@ -22,7 +23,7 @@ class ScaleForms:
 
     Attributes:
         scale_dtype: an 8-bit float dtype that holds every scale, up to one factor for all unless it is
-            `float8_e8m0fnu`; None for none.
+            `float8_e8m0fnu`; None if absent.
         whole_zero_point: every zero point is one of the integers.
     """
 
@@ -37,7 +38,7 @@ class ScaleForms:
             return scale.astype(jnp.float8_e8m0fnu), None
         return in_two_levels(scale, self.scale_dtype)
 
-    def of_zero_point(self, zero_point: jax.Array, dtype: Any, groups: Groups | None) -> jax.Array:
+    def of_zero_point(self, zero_point: jax.Array, dtype: DTypeLike, groups: Groups | None) -> jax.Array:
         """The zero points as stored: integer ones of groups as bytes, if the integers have at most 8 bits."""
         if groups is None or not self.whole_zero_point or jnp.iinfo(dtype).bits > 8:
             return zero_point
@@ -99,13 +100,13 @@ def without_groups(weight: GroupwiseQuantTensor, cut: Cut) -> Any:
     return IntQuantTensor(value, scale, zero, *fields, payload)
 
 
-def wide_metadata(metadata: Mapping[str, Any], groups: Groups, ndim: int) -> dict[str, Any]:
+def wide_metadata(metadata: Mapping[str, object], groups: Groups, ndim: int) -> dict[str, object]:
     """A weight's metadata for the weight in groups: what shards the axis shards its groups."""
 
-    def widened(found: Any) -> Any:
-        if not isinstance(found, tuple) or len(found) < ndim:
-            return found
-        place = len(found) + groups.dim + 1
-        return (*found[:place], None, *found[place:])
+    def widened(entry: Any) -> Any:
+        if not isinstance(entry, tuple) or len(entry) < ndim:
+            return entry
+        place = len(entry) + groups.dim + 1
+        return (*entry[:place], None, *entry[place:])
 
-    return {name: widened(found) if name in PER_AXIS else found for name, found in metadata.items()}
+    return {name: widened(entry) if name in PER_AXIS else entry for name, entry in metadata.items()}

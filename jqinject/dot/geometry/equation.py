@@ -9,11 +9,11 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 
-from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, Operand
 from jqinject.dot.geometry.labels import dimensions_of
+from jqinject.quant_tensor import as_array
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class EinsumLabels:
         else:
             once = sorted(label for label in set(lhs + rhs) - set(rest) if (lhs + rhs).count(label) == 1)
             out = rest + "".join(once)
-        found = cls(lhs, rhs, out)
-        found._check(equation, tuple(lhs_shape), tuple(rhs_shape))
-        return found
+        parsed = cls(lhs, rhs, out)
+        parsed._check(equation, tuple(lhs_shape), tuple(rhs_shape))
+        return parsed
 
     def _check(self, equation: str, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]) -> None:
         lengths: dict[str, int] = {}
@@ -68,13 +68,13 @@ class EinsumLabels:
                     f"{equation!r}: an operand of shape {shape} does not have {len(labels)} axes"
                 )
             for label, length in zip(labels, shape, strict=True):
-                known = lengths.setdefault(label, length)
-                if known != length and 1 not in (known, length):
+                size = lengths.setdefault(label, length)
+                if size != length and 1 not in (size, length):
                     raise ValueError(
-                        f"{equation!r}: axis {label!r} is {known} long in one place and {length} in another (shapes "
+                        f"{equation!r}: axis {label!r} is {size} long in one place and {length} in another (shapes "
                         f"{lhs_shape} and {rhs_shape})"
                     )
-                lengths[label] = max(known, length)
+                lengths[label] = max(size, length)
         unknown = set(self.out) - set(lengths)
         if unknown or len(set(self.out)) != len(self.out):
             raise ValueError(
@@ -94,7 +94,7 @@ class EinsumLabels:
             and all(lengths.get(label, n) == n for label, n in zip(self.rhs, rhs_shape, strict=True))
         )
 
-    def prepared(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array, EinsumLabels]:
+    def prepared(self, lhs: Operand, rhs: Operand) -> tuple[Operand, Operand, EinsumLabels]:
         """Operands without repeated labels, axes to broadcast, or labels to sum alone."""
         lengths = dict(zip(self.lhs, lhs.shape, strict=True))
         for label, length in zip(self.rhs, rhs.shape, strict=True):
@@ -134,19 +134,21 @@ def _spelled(labels: str, ndim: int, equation: str) -> tuple[str, str]:
     return labels.replace("...", rest), rest
 
 
-def _diagonal(x: jax.Array, labels: str) -> tuple[jax.Array, str]:
+def _diagonal(x: Operand, labels: str) -> tuple[Operand, str]:
     """An operand whose labels are all different."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             first, second = labels.index(label), labels.rindex(label)
-            x = jnp.diagonal(x, axis1=first, axis2=second)
+            x = jnp.diagonal(as_array(x), axis1=first, axis2=second)
             labels = labels[:first] + labels[first + 1 : second] + labels[second + 1 :] + label
     return x, labels
 
 
-def _without(x: jax.Array, labels: str, gone: Callable[[str, int], bool]) -> tuple[jax.Array, str]:
+def _without(x: Operand, labels: str, drops: Callable[[str, int], bool]) -> tuple[Operand, str]:
     """An operand with some axes summed."""
-    axes = [axis for axis, label in enumerate(labels) if gone(label, x.shape[axis])]
+    axes = [axis for axis, label in enumerate(labels) if drops(label, x.shape[axis])]
     if not axes:  # a QuantTensor stays one
         return x, labels
-    return x.sum(tuple(axes)), "".join(label for axis, label in enumerate(labels) if axis not in axes)
+    return as_array(x).sum(tuple(axes)), "".join(
+        label for axis, label in enumerate(labels) if axis not in axes
+    )

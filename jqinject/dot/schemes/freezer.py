@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jqinject.core import Frozen
 from jqinject.core.component import InnerModule
@@ -56,11 +57,11 @@ class Freezer(InnerModule):
     def __init__(
         self,
         shape: tuple[int, ...] | None = None,
-        dtype: Any = jnp.int8,
+        dtype: DTypeLike = jnp.int8,
         scale_shape: tuple[int, ...] = (),
         summed: tuple[int, ...] = (),
         *,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
     ) -> None:
         self.metadata = tuple((metadata or {}).items())
         self.value = nnx.data(None)
@@ -74,16 +75,16 @@ class Freezer(InnerModule):
         Raises:
             ValueError: it differs in shape or dtype from what is held.
         """
-        held = self.value
-        if held is not None and _facts(held) != _facts(operand):
+        stored = self.value
+        if stored is not None and _facts(stored) != _facts(operand):
             raise ValueError(
-                f"Freezer holds {_described(held)} and was given {_described(operand)}.\n  cure: a module of its own "
+                f"Freezer holds {_described(stored)} and was given {_described(operand)}.\n  cure: a module of its own "
                 "for every layer; one that several layers share can only be used in QuantMode.TRAIN"
             )
-        if held is not None and held.form == operand.form:
-            held.set_value(operand.numbers)
+        if stored is not None and stored.form == operand.form:
+            stored.set_value(operand.numbers)
         else:
-            metadata = dict(self.metadata) if held is None else held.get_metadata()
+            metadata = dict(self.metadata) if stored is None else stored.get_metadata()
             self.value = FrozenParam.holding(operand.numbers, operand.form, metadata)
 
     def get(self) -> FrozenParam:
@@ -102,7 +103,7 @@ class Freezer(InnerModule):
 
 
 def _zeros(
-    shape: tuple[int, ...], dtype: Any, scale_shape: tuple[int, ...]
+    shape: tuple[int, ...], dtype: DTypeLike, scale_shape: tuple[int, ...]
 ) -> IntQuantTensor | FloatQuantTensor:
     """Zeros with scales of 1."""
     payload, scale = jnp.zeros(shape, dtype), jnp.ones(scale_shape, jnp.float32)
@@ -112,7 +113,7 @@ def _zeros(
     return IntQuantTensor.stored(payload, scale, None, grid, jnp.float32)
 
 
-def _sharded(operand: FrozenParam, metadata: Any) -> FrozenParam:
+def _sharded(operand: FrozenParam, metadata: tuple[tuple[str, object], ...]) -> FrozenParam:
     """The parameter with its numbers where NNX places Variables with this metadata, on a mesh."""
     numbers, form = operand.numbers, operand.form
     of_value, of_scale = form.metadata(dict(metadata), numbers["scale"].shape)
@@ -120,11 +121,11 @@ def _sharded(operand: FrozenParam, metadata: Any) -> FrozenParam:
     return FrozenParam.holding({name: number.get_value() for name, number in placed.items()}, form)
 
 
-def _facts(held: FrozenParam) -> tuple[Any, ...]:
-    return held.form.stored, {name: number.shape for name, number in held.numbers.items()}
+def _facts(param: FrozenParam) -> tuple[Any, ...]:
+    return param.form.stored, {name: number.shape for name, number in param.numbers.items()}
 
 
-def _described(held: FrozenParam) -> str:
-    stored, scale = held.form.stored, held.numbers["scale"]
+def _described(param: FrozenParam) -> str:
+    stored, scale = param.form.stored, param.numbers["scale"]
     over = f", summed over axes {stored.summed}" if stored.summed else ""
     return f"{stored.dtype.name} numbers of shape {stored.shape} with scales of shape {scale.shape}{over}"

@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.typing import DTypeLike
 
+from jqinject.dot.geometry.dimensions import Operand, OutSharding
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
 from jqinject.quant_tensor import as_array
@@ -16,9 +18,9 @@ from jqinject.quant_tensor import as_array
 def einsum_by(
     dot_general: Callable[..., jax.Array],
     equation: str,
-    lhs: jax.Array,
-    rhs: jax.Array,
-    out_sharding: Any = None,
+    lhs: Operand,
+    rhs: Operand,
+    out_sharding: OutSharding = None,
 ) -> jax.Array:
     """The einsum of two arrays as one call of `dot_general`, in the given order.
 
@@ -60,9 +62,9 @@ def einsum_op(dot_general: Callable[..., jax.Array]) -> Callable[..., jax.Array]
         lhs: jax.Array,
         rhs: jax.Array,
         *,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
+        precision: jax.lax.PrecisionLike = None,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: OutSharding = None,
     ) -> jax.Array:
         by = partial(dot_general, preferred_element_type=preferred_element_type)
         return einsum_by(by, equation, lhs, rhs, out_sharding)

@@ -6,21 +6,24 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
+from jax.typing import DTypeLike
 
 from jqinject.core.state import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
-from jqinject.dot.geometry.dimensions import checked_dimensions
+from jqinject.dot.geometry.dimensions import Operand, OutSharding, checked_dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
+from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import (
     NO_STATE_IN_SWITCHED,
     AxesByName,
@@ -28,13 +31,14 @@ from jqinject.dot.schemes.contraction import (
     operands_with_state,
 )
 from jqinject.dot.schemes.freezer import Freezer, QuantMode
-from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
+from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import DotProduct, contract_by_scheme
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
 from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
 from jqinject.inject import Binding
 from jqinject.quant_tensor import is_quantized, on_integers
 
+Where: TypeAlias = DotProduct | Convolution | Ragged
 Axes = tuple[int, ...]
 
 
@@ -47,15 +51,15 @@ class QuantizedOp(Contraction):
 
     def __init__(
         self,
-        config: Any,
+        config: SchemeLike,
         *,
         lhs_quant_mode: QuantMode = QuantMode.TRAIN,
         rhs_quant_mode: QuantMode = QuantMode.TRAIN,
-        lhs_freezer: Mapping[str, Any] | Freezer | None = None,
-        rhs_freezer: Mapping[str, Any] | Freezer | None = None,
+        lhs_freezer: Mapping[str, object] | Freezer | None = None,
+        rhs_freezer: Mapping[str, object] | Freezer | None = None,
         lhs_shape: Sequence[int] | None = None,
         rhs_shape: Sequence[int] | None = None,
-        dimension_numbers: Any = None,
+        dimension_numbers: object = None,
         rngs: nnx.Rngs | None = None,
         operands: AxesByName | None = None,
     ) -> None:
@@ -63,8 +67,8 @@ class QuantizedOp(Contraction):
         if operands is None:
             operands = self._operands_of_shapes(config, lhs_shape, rhs_shape, dimension_numbers)
         scheme = self._scheme_of(config)
-        for each in scheme.both:
-            self._check_scheme(each)
+        for spec in scheme.both:
+            self._check_scheme(spec)
         super().__init__(scheme, name, rngs, operands)
         self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
@@ -73,7 +77,7 @@ class QuantizedOp(Contraction):
         self.rhs_freezer = _freezer(rhs_freezer)
 
     @classmethod
-    def _scheme_of(cls, config: Any) -> SchemeSpec:
+    def _scheme_of(cls, config: SchemeLike) -> SchemeSpec:
         """A scheme, as it applies to the operation."""
         return SchemeSpec.of(checked_scheme(config))
 
@@ -82,7 +86,7 @@ class QuantizedOp(Contraction):
         """Refuse a scheme that does not fit the operation, whatever its operands."""
 
     @classmethod
-    def operands_of(cls, config: Any, call: Callable[[Any], Any]) -> AxesByName:
+    def operands_of(cls, config: SchemeLike, call: Callable[[Any], Any]) -> AxesByName:
         """The axes of the operands whose quantizers keep state, for `operands=`; nothing is computed.
 
         Args:
@@ -92,7 +96,13 @@ class QuantizedOp(Contraction):
         return operands_with_state(lambda: cls(config), cls._scheme_of(config).both, call)
 
     @classmethod
-    def _operands_of_shapes(cls, config: Any, lhs_shape: Any, rhs_shape: Any, numbers: Any) -> AxesByName:
+    def _operands_of_shapes(
+        cls,
+        config: SchemeLike,
+        lhs_shape: Sequence[int] | None,
+        rhs_shape: Sequence[int] | None,
+        numbers: object,
+    ) -> AxesByName:
         """The axes of the operands whose quantizers keep state, for operands of these shapes; none without shapes."""
         if lhs_shape is None and rhs_shape is None and numbers is None:
             return {}
@@ -106,7 +116,7 @@ class QuantizedOp(Contraction):
 
     @staticmethod
     @abstractmethod
-    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
         """The arguments of a call.
 
         Args:
@@ -181,9 +191,9 @@ class QuantizedOp(Contraction):
         return frozen_numbers(tensor, stored_last, shifted, None, forms)
 
     def has_range(self) -> bool | None:
-        """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
-        found = [saw for saw in (proxy.has_range() for proxy in self.proxies) if saw is not None]
-        return all(found) if found else None
+        """Whether every collected range saw data; None without ranges. See `core.StaticRange`."""
+        seen_data = [saw for saw in (proxy.has_range() for proxy in self.proxies) if saw is not None]
+        return all(seen_data) if seen_data else None
 
     def begin_calibration(self) -> None:
         """Restart the collection of ranges."""
@@ -201,12 +211,12 @@ class QuantizedOp(Contraction):
 
     def _contract(
         self,
-        lhs: Any,
-        rhs: Any,
-        numbers: Any,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-        unrounded: Any = None,
+        lhs: Operand,
+        rhs: Operand,
+        numbers: object,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: OutSharding = None,
+        unrounded: jax.Array | None = None,
     ) -> jax.Array:
         """The contraction of two operands of `_seen`."""
         dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
@@ -218,7 +228,7 @@ class QuantizedOp(Contraction):
         dot = DotProduct(dims, np.dtype(dtype), out_sharding)
         return self._by_scheme(dot, left, right, unrounded)
 
-    def _by_scheme(self, static: Any, *operands: Any) -> jax.Array:
+    def _by_scheme(self, static: Where, *operands: Any) -> jax.Array:
         """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.
 
         Args:
@@ -245,7 +255,7 @@ class QuantizedOp(Contraction):
         contraction.set_view(self.use_running_average, self.deterministic)
         return contraction
 
-    def _seen(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    def _seen(self, lhs: Operand, rhs: Operand) -> tuple[Operand, Operand]:
         """The operands of a call, each in its stored form where its mode, or the caller, serves that."""
         if self.lhs_quant_mode is QuantMode.SERVE:
             lhs = self.lhs_freezer.get().operand(lhs.dtype)
@@ -254,7 +264,7 @@ class QuantizedOp(Contraction):
         left, right = (x.operand() if isinstance(x, FrozenParam) else x for x in (lhs, rhs))
         return left, right
 
-    def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
+    def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Operand:
         """An operand; in its stored form, after it is stored, where its mode says so."""
         if (self.lhs_quant_mode if side == "lhs" else self.rhs_quant_mode) is not QuantMode.CONVERT:
             return x.tensor
@@ -268,7 +278,7 @@ class QuantizedOp(Contraction):
         """Same arguments as the function it replaces."""
 
 
-def contract_compiled(contraction: Contraction, static: Any, *operands: Any) -> jax.Array:
+def contract_compiled(contraction: Contraction, static: Where, *operands: Any) -> jax.Array:
     """A contraction by a scheme, compiled where it would else run one operation after the other.
 
     That is a contraction of arrays, or of stored tensors, outside of `jit`, whose quantizers keep no state.
@@ -290,8 +300,14 @@ def contract_compiled(contraction: Contraction, static: Any, *operands: Any) -> 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _compiled(
-    static: Any, scheme: SchemeSpec, where: str, stateless: Any, modes: Any, stream: Any, operands: Any
-) -> tuple[jax.Array, Any]:
+    static: Where,
+    scheme: SchemeSpec,
+    where: str,
+    stateless: tuple[str, str] | None,
+    modes: tuple[bool, bool],
+    stream: nnx.RngStream | None,
+    operands: tuple[object, ...],
+) -> tuple[jax.Array, nnx.RngStream | None]:
     """The contraction, and the stream that it has drawn from.
 
     Args:
@@ -305,11 +321,11 @@ def _compiled(
     return contract_by_scheme(contraction, static, *map(unpacked_tensor, operands)), contraction.stream
 
 
-def _checked(mode: Any, name: str) -> QuantMode:
+def _checked(mode: object, name: str) -> QuantMode:
     if isinstance(mode, QuantMode):
         return mode
     raise TypeError(f"{name} must be QuantMode.TRAIN, QuantMode.CONVERT or QuantMode.SERVE, got {mode!r}")
 
 
-def _freezer(given: Mapping[str, Any] | Freezer | None) -> Freezer:
-    return given if isinstance(given, Freezer) else Freezer(**(given or {}))
+def _freezer(freezer: Mapping[str, object] | Freezer | None) -> Freezer:
+    return freezer if isinstance(freezer, Freezer) else Freezer(**(freezer or {}))

@@ -22,10 +22,10 @@ class MissingRngsError(ValueError):
     """
 
     def __init__(self, where: str, what: str = "stochastic rounding") -> None:
-        other = "random_signs = False" if what == SIGNS else "rounding to nearest (rng_type=None)"
+        alternative = "random_signs = False" if what == SIGNS else "rounding to nearest (rng_type=None)"
         super().__init__(
             f"{where}: {what} needs a key, and there are no rngs.\n  cure: {where.partition(':')[0]}(scheme, "
-            f"rngs=nnx.Rngs(...)), key=jax.random.key(...) for a function, or {other}"
+            f"rngs=nnx.Rngs(...)), key=jax.random.key(...) for a function, or {alternative}"
         )
 
 

@@ -35,16 +35,16 @@ def check_features(scheme: SchemeSpec, inputs: int | None, outputs: int | None, 
         Traceback (most recent call last):
         ValueError: QuantLinear: Quartet.fprop_lhs: pre_transform turns blocks of 32, which do not fill the 20 inputs...
     """
-    for each in scheme.both:
+    for spec in scheme.both:
         for names, length, what in zip(PRODUCTS, (inputs, outputs), SUMS, strict=False):
             if length is None:
                 continue
             for name in names:
-                why = _misfit(each[name], length)
+                why = _misfit(spec[name], length)
                 if why:
                     cure = _CURES[why[:3]]
                     raise ValueError(
-                        f"{where}: {each.name}.{name}: {why} the {length} {what}.\n  cure: {cure}"
+                        f"{where}: {spec.name}.{name}: {why} the {length} {what}.\n  cure: {cure}"
                     )
 
 
@@ -56,7 +56,8 @@ _CURES = {
 
 def _misfit(operand: Any, length: int) -> str:
     """What does not fill so many numbers; empty if everything does."""
-    size = getattr(transform_of(operand), "block_size", None)
+    transform = transform_of(operand)
+    size = None if transform is None else transform.block_size
     if size is not None and length % size:
         return f"pre_transform turns blocks of {size}, which do not fill"
     if not isinstance(operand, Binding) or not operand.declares("group_size"):
@@ -83,12 +84,12 @@ def check_random_numbers(scheme: SchemeSpec, rngs: nnx.Rngs | None, where: str, 
     """
     if rngs is not None:
         return
-    for each in scheme.both:
-        drawn = [flag for flag in SIGNS if flag in each.flags]
-        found = {n: assembled_for_any(n, x) for n, x in each.operands if isinstance(x, Binding)}
-        drawn += [name for name, operand in found.items() if operand is not None and operand.draws]
+    for spec in scheme.both:
+        drawn = [flag for flag in SIGNS if flag in spec.flags]
+        quantizers = {n: assembled_for_any(n, x) for n, x in spec.operands if isinstance(x, Binding)}
+        drawn += [name for name, operand in quantizers.items() if operand is not None and operand.draws]
         if drawn:
             raise ValueError(
-                f"{where}: {each.name}.{drawn[-1]} draws random numbers (stochastic rounding), and there are no rngs.\n"
+                f"{where}: {spec.name}.{drawn[-1]} draws random numbers (stochastic rounding), and there are no rngs.\n"
                 f"  cure: {cure}, or a scheme that rounds to nearest"
             )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, Kept, SchemeSpec, role_of
+from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, Kept, SchemeLike, SchemeSpec, role_of
 from jqinject.inject import Binding
 
 WEIGHTS = ("weight", "parameter")
 CONVOLUTION, RAGGED = "conv_general_dilated", "ragged_dot"
 
 
-def weight_quantizer(scheme: Any, operation: str) -> Binding | None:
+def weight_quantizer(scheme: SchemeLike, operation: str) -> Binding | None:
     """The quantizer that a scheme has for `w`, if it can quantize the parameter in its own shape.
 
     Args:
@@ -23,45 +21,45 @@ def weight_quantizer(scheme: Any, operation: str) -> Binding | None:
         None if `w` is float, or can only be quantized as the contraction sees it; see `why_not_stored`.
     """
     spec = SchemeSpec.of(scheme)
-    found = spec["fprop_rhs"]
-    return found if isinstance(found, Binding) and not why_not_stored(scheme, operation) else None
+    operand = spec["fprop_rhs"]
+    return operand if isinstance(operand, Binding) and not why_not_stored(scheme, operation) else None
 
 
-def why_not_stored(scheme: Any, operation: str) -> str:
+def why_not_stored(scheme: SchemeLike, operation: str) -> str:
     """Why the weight of a contraction by a scheme cannot be stored for serving; empty if it can, or is float."""
     spec = SchemeSpec.of(scheme)
-    found = spec["fprop_rhs"]
-    if not isinstance(found, Binding):
+    operand = spec["fprop_rhs"]
+    if not isinstance(operand, Binding):
         return ""
     if spec.delay:
         return f"in its first {spec.delay} calls in training it is that of another scheme (quant_delay_steps)"
     if spec.fprop.tiles is not None and operation != CONVOLUTION:
         return "its forward contraction is cut into pieces (tile_size=), which have scales of their own"
-    if transform_of(found) is not None:
-        return f"{found.base.__name__} transforms it, as the contraction sees it"
-    role = role_of(found)
+    if transform_of(operand) is not None:
+        return f"{operand.base.__name__} transforms it, as the contraction sees it"
+    role = role_of(operand)
     if role == "operand":
-        mode = found.resolve("dequant_mode")
+        mode = operand.resolve("dequant_mode")
         return "" if mode == "output" else f"its dequant_mode is {mode!r}, so no payload is contracted"
     if role in WEIGHTS:
         return ""
-    return f"{found.base.__name__} quantizes {role}s, as the contraction sees them"
+    return f"{operand.base.__name__} quantizes {role}s, as the contraction sees them"
 
 
-def rounds_weight_again(scheme: Any) -> bool:
+def rounds_weight_again(scheme: SchemeLike) -> bool:
     """Whether a scheme takes another version of `w` backward than the forward product's."""
     spec = SchemeSpec.of(scheme)
     return spec["dgrad_rhs"] is not Kept.FPROP or "conv_gradients" not in spec.flags
 
 
-def quantizes_backward(scheme: Any) -> bool:
+def quantizes_backward(scheme: SchemeLike) -> bool:
     """Whether a scheme says how operands of the backward products are rounded."""
     spec = SchemeSpec.of(scheme)
     again = any(spec[name] is not Kept.FPROP for name in AGAIN)
     return again or any(spec[name] is not None for name in GRADIENTS)
 
 
-def ragged_input_quantizer(scheme: Any) -> Binding | None:
+def ragged_input_quantizer(scheme: SchemeLike) -> Binding | None:
     """The quantizer of `x` for a ragged contraction by a scheme, whose gradients are those of the dequantized values.
 
     Raises:
@@ -70,13 +68,13 @@ def ragged_input_quantizer(scheme: Any) -> Binding | None:
     """
     spec = SchemeSpec.of(scheme)
     why = why_not_stored(scheme, RAGGED)
-    found = spec["fprop_lhs"]
-    if isinstance(found, Binding):
-        row = role_of(found) == "activation"
-        why = why or ("" if row else f"{found.base.__name__} is not a quantizer of activations")
+    operand = spec["fprop_lhs"]
+    if isinstance(operand, Binding):
+        row = role_of(operand) == "activation"
+        why = why or ("" if row else f"{operand.base.__name__} is not a quantizer of activations")
     if why:
         raise ValueError(
             f"the scheme {spec.name} does not fit a ragged contraction: {why}.\n  cure: a rule before it that names "
             "the parameter, with a scheme of fprop_lhs and fprop_rhs alone, or with weight_quant and input_quant"
         )
-    return found if isinstance(found, Binding) else None
+    return operand if isinstance(operand, Binding) else None

@@ -14,7 +14,7 @@ from jqinject.formats.files.safetensors_files import open_safetensors
 from jqinject.formats.loading.parameter_names import compiled
 from jqinject.inject.errors import did_you_mean
 from jqinject.model import LoadReport, load_state
-from jqinject.model.state.soundness import RECORD
+from jqinject.model.state.checkpoint_entries import RECORD
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 

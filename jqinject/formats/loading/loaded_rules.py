@@ -15,7 +15,7 @@ from jqinject.formats.loading.loaded_quantizers import input_quantizer, put_rang
 from jqinject.formats.loading.loading_plan import Assignment
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model import Rule
-from jqinject.model.quantizing.counterparts import counterpart_of
+from jqinject.model.quantizing.rules import counterpart_of
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer

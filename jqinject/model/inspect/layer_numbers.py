@@ -52,7 +52,7 @@ class Clipped:
         x: the inputs.
         value: quantized and dequantized.
         scale: float per step.
-        zero_point: the step that stands for 0.
+        zero_point: the step of 0.
         low, high: the first and the last step of the quantizer's range.
     """
 
@@ -87,11 +87,11 @@ def histogram(calls: Sequence[Clipped]) -> Histogram | None:
     ranges = [
         np.unique(np.stack(np.broadcast_arrays(*call.bounds())).reshape(2, -1), axis=1) for call in calls
     ]
-    each = np.unique(np.concatenate(ranges, axis=1), axis=1)
-    if not np.all(np.isfinite(each)):
+    bounds = np.unique(np.concatenate(ranges, axis=1), axis=1)
+    if not np.all(np.isfinite(bounds)):
         return None
-    if each.shape[1] == 1:
-        unit, (low, high) = "value", each[:, 0].tolist()
+    if bounds.shape[1] == 1:
+        unit, (low, high) = "value", bounds[:, 0].tolist()
         numbers = [call.x for call in calls]
     else:
         unit = "steps"
@@ -150,17 +150,17 @@ class History:
     values: tuple[float, ...]
 
 
-def histories_of(slots: Iterable[tuple[str, Any]]) -> tuple[History, ...]:
+def histories_of(slots: Iterable[tuple[str, object]]) -> tuple[History, ...]:
     """The histories of quantizers.
 
     Args:
         slots: the slot and the quantizer of each; anything else is left out.
     """
     return tuple(
-        found
+        history
         for slot, proxy in slots
         if isinstance(proxy, QuantProxyFromInjector) and isinstance(proxy.tensor_quant, nnx.Module)
-        for found in _of_quantizer(slot, proxy.tensor_quant)
+        for history in _of_quantizer(slot, proxy.tensor_quant)
     )
 
 
@@ -187,23 +187,23 @@ def _placeholders(nodes: Iterable[tuple[tuple[Any, ...], Any]]) -> Iterator[tupl
             yield from ((*path, name) for name in node.unfilled())
 
 
-def _numbers(path: tuple[Any, ...], node: Any) -> Iterator[tuple[str, Any]]:
+def _numbers(path: tuple[object, ...], node: object) -> Iterator[tuple[str, Any]]:
     """The statistics and learned numbers of a Variable that are no history, by name."""
     if not isinstance(node, QuantParam | QuantStat | GradStat):
         return
     for below, part in state_parts(node):
         above = path[:-1] if below else path
         name = ".".join(map(str, (*above, *below)))
-        other = name.rpartition(".")[2] in (*PASSING, "amax_history")
-        if not other and jnp.issubdtype(part.dtype, jnp.floating) and part.size:
+        is_passing = name.rpartition(".")[2] in (*PASSING, "amax_history")
+        if not is_passing and jnp.issubdtype(part.dtype, jnp.floating) and part.size:
             yield name, part
 
 
 def _steps(scaling: AmaxScaling) -> tuple[float, ...]:
     """The largest amax of each step, oldest first, without the leading zeros of steps not yet taken."""
-    held = on_host(scaling.amax_history.get_value()).astype(np.float64)
-    axis = held.ndim - 1 - len(scaling.scaling_shape)
-    steps = np.moveaxis(held, axis, 0).reshape(held.shape[axis], -1)
+    record = on_host(scaling.amax_history.get_value()).astype(np.float64)
+    axis = record.ndim - 1 - len(scaling.scaling_shape)
+    steps = np.moveaxis(record, axis, 0).reshape(record.shape[axis], -1)
     largest = np.roll(steps.max(axis=1, initial=0.0), -1)  # element 0 is the newest, element 1 the oldest
     return tuple(np.trim_zeros(largest, "f").tolist())
 
@@ -276,42 +276,12 @@ class LayerNumbers:
     histories: tuple[History, ...] = ()
 
 
-@dataclass(frozen=True)
-class LayerReport:
-    """The report's entry for one layer.
-
-    Attributes:
-        path: the layer's path in the model.
-        layer: its class.
-        contraction: "int", "fp8", "fp4" or "float", as in the compiled program; "none" if it has none there.
-        program: dtypes of the operands and of the output, in XLA's notation.
-        weight_bytes: of its weight, with scales and zero points.
-        note: why quantized numbers are contracted as floats, or why they are not quantized; whether the weight's groups
-            cross its shards.
-        operations: multiply-accumulates of its contractions for these inputs, over all calls; 0 if it is not called. A
-            loop body counts once per iteration (once if the trip count is unknown); of several branches, the one with
-            the most counts.
-        formats: the numbers that quantizers make of its input and of its weight, as in "int8 x int4"; "" for neither.
-        numbers: its quantization error; None in a report without numbers, or if the layer is not quantized.
-    """
-
-    path: str
-    layer: str
-    contraction: str
-    program: str
-    weight_bytes: int
-    note: str = ""
-    operations: int = 0
-    formats: str = ""
-    numbers: LayerNumbers | None = None
-
-
-def plain(found: Any) -> Any:
+def plain(value: object) -> Any:
     """A dataclass as dicts, lists, strings and numbers that JSON supports; inf, -inf and nan become their names."""
-    if dataclasses.is_dataclass(found) and not isinstance(found, type):
-        return {field.name: plain(getattr(found, field.name)) for field in dataclasses.fields(found)}
-    if isinstance(found, tuple | list):
-        return [plain(entry) for entry in found]
-    if isinstance(found, float) and not math.isfinite(found):
-        return str(found)
-    return found
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

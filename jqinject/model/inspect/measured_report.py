@@ -15,6 +15,7 @@ from flax import nnx
 from jqinject.core import QuantStat
 from jqinject.core._protocols import grid_of, has_zero_point, number_format, scale_dtype
 from jqinject.core.component import InnerModule
+from jqinject.model.from_payload import unfreeze_from_payload
 from jqinject.model.frozen_weights import restore_masters, without_masters
 from jqinject.model.inspect.layer_numbers import (
     Clipped,
@@ -26,10 +27,8 @@ from jqinject.model.inspect.layer_numbers import (
     saturation,
 )
 from jqinject.model.inspect.sensitivity import SensitivityRuns
-from jqinject.model.running.recorder import Recorder
-from jqinject.model.running.switching import quantized_layers, switchable
-from jqinject.model.static_ranges import listed
-from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.model.inspect.switching import Recorder, quantized_layers, switchable
+from jqinject.model.walk import ModelIndex, Path, dotted, listed
 from jqinject.program import HELD, Call, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import as_array, is_concrete
@@ -53,12 +52,12 @@ class Measured:
     output_sqnr_db: float
 
 
-def sqnr_db(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
+def sqnr_db(reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]) -> float:
     """`10 log10(sum(y**2) / sum((y - q)**2))` over all elements of some arrays, in decibels.
 
     Args:
         reference: y, float64.
-        found: q, of the same shapes.
+        quantized: q, of the same shapes.
 
     Returns:
         inf if they are equal, -inf if only y is 0, nan if there is a nan or both have an inf.
@@ -69,7 +68,7 @@ def sqnr_db(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> flo
     """
     with np.errstate(all="ignore"):
         signal = sum(float(np.sum(np.square(y))) for y in reference)
-        noise = sum(float(np.sum(np.square(y - q))) for y, q in zip(reference, found, strict=True))
+        noise = sum(float(np.sum(np.square(y - q))) for y, q in zip(reference, quantized, strict=True))
     if noise == 0:
         return math.inf
     return -math.inf if signal == 0 else 10 * (math.log10(signal) - math.log10(noise))
@@ -80,16 +79,17 @@ def check_numbers(model: nnx.Module, call: Call, reference: nnx.Module | None) -
 
     Raises:
         TypeError: an input or a Variable of the model is not a concrete array.
-        ValueError: frozen layers or parameters whose float numbers are gone; without `reference`, weights in whose
+        ValueError: without `reference`, frozen layers or parameters whose float numbers are gone, and weights in whose
             place are the numbers that a solver chose.
     """
-    gone = without_masters(ModelIndex(model))
-    if gone:
+    frozen = without_masters(ModelIndex(model)) if reference is None else {}
+    if frozen:
         raise ValueError(
             "report(numbers=True) compares with the float model, and the float weights "
-            f"{listed(tuple(map(dotted, gone)))} are gone: frozen.\n"
+            f"{listed(tuple(map(dotted, frozen)))} are gone: frozen.\n"
             "  cure: keep the model that is not frozen, and ask it: freeze(nnx.clone(model)), "
-            "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True)"
+            "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True); or "
+            "reference=float_model"
         )
     for (_, place, *_), leaf in jax.tree_util.tree_leaves_with_path((call.args, call.kwargs)):
         if _abstract(leaf):
@@ -115,7 +115,7 @@ def check_numbers(model: nnx.Module, call: Call, reference: nnx.Module | None) -
         )
 
 
-def _abstract(leaf: Any) -> bool:
+def _abstract(leaf: object) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct) or not is_concrete(leaf)
 
 
@@ -133,7 +133,7 @@ def measure(
         model: in evaluation mode; not changed.
         call: of it, with arrays.
         sites: see `SensitivityRuns`.
-        reference: has the float weights in whose place are those that a solver chose.
+        reference: has the float weights in whose place are frozen ones, or those that a solver chose.
     """
     model = _with_float_parameters(model)
     if reference is not None:
@@ -150,7 +150,7 @@ def measure(
         except Exception as error:
             error.add_note(ADVICE)
             raise
-        found = {
+        entries = {
             entry: _numbers(
                 entry, _slots(model, nodes, runs, entry), in_float, quantized, switched.get(entry)
             )
@@ -159,14 +159,18 @@ def measure(
     finally:
         in_float.clear()
         quantized.clear()
-    return Measured(found, sqnr_db(floats, output))
+    return Measured(entries, sqnr_db(floats, output))
 
 
 def _with_float_parameters(model: nnx.Module) -> nnx.Module:
-    """The model with the float parameters that were kept beside frozen ones; in evaluation it is the same function."""
+    """The model with float parameters for frozen ones: those kept, or the stored values on committed scales.
+
+    In evaluation it is the same function.
+    """
     if not ModelIndex(model).frozen_parameters:
         return model
     copy = nnx.clone(model, graph=True)
+    unfreeze_from_payload(ModelIndex(copy))
     restore_masters(ModelIndex(copy))
     copy.eval()
     return copy
@@ -177,31 +181,37 @@ def _is_read(quantized: Recorder, entry: str) -> bool:
     return any(quantized.calls(entry, what) for what in ("quantized", "weight"))
 
 
-def _slots(model: Any, nodes: Mapping[str, Any], runs: SensitivityRuns, entry: str) -> list[tuple[str, Any]]:
+def _slots(
+    model: object, nodes: Mapping[str, object], runs: SensitivityRuns, entry: str
+) -> list[tuple[str, Any]]:
     """The quantizers of an entry, by slot."""
-    known = vars(model).get(HELD)
+    quantizers = vars(model).get(HELD)
     mine = runs.slots.get(entry, {}).items()
-    held = [(slot, known[site]) for site, slot in mine if site in tuple(known)] if known is not None else []
-    return [*vars(nodes[entry]).items(), *held] if entry in nodes else held
+    between = (
+        [(slot, quantizers[site]) for site, slot in mine if site in tuple(quantizers)]
+        if quantizers is not None
+        else []
+    )
+    return [*vars(nodes[entry]).items(), *between] if entry in nodes else between
 
 
 def _sensitivity(runs: SensitivityRuns, entry: str, reference: list[np.ndarray]) -> tuple[float, float]:
     """The ratio of the output if only this entry is quantized, and if only this one is not."""
-    alone = runs.mixed({other: other == entry for other in runs.entries}, others=False)
-    without = runs.mixed({other: other != entry for other in runs.entries}, others=True)
+    alone = runs.mixed({name: name == entry for name in runs.entries}, others=False)
+    without = runs.mixed({name: name != entry for name in runs.entries}, others=True)
     return sqnr_db(reference, alone), sqnr_db(reference, without)
 
 
 def _numbers(
     path: str,
-    slots: Sequence[tuple[str, Any]],
+    slots: Sequence[tuple[str, object]],
     in_float: Recorder,
     quantized: Recorder,
     switched: tuple[float, float] | None,
 ) -> LayerNumbers:
-    kept = histories_of(slots)
+    histories = histories_of(slots)
     if switched is None:
-        return LayerNumbers(calls=0, histories=kept)
+        return LayerNumbers(calls=0, histories=histories)
     outputs, there = in_float.of(path, "float"), quantized.of(path, "quantized")
     parts = {part: _clipped(quantized, path, part) for part in ("weight", "input", "output")}
     isolated = accumulated = None
@@ -223,7 +233,7 @@ def _numbers(
             input=histogram(parts["input"]),
             output=histogram(parts["output"]),
         ),
-        histories=kept,
+        histories=histories,
     )
 
 
@@ -244,7 +254,7 @@ class SolvedQuant(InnerModule):
         weight: the weight that the solver chose, on the quantizer's grid.
     """
 
-    def __init__(self, quantizer: Any, weight: jax.Array) -> None:
+    def __init__(self, quantizer: object, weight: jax.Array) -> None:
         self.quantizer: Any = (
             nnx.data(quantizer) if isinstance(quantizer, nnx.Module) else nnx.static(quantizer)
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.numpy as jnp
 
-from jqinject.model.running.recorder import Recorder, clipped_fields
+from jqinject.model.inspect.switching import Recorder, clipped_fields
 from jqinject.program import Around, AsWritten, Quantizers, Site, Tracked, WeightCall
 from jqinject.quant_tensor import is_quantized
 
@@ -51,10 +51,10 @@ class SiteRun:
         """The output that flows on."""
 
     @abstractmethod
-    def chosen(self, entry: str, quantized: Any, floats: Any) -> Any:
+    def chosen(self, entry: str, quantized: object, floats: object) -> Any:
         """What an operation that does not contract a parameter reads of it."""
 
-    def weight(self, entry: str, site: str, proxy: Any, x: Any, made: Any) -> None:
+    def weight(self, entry: str, site: str, proxy: object, x: object, quantized: object) -> None:
         """A parameter was quantized."""
 
     def gradient(self, entry: str, site: str) -> None:
@@ -75,7 +75,7 @@ class FloatingSites(SiteRun):
         self._recorder.note(entry, "float", y, out.array)
         return _with_array(out, y)
 
-    def chosen(self, entry: str, quantized: Any, floats: Any) -> Any:
+    def chosen(self, entry: str, quantized: object, floats: object) -> Any:
         """See `SiteRun`."""
         return floats
 
@@ -103,23 +103,23 @@ class QuantizedSites(SiteRun):
         self._recorder.note(entry, "quantized", out.array)
         return out
 
-    def chosen(self, entry: str, quantized: Any, floats: Any) -> Any:
+    def chosen(self, entry: str, quantized: object, floats: object) -> Any:
         """See `SiteRun`."""
         return quantized
 
-    def weight(self, entry: str, site: str, proxy: Any, x: Any, made: Any) -> None:
+    def weight(self, entry: str, site: str, proxy: object, x: object, quantized: object) -> None:
         """See `SiteRun`."""
         if entry not in self.sites.layers:
-            self._hear(entry, "weight", site, proxy, x, made)
+            self._hear(entry, "weight", site, proxy, x, quantized)
 
     def gradient(self, entry: str, site: str) -> None:
         """See `SiteRun`."""
         self.slots[entry][site] = "grad_quant"
 
-    def _hear(self, entry: str, part: str, site: str, proxy: Any, x: Any, made: Any) -> None:
+    def _hear(self, entry: str, part: str, site: str, proxy: Any, x: Any, quantized: Any) -> None:
         self.slots[entry][site] = SLOTS[part]
-        if is_quantized(made):
-            self._recorder.note(entry, part, *clipped_fields(proxy, x, made))
+        if is_quantized(quantized):
+            self._recorder.note(entry, part, *clipped_fields(proxy, x, quantized))
 
 
 @final
@@ -152,7 +152,7 @@ class Observing(Around):
     def __init__(self, run: SiteRun) -> None:
         self._run = run
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """See `Around`."""
         return ObservedQuantizers(call(*args, **kwargs), self._run)
 
@@ -166,8 +166,8 @@ class ObservedQuantizers(AsWritten):
         sites: what is done at a contraction.
     """
 
-    def __init__(self, held: Any, sites: SiteRun) -> None:
-        self._held, self._sites = held, sites
+    def __init__(self, quantizers: Any, sites: SiteRun) -> None:
+        self._held, self._sites = quantizers, sites
         self._entry = ""  # of the contraction that is running
 
     @property
@@ -199,12 +199,12 @@ class ObservedQuantizers(AsWritten):
                 return self._held.transformed(site, x)
             if isinstance(self._sites, QuantizedSites):
                 self._sites.has_others = True
-        made = self._held.quantize(site, x, token)
+        quantized = self._held.quantize(site, x, token)
         if weight is not None:
-            self._sites.weight(weight, site.name, self._held.proxy_at(site.name), x, made)
+            self._sites.weight(weight, site.name, self._held.proxy_at(site.name), x, quantized)
         elif self._entry and site.name.endswith("_grad"):
             self._sites.gradient(self._entry, site.name)
-        return made
+        return quantized
 
     def transformed(self, site: Site, x: jax.Array) -> jax.Array:
         """See `Quantizers`."""

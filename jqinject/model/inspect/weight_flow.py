@@ -2,16 +2,12 @@
 
 The interpreter of `jqinject.program` follows a parameter only through operations that move its numbers. Here it is
 followed through every operation, and into branches, loops and functions with custom derivatives, so that what the
-interpreter does not reach can be named. Next: `coverage_rows`.
+interpreter does not reach can be named. Next: `site_table`.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
-import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,31 +17,19 @@ from jqinject.program import only_moves, operation_of, path_in, runs_inside
 from jqinject.program.jaxpr import Body, Equation, Scan, While, settled
 
 
-def operations_by(body: Body, mark: re.Pattern[str], outer: str = "") -> Counter[str]:
-    """Count the multiply-accumulates of a program's contractions, by named scope.
+def operations_in(body: Body) -> int:
+    """Count the multiply-adds of a program's contractions.
 
     A loop body counts once per iteration, or once if the trip count is unknown; of several branches, the one with the
     most counts; see `Equation.times`.
-
-    Args:
-        body: a traced program.
-        mark: matches a scope of interest in a name stack; its first group is the key. The innermost match counts.
-        outer: the key of what has no mark of its own; empty for none.
     """
-    found: Counter[str] = Counter()
+    count = 0
     for equation in body.equations:
-        scope = next(iter(reversed(mark.findall(equation.scopes))), outer)
-        counts = COUNTS.get(equation.name)
-        if counts is not None:
-            if scope:
-                found[scope] += counts(equation)
-            continue
-        inner = [operations_by(part, mark, scope) for part in equation.bodies]
-        if equation.branches:
-            inner = [functools.reduce(operator.or_, inner)]
-        for part in inner:
-            found.update({key: equation.times * count for key, count in part.items()})
-    return found
+        own = COUNTS.get(equation.name)
+        inner = [operations_in(part) for part in equation.bodies] if own is None else []
+        within = max(inner) if equation.branches else sum(inner)
+        count += own(equation) if own is not None else equation.times * within
+    return count
 
 
 def _of_dot(equation: Equation) -> int:
@@ -70,11 +54,9 @@ def _of_ragged_dot(equation: Equation) -> int:
 
 
 def _of_kernel(equation: Equation) -> int:
-    inner = (operations_by(part, UNMARKED, "kernel") for part in equation.bodies)
-    return equation.times * sum(counts.total() for counts in inner)
+    return equation.times * sum(map(operations_in, equation.bodies))
 
 
-UNMARKED = re.compile(r"(?!)")
 COUNTS: dict[str, Callable[[Equation], int]] = {
     "dot_general": _of_dot,
     "conv_general_dilated": _of_convolution,
@@ -91,18 +73,16 @@ class Flow:
         depends: whether it depends on the arguments of the call.
         sources: the arrays of the model that it is made of; for a value that depends on arguments, the array that its
             rows were looked up in.
-        through: the first operation on the way that does more than move numbers; "" if there is none.
+        through: the first operation on the way that does more than move numbers; "" for none.
     """
 
     depends: bool = False
     sources: frozenset[str] = frozenset()
     through: str = ""
 
-    def joined(self, other: Flow) -> Flow:
-        """Of a value that is one or the other."""
-        return Flow(
-            self.depends or other.depends, self.sources | other.sources, self.through or other.through
-        )
+    def joined(self, flow: Flow) -> Flow:
+        """Return the flow of a value that is either of two."""
+        return Flow(self.depends or flow.depends, self.sources | flow.sources, self.through or flow.through)
 
 
 ARGUMENT = Flow(depends=True)
@@ -122,7 +102,7 @@ class TracedContraction:
             branches, the one with the most multiply-adds.
         through: as in `Flow`, of the weight.
         steps: how many steps the loops around it have, of those whose length is known; 1 outside of loops.
-        inside: the operation that it is inside of and that quantizers do not reach into; "" if there is none.
+        inside: the operation that it is inside of and that quantizers do not reach into; "" for none.
     """
 
     equation: Equation
@@ -173,7 +153,7 @@ class WeightFlow:
     """Follows the arrays of a model through a program.
 
     Attributes:
-        found: the contractions and look-ups, in the program's order.
+        contractions: the contractions and look-ups, in the program's order.
         read: the arrays that some operation reads.
 
     Args:
@@ -185,7 +165,7 @@ class WeightFlow:
     def __init__(
         self, body: Body, inputs: Sequence[Flow], constant: Callable[[Any], Flow] = lambda value: Flow()
     ) -> None:
-        self.found: list[TracedContraction] = []
+        self.contractions: list[TracedContraction] = []
         self.read: set[str] = set()
         self._constant = constant
         self._run(body, inputs, Place())
@@ -241,7 +221,7 @@ class WeightFlow:
 
     def _moved(self, equation: Equation, inputs: list[Flow], place: Place) -> Flow:
         x, others = inputs[0], inputs[1:]
-        if not any(other.depends for other in others):
+        if not any(index.depends for index in others):
             return x if x.sources else _all(inputs)  # indices into a table are a weight's numbers
         if x.sources and not x.depends and equation.name == "gather":
             self._note(equation, x, place)
@@ -249,8 +229,8 @@ class WeightFlow:
 
     def _note(self, equation: Equation, weight: Flow, place: Place) -> None:
         path = path_in(equation.scopes) or place.path
-        operation = operation_of(equation.name).name
-        self.found.append(
+        operation = operation_of(equation.name).name or equation.name
+        self.contractions.append(
             TracedContraction(
                 equation,
                 weight.sources,
@@ -268,18 +248,20 @@ class WeightFlow:
     def _branches(self, equation: Equation, inputs: list[Flow], place: Place) -> list[Flow]:
         outputs: list[list[Flow]] = []
         runs: list[list[TracedContraction]] = []
-        outer = self.found
+        outer = self.contractions
         for branch in equation.branches:
-            self.found = []
+            self.contractions = []
             outputs.append(self._run(branch, inputs[1:], place))
-            runs.append(self.found)
-        self.found = outer
-        counts = [sum(one.operations for one in run) for run in runs]
+            runs.append(self.contractions)
+        self.contractions = outer
+        counts = [sum(contraction.operations for contraction in run) for run in runs]
         most = counts.index(max(counts))
         for number, run in enumerate(runs):
-            self.found += run if number == most else [replace(one, times=0) for one in run]
-        found = [_all(flows) for flows in zip(*outputs, strict=True)]
-        return [replace(x, depends=True) for x in found] if inputs[0].depends else found
+            self.contractions += (
+                run if number == most else [replace(contraction, times=0) for contraction in run]
+            )
+        joined = [_all(flows) for flows in zip(*outputs, strict=True)]
+        return [replace(x, depends=True) for x in joined] if inputs[0].depends else joined
 
     def _while(self, loop: While, inputs: list[Flow], place: Place) -> list[Flow]:
         before, constants, carry = loop.split(inputs)
@@ -294,26 +276,26 @@ class WeightFlow:
 
     def _settled(self, body: Body, constants: list[Flow], carry: list[Flow], xs: list[Flow]) -> list[Flow]:
         """Carried values, as they are in any iteration."""
-        outer, self.found = self.found, []
+        outer, self.contractions = self.contractions, []
 
         def step(carry: list[Flow]) -> list[Flow]:
             return self._run(body, [*constants, *carry, *xs], Place())[: len(carry)]
 
         carry = settled(step, carry, Flow.joined)
-        self.found = outer
+        self.contractions = outer
         return carry
 
 
 def _all(inputs: Sequence[Flow]) -> Flow:
-    found = Flow()
+    flow = Flow()
     for x in inputs:
-        found = found.joined(x)
-    return found
+        flow = flow.joined(x)
+    return flow
 
 
 def _changed(inputs: Sequence[Flow], name: str) -> Flow:
     """The output of an operation that does more than move numbers."""
-    found = _all(inputs)
-    if found.depends:
+    flow = _all(inputs)
+    if flow.depends:
         return ARGUMENT
-    return replace(found, through=found.through or name) if found.sources else found
+    return replace(flow, through=flow.through or name) if flow.sources else flow

@@ -1,21 +1,24 @@
-"""Which parameters of a model get an adapter, and along which axes."""
+"""Which parameters of a model get an adapter, along which axes, and what `lora` refuses before it changes anything."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.dot import FrozenParam
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing.parameter_sites import PlannedParameter
-from jqinject.model.quantizing.rule_policy import PlannedSites
-from jqinject.model.quantizing.rules import matches_path
-from jqinject.program import Adapter, WeightUse, dotted
+from jqinject.model.quantizing.rule_policy import OURS, PlannedSites
+from jqinject.model.quantizing.rules import Rule, idle_rules, matches_path
+from jqinject.model.walk import ModelIndex
+from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted
+from jqinject.proxy import QuantProxyFromInjector
 
 Rank = int | Mapping[str, int]
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")
@@ -70,34 +73,34 @@ def _roles(use: WeightUse) -> list[str]:
 
     Of an axis of size 1 the program does not tell; it is what the axis before it is, or the one after it.
     """
-    found = ["" if size == 1 and axis >= use.stacked else "batch" for axis, size in enumerate(use.shape)]
-    for axis in range(len(found)):
+    roles = ["" if size == 1 and axis >= use.stacked else "batch" for axis, size in enumerate(use.shape)]
+    for axis in range(len(roles)):
         if (axis in use.shared) != (axis in use.free):
-            found[axis] = "contracted" if axis in use.shared else "free"
-    if "" in found and "contracted" not in found:
-        found[found.index("")] = "contracted"
-    if "" in found and "free" not in found:
-        found[len(found) - 1 - found[::-1].index("")] = "free"
-    for axis, role in enumerate(found):
+            roles[axis] = "contracted" if axis in use.shared else "free"
+    if "" in roles and "contracted" not in roles:
+        roles[roles.index("")] = "contracted"
+    if "" in roles and "free" not in roles:
+        roles[len(roles) - 1 - roles[::-1].index("")] = "free"
+    for axis, role in enumerate(roles):
         if not role:
-            before = found[axis - 1] if axis else ""
-            found[axis] = before or next((role for role in found if role), "contracted")
-    return found
+            before = roles[axis - 1] if axis else ""
+            roles[axis] = before or next((role for role in roles if role), "contracted")
+    return roles
 
 
-def plan_adapters(found: PlannedSites, rank: Rank) -> tuple[PlannedAdapter, ...]:
+def plan_adapters(sites: PlannedSites, rank: Rank) -> tuple[PlannedAdapter, ...]:
     """The adapters of the parameters that rules take.
 
     Raises:
         ValueError: a pattern of ranks matches nothing that is contracted and taken by a rule.
     """
     by_path: dict[tuple[Any, ...], list[WeightUse]] = {}
-    for use in found.uses:
+    for use in sites.uses:
         by_path.setdefault(use.weight_path, []).append(use)
     planned, candidates, matched = [], [], set()
     for path, uses in by_path.items():
         contractions = tuple(use for use in uses if use.operation != "take")
-        if not any((path, use.operation) in found.taken for use in contractions):
+        if not any((path, use.operation) in sites.taken for use in contractions):
             continue
         candidates.append(dotted(path))
         pattern = _pattern(rank, path)
@@ -113,7 +116,7 @@ def plan_adapters(found: PlannedSites, rank: Rank) -> tuple[PlannedAdapter, ...]
     return tuple(planned)
 
 
-def _pattern(rank: Rank, path: tuple[Any, ...]) -> str | None:
+def _pattern(rank: Rank, path: tuple[object, ...]) -> str | None:
     """The first pattern that matches a parameter's path, or that of the module that holds it; None if none does."""
     if isinstance(rank, int):
         return ""
@@ -122,7 +125,7 @@ def _pattern(rank: Rank, path: tuple[Any, ...]) -> str | None:
 
 
 def _nothing(idle: Sequence[str], candidates: Sequence[str]) -> str:
-    known = ", ".join(candidates[:8]) + (", ..." if len(candidates) > 8 else "")
+    names = ", ".join(candidates[:8]) + (", ..." if len(candidates) > 8 else "")
     if not candidates:
         return (
             "lora: the rules take no parameter that the model contracts, so there is nothing to adapt.\n"
@@ -133,7 +136,7 @@ def _nothing(idle: Sequence[str], candidates: Sequence[str]) -> str:
     ]
     return (
         f"lora: no parameter that is contracted and taken by a rule matches the ranks' {', '.join(hints)}.\n"
-        f"  parameters here: {known}\n  cure: mend the pattern, a regular expression for the whole path"
+        f"  parameters here: {names}\n  cure: mend the pattern, a regular expression for the whole path"
     )
 
 
@@ -147,14 +150,14 @@ def checked_rank(rank: Any) -> Rank:
     if isinstance(rank, Mapping):
         if not rank:
             raise ValueError("lora: rank={} names no parameter.\n  cure: rank=8, or rank={'.*attn.*': 8}")
-        for pattern, given in rank.items():
-            _check_one(given, f"rank[{pattern!r}]")
+        for pattern, value in rank.items():
+            _check_one(value, f"rank[{pattern!r}]")
         return dict(rank)
     _check_one(rank, "rank")
     return rank
 
 
-def _check_one(rank: Any, name: str) -> None:
+def _check_one(rank: object, name: str) -> None:
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise TypeError(f"lora: {name} is an integer, got {type(rank).__name__} {rank!r:.40}")
     if rank < 1:
@@ -227,20 +230,20 @@ def _placed(factor: jax.Array, variable: Any, axes: Iterable[int | None]) -> nnx
         axes: the parameter's axis of each of its axes; None for the rank.
     """
     axes = tuple(axes)
-    held = variable.get_raw_value()
-    sharding = getattr(held, "sharding", None)
+    array = variable.get_raw_value()
+    sharding = getattr(array, "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and isinstance(factor, jax.Array):
         spec = jax.sharding.PartitionSpec(*_along(tuple(sharding.spec), axes))
         factor = jax.device_put(factor, sharding.update(spec=spec))
     metadata = variable.get_metadata()
     named = {name: _along(metadata[name], axes) for name in PER_AXIS if metadata.get(name) is not None}
-    kept = {"mesh": metadata["mesh"]} if named and metadata.get("mesh") is not None else {}
-    return nnx.LoRAParam(factor, **named, **kept)
+    on_mesh = {"mesh": metadata["mesh"]} if named and metadata.get("mesh") is not None else {}
+    return nnx.LoRAParam(factor, **named, **on_mesh)
 
 
 def _along(names: Any, axes: Sequence[int | None]) -> Any:
-    given = tuple(names)
-    return tuple(given[axis] if axis is not None and axis < len(given) else None for axis in axes)
+    entries = tuple(names)
+    return tuple(entries[axis] if axis is not None and axis < len(entries) else None for axis in axes)
 
 
 def nearest_factors(
@@ -281,6 +284,88 @@ def _cut(factor: jax.Array, rank: int, axis: int) -> jax.Array:
 
 def dense_update(adapter: Adapter, shape: tuple[int, ...]) -> jax.Array:
     """The update of an adapter as an array in the shape of its parameter, float32."""
-    found = adapter.low_rank()
-    update = found.scale * (found.a.astype(jnp.float32) * found.b.astype(jnp.float32)).sum(-1)
+    product = adapter.low_rank()
+    update = product.scale * (product.a.astype(jnp.float32) * product.b.astype(jnp.float32)).sum(-1)
     return jnp.broadcast_to(update, shape)
+
+
+Start = Literal["zeros", "error"]
+Update = Literal["beside", "inside"]
+
+
+def refuse_bias_quantizers(rules: Iterable[Rule], caller: str) -> None:
+    """Refuse rules that quantize biases."""
+    biased = [str(rule) for rule in rules if rule.quantizer("bias_quant") is not None]
+    if biased:
+        raise ValueError(
+            f"{caller} runs layers as parts of the model's program, where biases have no quantizer: {biased[0]}.\n"
+            "  cure: a rule without bias_quant"
+        )
+
+
+def check_numbers(alpha: object, dropout: object, rngs: object) -> None:
+    """Refuse numbers without a meaning."""
+    if alpha is not None and not (isinstance(alpha, int | float) and math.isfinite(alpha) and alpha != 0):
+        raise ValueError(f"lora: alpha is a finite number other than 0, got {alpha!r:.40}")
+    if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
+        raise ValueError(f"lora: dropout is a share from 0 to below 1, got {dropout!r:.40}")
+    if not isinstance(rngs, nnx.Rngs):
+        raise TypeError(f"lora: rngs is an nnx.Rngs, got {type(rngs).__name__}.\n  cure: rngs=nnx.Rngs(0)")
+
+
+def check_update(update: object, dropout: float, start: Start) -> None:
+    """Refuse an unknown place of the update, and what it has no meaning with."""
+    if update not in get_args(Update):
+        raise ValueError(f"lora: update is 'beside' or 'inside', got {update!r:.40}")
+    if update == "inside" and dropout:
+        raise ValueError(
+            f"lora: dropout is of an adapter's input, and an update inside the quantizer has none; got {dropout}.\n"
+            "  cure: dropout=0; or update='beside'"
+        )
+    if update == "inside" and start == "error":
+        raise ValueError(
+            "lora: start='error' makes up for the rounding of a stored weight, and inside the quantizer the update is "
+            "rounded too.\n  cure: start='zeros'; or update='beside'"
+        )
+
+
+def refuse_adapted(index: ModelIndex) -> None:
+    """Refuse a model that has adapters, or that is quantized already."""
+    adapted = [dotted(path) for path, node in index.places if isinstance(node, nnx.LoRAParam)]
+    if adapted:
+        raise ValueError(
+            f"lora: the model has adapters already: {_listed(adapted)}.\n"
+            "  cure: jqinject.merge_lora(model) puts them into the weights; or adapt the model without them"
+        )
+    quantized = [
+        dotted(path)
+        for path, node in index.places
+        if isinstance(node, (*OURS, QuantizedProgram, FrozenParam))
+    ]
+    if quantized:
+        raise ValueError(
+            f"lora: the model is quantized already, in {_listed(quantized)}.\n"
+            "  cure: lora(float_model, rules, ...), whose rules quantize the base"
+        )
+
+
+def _listed(paths: list[str]) -> str:
+    return ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
+
+
+def check_rules(rules: tuple[Rule, ...], sites: PlannedSites, bases: Mapping[str, PlannedParameter]) -> None:
+    """Refuse rules that take nothing, and quantizers that are proxies."""
+    idle = idle_rules(rules, (), sites.used)
+    if idle:
+        weights = dict.fromkeys(dotted(use.weight_path) for use in sites.uses)
+        shown = "\n".join(f"    {rules[index]}" for index in idle)
+        raise ValueError(
+            f"lora: rules that take nothing (the first rule that matches wins):\n{shown}\n"
+            f"  weights here: {_listed(list(weights)) or 'none'}\n  cure: mend the path or the order"
+        )
+    shared = [name for name, base in bases.items() if isinstance(base.quantizer, QuantProxyFromInjector)]
+    if shared:
+        raise TypeError(
+            f"lora: the weight quantizer of {_listed(shared)} is a proxy, and frozen weights have none to share.\n"
+            "  cure: its injector, such as NF4WeightPerGroupFloat"
+        )

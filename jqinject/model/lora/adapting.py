@@ -15,28 +15,31 @@ from jqinject.model.frozen_weights import freeze_weight, parameter_sites, quanti
 from jqinject.model.lora.adapter_plan import (
     PlannedAdapter,
     Rank,
+    Start,
+    Update,
+    check_numbers,
+    check_rules,
+    check_update,
     checked_rank,
     dense_update,
     factor_of_update,
     nearest_factors,
     new_adapter,
     plan_adapters,
-)
-from jqinject.model.lora.checks import (
-    Start,
-    Update,
-    check_numbers,
-    check_rules,
-    check_update,
     refuse_adapted,
     refuse_bias_quantizers,
 )
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, plan_parameters
-from jqinject.model.quantizing.plan import check_operations
 from jqinject.model.quantizing.quantize_model import quantize_program
-from jqinject.model.quantizing.rule_policy import PlannedSites, RulePolicy, plan_sites
-from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
+from jqinject.model.quantizing.rule_policy import (
+    Methods,
+    PlannedSites,
+    RulePolicy,
+    call_with,
+    plan_sites,
+    traced_calls,
+)
+from jqinject.model.quantizing.rules import Rule, check_operations, checked_rules
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.freeze_layer import frozen_param
@@ -126,9 +129,9 @@ def lora(
     if start not in get_args(Start):
         raise ValueError(f"lora: start is 'zeros' or 'error', got {start!r:.40}")
     check_update(update, dropout, start)
-    ranks, given = checked_rank(rank), checked_rules(rules)
-    check_operations(given)
-    refuse_bias_quantizers(given, "lora")
+    ranks, checked = checked_rank(rank), checked_rules(rules)
+    check_operations(checked)
+    refuse_bias_quantizers(checked, "lora")
     calls = traced_calls(model, call_with(inputs), methods, "lora")
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
@@ -138,14 +141,14 @@ def lora(
             "lora finds the contractions of a model by tracing it.\n"
             "  cure: lora(model, rules, inputs=(x,), ...), with arrays or jax.ShapeDtypeStructs"
         )
-    policy = RulePolicy(given, into_layers=True)
-    found = plan_sites(model, policy, calls)
-    bases = plan_parameters(found.uses)
-    check_rules(given, found, bases)
-    plans = plan_adapters(found, ranks)
+    policy = RulePolicy(checked, into_layers=True)
+    sites = plan_sites(model, policy, calls)
+    bases = plan_parameters(sites.uses)
+    check_rules(checked, sites, bases)
+    plans = plan_adapters(sites, ranks)
 
-    def adapted(model: Any, rngs: nnx.Rngs) -> Any:
-        return _adapted(model, policy, found, calls, plans, bases, (alpha, dropout), rngs, start, update)
+    def adapted(model: object, rngs: nnx.Rngs) -> Any:
+        return _adapted(model, policy, sites, calls, plans, bases, (alpha, dropout), rngs, start, update)
 
     if index.is_abstract:
         return nnx.eval_shape(lambda model: adapted(model, nnx.clone(rngs)), model)
@@ -155,7 +158,7 @@ def lora(
 def _adapted(
     model: Any,
     policy: RulePolicy,
-    found: PlannedSites,
+    sites: PlannedSites,
     calls: tuple[Call, ...],
     plans: tuple[PlannedAdapter, ...],
     bases: Mapping[str, PlannedParameter],
@@ -165,7 +168,7 @@ def _adapted(
     update: Update,
 ) -> Any:
     """The model with adapters, its base frozen unless they are inside its quantizers."""
-    quantize_program(model, policy, found, calls, rngs)
+    quantize_program(model, policy, sites, calls, rngs)
     index = ModelIndex(model)
     check_finite(index, [site for *_, site in parameter_sites(index)], "lora")
     adapters = {}
@@ -200,7 +203,7 @@ def with_low_rank(
     rules: Iterable[Rule],
     *,
     rank: Rank,
-    inputs: Any,
+    inputs: object,
     methods: Methods | None,
     allow_idle: bool = False,
 ) -> tuple[Model, dict[str, PlannedAdapter]]:
@@ -220,41 +223,41 @@ def with_low_rank(
     Raises:
         ValueError: see `lora`.
     """
-    given = checked_rules(rules)
+    checked = checked_rules(rules)
     calls = traced_calls(model, call_with(inputs), methods, "LowRank")
     if not any(call.args or call.kwargs for call in calls):
         raise ValueError(
             "LowRank finds the contractions of a model by tracing a method of it, and was given a function instead.\n"
             "  cure: Recipe.apply(..., method='encode') in the place of call=..."
         )
-    refuse_bias_quantizers(given, "LowRank")
+    refuse_bias_quantizers(checked, "LowRank")
     model = nnx.clone(model, graph=True)
-    policy = RulePolicy(given, into_layers=True)
-    found = plan_sites(model, policy, calls)
-    bases = plan_parameters(found.uses)
+    policy = RulePolicy(checked, into_layers=True)
+    sites = plan_sites(model, policy, calls)
+    bases = plan_parameters(sites.uses)
     if not allow_idle:
-        check_rules(given, found, bases)
-    plans = [plan for plan in plan_adapters(found, checked_rank(rank)) if dotted(plan.path) in bases]
+        check_rules(checked, sites, bases)
+    plans = [plan for plan in plan_adapters(sites, checked_rank(rank)) if dotted(plan.path) in bases]
     index = ModelIndex(model)
-    adapters, kept = {}, {}
+    adapters, planned = {}, {}
     for wide in plans:
         name = dotted(wide.path)
         variable = index.by_name[name]
         value = variable.get_value()
-        plan = kept[name] = wide.within(value.shape)
+        plan = planned[name] = wide.within(value.shape)
         adapters[name] = new_adapter(
             plan, variable, None, 0.0, bases[name], None, nearest_factors(value, plan)
         )
         rest = value.astype(jnp.float32) - dense_update(adapters[name], value.shape)
         variable.set_value(rest.astype(value.dtype))
-    quantize_program(model, policy, found, calls, None)
+    quantize_program(model, policy, sites, calls, None)
     model.op_quant.adapters = nnx.Dict(adapters)  # pyright: ignore
-    _check_followed(model, policy, calls, tuple(kept.values()))
-    return model, kept
+    _check_followed(model, policy, calls, tuple(planned.values()))
+    return model, planned
 
 
 def _check_followed(
-    model: Any, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
+    model: object, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
 ) -> None:
     """See that every contraction has its update.
 
@@ -283,7 +286,7 @@ def _check_followed(
 
 
 def _without_update(
-    model: Any, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
+    model: object, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
 ) -> tuple[Names, list[PlannedAdapter]]:
     """What is adapted, and the plans of which a contraction is not."""
     adapted = find_sites(model, policy, calls).adapted

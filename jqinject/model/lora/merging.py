@@ -66,17 +66,17 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
     if not isinstance(model, nnx.Module):
         raise TypeError(f"merge_lora takes an NNX module, got {type(model).__name__}")
     index = ModelIndex(model)
-    held = [(at, node) for at, node in index.places if isinstance(node, QuantizedProgram)]
+    programs = [(at, node) for at, node in index.places if isinstance(node, QuantizedProgram)]
     chosen = [
         (at, owner, name, adapter)
-        for at, owner in held
+        for at, owner in programs
         for name, adapter in list(owner.op_quant.adapters_by_path().items())
         if matches_path(path, name) or matches_path(path, dotted(adapter.weight_path[:-1]))
     ]
     if not chosen:
-        known = [name for _, owner in held for name in owner.op_quant.adapters_by_path()]
+        names = [name for _, owner in programs for name in owner.op_quant.adapters_by_path()]
         raise ValueError(
-            f"merge_lora: no adapter matches {path!r}; here are {', '.join(known[:8]) or 'none'}.\n"
+            f"merge_lora: no adapter matches {path!r}; here are {', '.join(names[:8]) or 'none'}.\n"
             "  cure: a regular expression for the whole path of a weight"
         )
     looked_up = [f"{name} ({', '.join(adapter.lookups)})" for *_, name, adapter in chosen if adapter.lookups]
@@ -92,7 +92,7 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
         else:
             rounded[dotted((*at, name))] = _merge(model, at, adapter, rngs)
         del owner.op_quant.adapters[name]
-    for _, owner in held:
+    for _, owner in programs:
         _without_adapters(owner)
     _tell(rounded)
     return model
@@ -160,17 +160,15 @@ class _Rounded(NamedTuple):
 
 def _tell(rounded: Mapping[str, _Rounded | None]) -> None:
     """Warn of the weights that were quantized again."""
-    known = sorted(
-        (found.sqnr_db, name, found.by_update) for name, found in rounded.items() if found is not None
-    )
-    if not known:
+    worst = sorted((loss.sqnr_db, name, loss.by_update) for name, loss in rounded.items() if loss is not None)
+    if not worst:
         return
     shown = "\n".join(
-        f"    {name}: {ratio:.1f} dB, {by:.3g} of the update" for ratio, name, by in known[:MOST_TOLD]
+        f"    {name}: {ratio:.1f} dB, {by:.3g} of the update" for ratio, name, by in worst[:MOST_TOLD]
     )
-    more = f"\n    {len(known) - MOST_TOLD} more, with less error" if len(known) > MOST_TOLD else ""
+    more = f"\n    {len(worst) - MOST_TOLD} more, with less error" if len(worst) > MOST_TOLD else ""
     warnings.warn(
-        f"merge_lora: {len(known)} weights in low bits were quantized again with their updates (signal to error, and "
+        f"merge_lora: {len(worst)} weights in low bits were quantized again with their updates (signal to error, and "
         f"the error by the update):\n{shown}{more}\n"
         "  cure: lora(..., update='inside') trains what is merged; or keep the adapters: freeze(model) serves them",
         LossyMergeWarning,
@@ -178,7 +176,7 @@ def _tell(rounded: Mapping[str, _Rounded | None]) -> None:
     )
 
 
-def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> _Rounded | None:
+def _merge(model: object, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> _Rounded | None:
     """Put one adapter into its weight; returns what quantizing it again did, if it was and is known."""
     index = ModelIndex(model)
     place = (*at, *map(str, adapter.weight_path))
@@ -194,30 +192,30 @@ def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> _Ro
             site.weight_quant.init_tensor_quant(site)
         return None
     metadata = {k: v for k, v in variable.get_metadata().items() if k not in ("form", READS_WHOLE)}
-    whole = nnx.Param.from_metadata(merged, metadata)
-    put_in_place(index, variable, whole)
+    param = nnx.Param.from_metadata(merged, metadata)
+    put_in_place(index, variable, param)
     owner = dict(index.places)[at] if at else model
     site = parameter_site(ModelIndex(owner), adapter.base, rngs)
     frozen = frozen_param(site)
     if variable.get_metadata(READS_WHOLE, False):
         frozen.set_metadata(**{READS_WHOLE: True})
-    put_in_place(ModelIndex(model), whole, frozen)
+    put_in_place(ModelIndex(model), param, frozen)
     return _rounding(value, merged, frozen.get_value()) if is_concrete(merged) else None
 
 
-def _rounding(before: Any, updated: Any, stored: Any) -> _Rounded:
-    old, new, found = (np.asarray(as_array(x), np.float64) for x in (before, updated, stored))
-    error = float(np.sqrt(np.mean(np.square(found - new))))
+def _rounding(before: object, updated: object, stored: object) -> _Rounded:
+    old, new, quantized = (np.asarray(as_array(x), np.float64) for x in (before, updated, stored))
+    error = float(np.sqrt(np.mean(np.square(quantized - new))))
     update = float(np.sqrt(np.mean(np.square(new - old))))
-    return _Rounded(sqnr_db([new], [found]), error / update if update else math.inf if error else 0.0)
+    return _Rounded(sqnr_db([new], [quantized]), error / update if update else math.inf if error else 0.0)
 
 
 def _without_adapters(owner: Any) -> None:
-    held = owner.op_quant
-    if held.adapters_by_path():
+    quantizers = owner.op_quant
+    if quantizers.adapters_by_path():
         return
-    if "adapters" in vars(held):
-        del held.adapters
-    if not (len(held) or held.tied):
+    if "adapters" in vars(quantizers):
+        del quantizers.adapters
+    if not (len(quantizers) or quantizers.tied):
         delattr(owner, HELD)
         change_class(owner, program_class_of(type(owner)))

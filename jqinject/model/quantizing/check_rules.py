@@ -13,7 +13,6 @@ from flax import nnx
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.inspect.coverage import coverage_of
 from jqinject.model.quantizing.parameter_sites import plan_parameters
-from jqinject.model.quantizing.plan import LayerRule, idle_rules, nearest_pattern
 from jqinject.model.quantizing.rule_policy import (
     NO_SITES,
     OURS,
@@ -22,7 +21,7 @@ from jqinject.model.quantizing.rule_policy import (
     needs_inputs,
     plan_sites,
 )
-from jqinject.model.quantizing.rules import Rule
+from jqinject.model.quantizing.rules import LayerRule, Rule, idle_rules, nearest_pattern
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.program import HELD, Call, QuantizedProgram
 
@@ -65,31 +64,31 @@ def check_rules(
             "methods={'encode': (x,)} for other methods than its call"
         )
     becomes_a_layer = any(entry.path == dotted(()) and entry.slots for entry in entries)
-    found = plan_sites(model, RulePolicy(rules), calls) if has_inputs and not becomes_a_layer else NO_SITES
-    planned = plan_parameters(found.uses)
+    sites = plan_sites(model, RulePolicy(rules), calls) if has_inputs and not becomes_a_layer else NO_SITES
+    planned = plan_parameters(sites.uses)
     if not allow_idle:
-        _check_caches(rules, found)
-    used = found.used
+        _check_caches(rules, sites)
+    used = sites.used
     idle = idle_rules(rules, entries, used)
     if idle and not allow_idle:
-        weights = dict.fromkeys(dotted(use.weight_path) for use in found.uses)
-        known = [*(entry.path for entry in entries), *weights]
-        near = {index: nearest_pattern(rules[index], known) for index in idle}
+        weights = dict.fromkeys(dotted(use.weight_path) for use in sites.uses)
+        names = [*(entry.path for entry in entries), *weights]
+        near = {index: nearest_pattern(rules[index], names) for index in idle}
         shown = "\n".join(f"    {rules[index]}{near[index]}" for index in idle)
-        paths = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-        unreached = _unreached(index, model, [rules[number] for number in idle], calls, known)
+        paths = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        unreached = _unreached(index, model, [rules[number] for number in idle], calls, names)
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n"
             f"  layers here: {paths or 'none'}\n{unreached}"
             "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
         )
-    if not (planned or found.sites or allow_idle or any(entry.slots for entry in entries)):
+    if not (planned or sites.sites or allow_idle or any(entry.slots for entry in entries)):
         shown = "\n".join(f"    {rule}" for rule in rules)
         raise ValueError(
             f"these rules quantize nothing: what they match stays float.\n{shown}\n"
             "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
         )
-    return found
+    return sites
 
 
 def _unreached(
@@ -108,27 +107,27 @@ def _unreached(
         calls: that were traced.
         reached: paths of layers, and of parameters that are contracted.
     """
-    asked = asked_bytes(index, rules) if have_inputs(calls) else {}
-    names = [name for name in asked if not {name, name.rpartition(".")[0]} & {*reached}]
+    sizes = asked_bytes(index, rules) if have_inputs(calls) else {}
+    names = [name for name in sizes if not {name, name.rpartition(".")[0]} & {*reached}]
     reasons = {missed.parameter: missed.why for missed in coverage_of(model, calls).missed} if names else {}
     lines = [f"    {name}: {reasons.get(name, NOT_CONTRACTED)}\n" for name in names[:SHOWN]]
     more = f"    and {len(names) - SHOWN} more\n" if len(names) > SHOWN else ""
     return "  weights that they match, and that are not reached:\n" + "".join(lines) + more if names else ""
 
 
-def _check_caches(rules: tuple[Rule, ...], found: PlannedSites) -> None:
+def _check_caches(rules: tuple[Rule, ...], sites: PlannedSites) -> None:
     """Refuse a rule for caches that takes none."""
     idle = [
         rule
         for number, rule in enumerate(rules)
-        if rule.quantizer("cache_quant") is not None and number not in found.caches.values()
+        if rule.quantizer("cache_quant") is not None and number not in sites.caches.values()
     ]
     if idle:
-        hint = did_you_mean(idle[0].path, found.caches)
-        known = ", ".join(found.caches) or "none; caches are float arrays among the arguments, or Variables"
+        hint = did_you_mean(idle[0].path, sites.caches)
+        names = ", ".join(sites.caches) or "none; caches are float arrays among the arguments, or Variables"
         raise ValueError(
             f"{idle[0]} finds no cache to quantize{'; ' + hint if hint else '.'}\n  caches that the calls write: "
-            f"{known}\n  cure: inputs that hold a cache, as in a step of generation; mend the path or the order"
+            f"{names}\n  cure: inputs that hold a cache, as in a step of generation; mend the path or the order"
         )
 
 
@@ -167,15 +166,15 @@ def asked_bytes(index: ModelIndex, rules: Sequence[Rule]) -> dict[str, int]:
         index: of the float model.
         rules: the first that matches a parameter's path, or its module's, counts.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for entry in index.variables:
         if entry.in_quantizer or not isinstance(entry.variable, nnx.Param) or entry.variable.ndim < 2:
             continue
         value = entry.variable.get_value()
         path = ".".join(entry.path)
         if is_asked(path, rules):
-            found[path] = math.prod(value.shape) * np.dtype(value.dtype).itemsize
-    return found
+            sizes[path] = math.prod(value.shape) * np.dtype(value.dtype).itemsize
+    return sizes
 
 
 def is_asked(path: str, rules: Sequence[Rule]) -> bool:
@@ -205,7 +204,7 @@ def reached_paths(
 
 
 def warn_of_low_coverage(
-    asked: Mapping[str, int],
+    sizes: Mapping[str, int],
     reached: Collection[str],
     model: Any,
     calls: Sequence[Call],
@@ -214,7 +213,7 @@ def warn_of_low_coverage(
     """Warn if less than half of the bytes that the rules ask for are reached.
 
     Args:
-        asked: see `asked_bytes`.
+        sizes: see `asked_bytes`.
         reached: see `reached_paths`.
         model: the quantized model.
         calls: that were traced.
@@ -223,14 +222,14 @@ def warn_of_low_coverage(
     Warns:
         LowCoverageWarning: with the coverage line, and the largest weights that are not reached.
     """
-    here = sum(size for path, size in asked.items() if {path, path.rpartition(".")[0]} & {*reached})
-    if here >= HALF * sum(asked.values()):
+    reached_bytes = sum(size for path, size in sizes.items() if {path, path.rpartition(".")[0]} & {*reached})
+    if reached_bytes >= HALF * sum(sizes.values()):
         return
-    found = coverage_of(model, calls, rules)
-    missed = [one for one in found.missed if is_asked(one.parameter, rules)]
-    if here >= HALF * (here + sum(one.nbytes for one in missed)):
+    covered = coverage_of(model, calls, rules)
+    missed = [row for row in covered.missed if is_asked(row.parameter, rules)]
+    if reached_bytes >= HALF * (reached_bytes + sum(row.float_bytes for row in missed)):
         return  # the others are only added or multiplied
-    shown = "".join(f"\n    {one.parameter} ({one.size:,} numbers): {one.why}" for one in missed[:SHOWN])
+    shown = "".join(f"\n    {row.parameter} ({row.size:,} numbers): {row.why}" for row in missed[:SHOWN])
     more = f"\n    and {len(missed) - SHOWN} more" if len(missed) > SHOWN else ""
     cure = (
         "jqinject.coverage(model, *inputs) lists every weight with why it stays float"
@@ -239,7 +238,7 @@ def warn_of_low_coverage(
         "itself is found by tracing it"
     )
     warnings.warn(
-        f"quantize reached less than half of the weight bytes that the rules ask for.\n  {found.line}{shown}{more}\n"
+        f"quantize reached less than half of the weight bytes that the rules ask for.\n  {covered.line}{shown}{more}\n"
         f"  cure: {cure}",
         LowCoverageWarning,
         3,

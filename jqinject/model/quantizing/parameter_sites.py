@@ -58,7 +58,7 @@ def plan_parameters(uses: Iterable[WeightUse]) -> dict[str, PlannedParameter]:
     by_path: dict[tuple[Any, ...], list[WeightUse]] = {}
     for use in uses:
         by_path.setdefault(use.weight_path, []).append(use)
-    found = {}
+    planned = {}
     for path, own in by_path.items():
         quantizers = list(dict.fromkeys(use.quantizer for use in own if use.quantizer is not None))
         if len(quantizers) > 1:
@@ -67,11 +67,11 @@ def plan_parameters(uses: Iterable[WeightUse]) -> dict[str, PlannedParameter]:
                 "  cure: one rule for the parameter's path, before those that tell its uses apart"
             )
         if quantizers:
-            found[dotted(path)] = _planned(path, own, quantizers[0])
-    return found
+            planned[dotted(path)] = _planned(path, own, quantizers[0])
+    return planned
 
 
-def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> PlannedParameter:
+def _planned(path: tuple[object, ...], uses: list[WeightUse], quantizer: object) -> PlannedParameter:
     stacked = min(use.stacked for use in uses)
     # Rows are looked up whatever their scales vary along; alone they have one each.
     contracted = [use for use in uses if use.operation != "take"] or uses
@@ -90,20 +90,24 @@ def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> Pl
         )
     free = frozenset.intersection(*(use.free for use in contracted)) - shared - {*range(stacked)}
     in_one = (tuple(sorted(axis - stacked for axis in axes)) for axes in (shared, free))
-    found = PlannedParameter(path, tuple(uses), quantizer, stacked, *in_one)
+    parameter = PlannedParameter(path, tuple(uses), quantizer, stacked, *in_one)
     rows = all(use.operation in ROWS and use.shared == shared for use in contracted)
-    lies_last = found.shared == tuple(range(ndim - stacked))[-len(found.shared) :]
+    lies_last = parameter.shared == tuple(range(ndim - stacked))[-len(parameter.shared) :]
     # What is looked up stays where a look-up finds it.
-    return replace(found, summed=found.shared) if rows and (contracted == uses or lies_last) else found
+    return (
+        replace(parameter, summed=parameter.shared)
+        if rows and (contracted == uses or lies_last)
+        else parameter
+    )
 
 
-def _has_one_scale(quantizer: Any) -> bool:
+def _has_one_scale(quantizer: object) -> bool:
     """Whether an injector declares one scale for the whole tensor."""
     binding = quantizer if isinstance(quantizer, Binding) else None
     if isinstance(quantizer, type) and issubclass(quantizer, ExtendedInjector):
         binding = Binding(quantizer)
-    wanted = {"scaling_per_output_type": ScalingPerOutputType.TENSOR, "channelwise_axes": ()}
-    return binding is not None and any(_said(binding, name) == value for name, value in wanted.items())
+    declarations = {"scaling_per_output_type": ScalingPerOutputType.TENSOR, "channelwise_axes": ()}
+    return binding is not None and any(_said(binding, name) == value for name, value in declarations.items())
 
 
 def _said(binding: Binding, name: str) -> Any:
@@ -124,20 +128,20 @@ def _listed(uses: Iterable[WeightUse]) -> str:
 def tied_to_layers(index: ModelIndex, planned: Mapping[str, PlannedParameter]) -> tuple[tuple[Any, ...], ...]:
     """The planned parameters that are the weight of a layer of ours, which quantizes them."""
     layers = {path: node for path, node in index.places if isinstance(node, QuantWeightLayer)}
-    found = []
+    tied = []
     for parameter in planned.values():
         path: Path = tuple(map(str, parameter.path))
         layer = layers.get(path[:-1])
         if layer is not None and path[-1] == layer.weight_name and layer.weight_quant is not None:
-            found.append(parameter.path)
-    return tuple(found)
+            tied.append(parameter.path)
+    return tuple(tied)
 
 
 def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rngs | None) -> ParameterSite:
     """The site of a parameter, with its quantizer.
 
     Raises:
-        TypeError: no injector of a weight quantizer; one that goes by the input; an override that has no effect.
+        TypeError: no injector of a weight quantizer; one that depends on the input; an override that has no effect.
     """
     name, quantizer = dotted(parameter.path), parameter.quantizer
     variable: Any = index.by_path[tuple(map(str, parameter.path))].variable
@@ -184,7 +188,7 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
     return site
 
 
-def _check_groups(name: str, declared: str, quantizer: Any, site: ParameterSite) -> None:
+def _check_groups(name: str, declared: str, quantizer: object, site: ParameterSite) -> None:
     """Refuse groups that do not fill an axis, unless they are filled up.
 
     Raises:

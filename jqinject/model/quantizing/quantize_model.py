@@ -1,4 +1,4 @@
-"""`quantize`: makes a quantized model from a float one, by rules."""
+"""`quantize` makes a quantized model from a float one, by rules; `initialize` completes schemes written by hand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import jax
 from flax import nnx
 
+from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
 from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_fits import check_features, check_random_numbers
 from jqinject.model.caches import check_cache_quantizer
-from jqinject.model.frozen_ops import op_slot
+from jqinject.model.frozen_weights import op_slot
 from jqinject.model.quantizing.check_rules import (
     asked_bytes,
     check_rules,
@@ -20,21 +21,24 @@ from jqinject.model.quantizing.check_rules import (
     reached_paths,
     warn_of_low_coverage,
 )
-from jqinject.model.quantizing.counterparts import counterpart_of
 from jqinject.model.quantizing.parameter_sites import parameter_site, plan_parameters, tied_to_layers
-from jqinject.model.quantizing.plan import (
-    LayerRule,
-    check_operations,
-    plan_layers,
-)
 from jqinject.model.quantizing.rule_policy import (
+    Methods,
     PlannedSites,
     RulePolicy,
+    call_with,
     held_at,
+    traced_calls,
+    unstored_weights,
 )
-from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.quantizing.scheme_rules import unstored_weights
-from jqinject.model.quantizing.traced_calls import Methods, call_with, traced_calls
+from jqinject.model.quantizing.rules import (
+    LayerRule,
+    Rule,
+    check_operations,
+    checked_rules,
+    counterpart_of,
+    plan_layers,
+)
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.layer_schemes import features_of, scheme_op, stack_of_layer
 from jqinject.program import (
@@ -47,6 +51,7 @@ from jqinject.program import (
     quantized_class,
     throws_away,
 )
+from jqinject.program.trace import node_at
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -55,14 +60,14 @@ Model = TypeVar("Model", bound=nnx.Module)
 class Provider(Protocol):
     """Rules that quantize a model themselves: `jqinject.odml.OdmlQat`."""
 
-    def quantize(self, model: Any, *inputs: Any, **kwargs: Any) -> Any: ...
+    def quantize(self, model: object, *inputs: object, **kwargs: object) -> Any: ...
 
 
 @runtime_checkable
 class MethodsProvider(Provider, Protocol):
     """A provider that quantizes several methods of a model."""
 
-    def quantize_calls(self, model: Any, calls: Sequence[Call]) -> Any: ...
+    def quantize_calls(self, model: object, calls: Sequence[Call]) -> Any: ...
 
 
 def quantize(
@@ -136,34 +141,34 @@ def quantize(
     calls = traced_calls(model, call_with(inputs), methods, "quantize")
     if isinstance(rules, Provider) and not isinstance(rules, type):
         return _quantize_by(rules, model, calls)
-    given = checked_rules(cast("Rule | Iterable[Rule]", rules))
-    check_operations(given)
-    for rule in given:
+    checked = checked_rules(cast("Rule | Iterable[Rule]", rules))
+    check_operations(checked)
+    for rule in checked:
         if rule.configures:
             check_random_numbers(
                 SchemeSpec.of(rule.scheme), rngs, str(rule), "quantize(..., rngs=nnx.Rngs(0))"
             )
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
-    entries, plan = plan_layers(index, given)
-    found = check_rules(index, model, given, entries, calls, allow_idle)
-    within = (name for name, _ in unstored_weights(found.sites.values()))
-    asked, reached = (
-        asked_bytes(index, given),
-        reached_paths(index, plan, {*plan_parameters(found.uses), *within}),
+    entries, plan = plan_layers(index, checked)
+    sites = check_rules(index, model, checked, entries, calls, allow_idle)
+    within = (name for name, _ in unstored_weights(sites.sites.values()))
+    sizes, reached = (
+        asked_bytes(index, checked),
+        reached_paths(index, plan, {*plan_parameters(sites.uses), *within}),
     )
     if index.is_abstract:
-        quantized = planned_model(model, given, found, calls, rngs)
+        quantized = planned_model(model, checked, sites, calls, rngs)
     else:
-        quantized = _quantized(model, index, given, plan, found, calls, rngs)
-    warn_of_low_coverage(asked, reached, quantized, calls, given)
+        quantized = _quantized(model, index, checked, plan, sites, calls, rngs)
+    warn_of_low_coverage(sizes, reached, quantized, calls, checked)
     return quantized
 
 
 def planned_model(
-    model: Any,
+    model: object,
     rules: tuple[Rule, ...],
-    found: PlannedSites,
+    sites: PlannedSites,
     calls: tuple[Call, ...],
     rngs: nnx.Rngs | None = None,
 ) -> Any:
@@ -172,37 +177,37 @@ def planned_model(
     Args:
         model: a float NNX module, concrete or abstract.
         rules: for it.
-        found: what they quantize outside of layers.
+        sites: what they quantize outside of layers.
         calls: that were traced to find it.
         rngs: see `quantize`.
     """
 
-    def traced(model: Any) -> Any:
+    def traced(model: object) -> Any:
         index = ModelIndex(model)
-        return _quantized(model, index, rules, plan_layers(index, rules)[1], found, calls, rngs)
+        return _quantized(model, index, rules, plan_layers(index, rules)[1], sites, calls, rngs)
 
     return nnx.eval_shape(traced, model)
 
 
 def _quantized(
-    model: Any,
+    model: object,
     index: ModelIndex,
     rules: tuple[Rule, ...],
     plan: Mapping[int, LayerRule],
-    found: PlannedSites,
+    sites: PlannedSites,
     calls: tuple[Call, ...],
     rngs: nnx.Rngs | None,
 ) -> Any:
     """A model whose layers and program have the quantizers of the rules; changed in place."""
     _quantize_layers(index.modules, rules, plan, rngs)
     policy = RulePolicy(rules)
-    outside = found.sites or any(use.quantizer is not None for use in found.uses)
+    outside = sites.sites or any(use.quantizer is not None for use in sites.uses)
     if outside or throws_away(model, policy, calls if have_inputs(calls) else ()):
-        quantize_program(model, policy, found, calls, rngs)
+        quantize_program(model, policy, sites, calls, rngs)
     return model
 
 
-def _quantize_by(provider: Provider, model: Any, calls: tuple[Call, ...]) -> Any:
+def _quantize_by(provider: Provider, model: object, calls: tuple[Call, ...]) -> Any:
     if any(call.method != CALL for call in calls):
         if isinstance(provider, MethodsProvider):
             return provider.quantize_calls(model, calls)
@@ -232,13 +237,13 @@ def _quantize_layers(
 
 
 def quantize_program(
-    model: Any, policy: RulePolicy, found: PlannedSites, calls: tuple[Call, ...], rngs: nnx.Rngs | None
+    model: object, policy: RulePolicy, sites: PlannedSites, calls: tuple[Call, ...], rngs: nnx.Rngs | None
 ) -> None:
     """Let a model's methods run as programs, with the quantizers that were found for them."""
     index = ModelIndex(model)
-    planned = plan_parameters(found.uses)
+    planned = plan_parameters(sites.uses)
     tied = tied_to_layers(index, planned)
-    held = {name: held_at(site, rngs) for name, site in found.sites.items()}
+    quantizers = {name: held_at(site, rngs) for name, site in sites.sites.items()}
     weights = {
         name: parameter_site(index, parameter, rngs)
         for name, parameter in planned.items()
@@ -247,14 +252,16 @@ def quantize_program(
     change_class(model, quantized_class(type(model), methods=[call.name for call in calls]))
     caches = tuple(
         CacheSite(name, site.shape, site.cache_ndim - len(site.shape))
-        for name, site in found.sites.items()
+        for name, site in sites.sites.items()
         if site.cache_ndim
     )
     for site in caches:
-        check_cache_quantizer(site, held[site.name])
-    unstored = unstored_weights(found.sites.values())
-    stacks = {name: len(site.stack) for name, site in found.sites.items() if site.stack}
-    setattr(model, HELD, OpQuantizers(policy, held, weights, tied, caches, found.same, unstored, stacks))
+        check_cache_quantizer(site, quantizers[site.name])
+    unstored = unstored_weights(sites.sites.values())
+    stacks = {name: len(site.stack) for name, site in sites.sites.items() if site.stack}
+    setattr(
+        model, HELD, OpQuantizers(policy, quantizers, weights, tied, caches, sites.same, unstored, stacks)
+    )
 
 
 def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
@@ -270,11 +277,11 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
     assert counterpart is not None, "planned because it has one"
     prefixes = tuple(slot.removesuffix("quant") for slot in entry.slots)
     overrides = {name: value for name, value in rule.overrides if name.startswith(prefixes)}
-    given: dict[str, Any] = {slot: rule.quantizer(slot) for slot in entry.slots}
+    quantizers: dict[str, Any] = {slot: rule.quantizer(slot) for slot in entry.slots}
     if rule.contraction != "auto":
-        given["contraction"] = rule.contraction
+        quantizers["contraction"] = rule.contraction
     change_class(layer, counterpart.layer)
-    layer._init_quantizers(given, overrides, False, rngs)
+    layer._init_quantizers(quantizers, overrides, False, rngs)
 
 
 class LayerReuse:
@@ -287,7 +294,7 @@ class LayerReuse:
     def __init__(self) -> None:
         self.seen: dict[Hashable, Any] = {}
 
-    def quantized(self, layer: Any, how: Hashable, quantize: Callable[[Any], None]) -> bool:
+    def quantized(self, layer: object, how: Hashable, quantize: Callable[[Any], None]) -> bool:
         """Quantize a layer like an earlier one of the same kind, if there was one.
 
         Args:
@@ -308,42 +315,105 @@ class LayerReuse:
             return False
         if self.seen[kind] is _ONCE:
             self.seen[kind] = _without_numbers(layer, quantize)
-        made = self.seen[kind]
-        if made is None:
+        template = self.seen[kind]
+        if template is None:
             return False
-        _take(layer, made)
+        _take(layer, template)
         return True
 
 
 _ONCE = object()
 
 
-def _kind(layer: Any) -> tuple[Any, ...]:
+def _kind(layer: object) -> tuple[Any, ...]:
     graphdef, state = nnx.split(layer, graph=True)
     leaves = jax.tree.leaves(state)
     return graphdef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def _without_numbers(layer: Any, quantize: Callable[[Any], None]) -> Any:
+def _without_numbers(layer: object, quantize: Callable[[Any], None]) -> Any:
     """The layer quantized on shapes alone; None if that fails, or adds state."""
 
-    def traced(layer: Any) -> Any:
+    def traced(layer: object) -> Any:
         quantize(layer)
         return layer
 
     try:
-        made = nnx.eval_shape(traced, layer)
+        quantized = nnx.eval_shape(traced, layer)
     except Exception:  # assembling reads numbers; its own errors were raised for the first layer
         return None
-    had, has = (len(jax.tree.leaves(nnx.state(one, graph=True))) for one in (layer, made))
-    return made if had == has else None
+    had, has = (len(jax.tree.leaves(nnx.state(module, graph=True))) for module in (layer, quantized))
+    return quantized if had == has else None
 
 
-def _take(layer: Any, made: Any) -> None:
+def _take(layer: object, template: object) -> None:
     """Give a layer copies of another's quantizers."""
-    added = {name: held for name, held in vars(made).items() if name not in vars(layer)}
-    modules = {name: held for name, held in added.items() if isinstance(held, nnx.Module)}
+    added = {name: value for name, value in vars(template).items() if name not in vars(layer)}
+    modules = {name: value for name, value in added.items() if isinstance(value, nnx.Module)}
     copies = nnx.clone(modules, graph=True)
-    change_class(layer, type(made))
-    for name, held in added.items():
-        setattr(layer, name, copies.get(name, held))
+    change_class(layer, type(template))
+    for name, value in added.items():
+        setattr(layer, name, copies.get(name, value))
+
+
+Path = tuple[Any, ...]
+
+
+def initialize(model: nnx.Module, *args: Any, **kwargs: Any) -> None:
+    """Make the state of every `QDotGeneral`, `QEinsum` and `QConvGeneralDilated` of a model, in place.
+
+    Such a module that was written by hand, `nnx.Linear(..., dot_general=QDotGeneral(scheme))`, does not know the shapes
+    of its operands. If its scheme keeps state (learned scales, running ranges, amax histories), this is called once,
+    before an optimizer is made or a checkpoint loaded. The model's call is traced for shapes, and nothing is computed.
+    Layers of `jqinject.nn` and models that `quantize` returns are complete, and a second call changes nothing.
+
+    Args:
+        model: an NNX module.
+        args, kwargs: of its call: arrays, or `jax.ShapeDtypeStruct`s.
+
+    Raises:
+        TypeError: `model` is not an NNX module.
+        ValueError: a stack of layers (built under `nnx.vmap`), which is completed under `nnx.vmap` too.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.dot import QDotGeneral
+        >>> from jqinject.quant import Fp8DelayedTraining
+        >>> model = nnx.Linear(8, 4, dot_general=QDotGeneral(Fp8DelayedTraining), rngs=nnx.Rngs(0))
+        >>> initialize(model, jnp.ones((1, 8)))
+        >>> model.dot_general.fprop_lhs.quant.scale()
+        Array(1., dtype=float32)
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"initialize takes an NNX module, got {type(model).__name__}")
+    graphdef, state = nnx.split(model, graph=True)
+    recorders: dict[Path, AxesRecorder] = {}
+
+    def call(state: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        copy = nnx.merge(graphdef, state)
+        for path, contraction in _contractions(copy).items():
+            # Static, so that copies of the copy, in transformations, have it too.
+            contraction.recorder = recorders[path] = AxesRecorder()
+        copy(*args, **kwargs)
+
+    jax.eval_shape(call, state, args, kwargs)
+    contractions = _contractions(model)
+    stacked = [path for path, recorder in recorders.items() if recorder.axes and _is_stacked(model, path)]
+    if stacked:
+        raise ValueError(
+            f"initialize: {'.'.join(map(str, stacked[0]))} belongs to a stack of layers, each of which has a state of "
+            "its own.\n  cure: nnx.vmap(lambda layers, x: jqinject.initialize(layers, x), in_axes=(0, None))(layers, x)"
+        )
+    for path, recorder in recorders.items():
+        contractions[path].complete(recorder.axes)
+
+
+def _contractions(model: nnx.Module) -> dict[Path, Contraction]:
+    nodes = nnx.iter_modules(model, graph=True)
+    return {tuple(path): node for path, node in nodes if isinstance(node, Contraction)}
+
+
+def _is_stacked(model: nnx.Module, path: Path) -> bool:
+    """Whether the layer that holds a contraction is a stack of layers."""
+    layer = node_at(model, path[:-1])
+    return op_slot(layer) is not None and bool(stack_of_layer(layer))

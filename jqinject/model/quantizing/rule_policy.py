@@ -1,22 +1,29 @@
-"""Rules for operations outside layers."""
+"""Rules for operations outside layers, and the calls that are traced to find these."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QRaggedDot
+from jqinject.dot.schemes.weight_operand import (
+    RAGGED,
+    quantizes_backward,
+    ragged_input_quantizer,
+    rounds_weight_again,
+    weight_quantizer,
+    why_not_stored,
+)
 from jqinject.inject import Binding, ExtendedInjector
-from jqinject.model.frozen_ops import KernelInOp
-from jqinject.model.quantizing.counterparts import COUNTERPARTS
-from jqinject.model.quantizing.rules import Rule
-from jqinject.model.quantizing.scheme_rules import by_scheme
+from jqinject.model.frozen_weights import KernelInOp
+from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.layer_schemes import build_op
@@ -27,12 +34,15 @@ from jqinject.nn.multi_head_attention import QuantMultiHeadAttention
 from jqinject.nn.norms import QuantNormLayer
 from jqinject.nn.pooling import QuantPoolLayer
 from jqinject.program import (
+    CALL,
     Call,
     Choice,
     Operation,
     Site,
     Tracked,
     WeightUse,
+    arguments_of,
+    checked_method,
     contract_by,
     dotted,
     find_sites,
@@ -44,6 +54,38 @@ from jqinject.proxy import (
     GradQuantProxyFromInjector,
     QuantProxyFromInjector,
 )
+
+
+def by_scheme(scheme: object, operation: str, weight_path: tuple[object, ...]) -> Choice | None:
+    """The quantizers of an operation by a scheme; None of a look-up, which is no contraction.
+
+    Args:
+        scheme: the scheme.
+        operation: the operation's name.
+        weight_path: of the parameter that it contracts; empty for none.
+
+    Raises:
+        ValueError: a ragged contraction, by a scheme that does more than it can.
+    """
+    if operation == "take":
+        return None
+    if not weight_path:
+        return Choice(scheme=scheme)
+    parameter = weight_quantizer(scheme, operation)
+    if operation != RAGGED or quantizes_backward(scheme):
+        return Choice(scheme=scheme, parameter=parameter, rounds_again=rounds_weight_again(scheme))
+    try:
+        return Choice(parameter, ragged_input_quantizer(scheme), parameter=parameter)
+    except ValueError as error:
+        raise ValueError(f"{dotted(weight_path)}: {error}") from None
+
+
+def unstored_weights(sites: Iterable[Site]) -> tuple[tuple[str, str], ...]:
+    """The parameters that schemes quantize within contractions, and why they cannot be stored for serving."""
+    within = (site for site in sites if site.contraction and site.weight_path and not site.is_weight)
+    reasons = {dotted(site.weight_path): why_not_stored(site.quantizer, site.contraction) for site in within}
+    return tuple((name, why) for name, why in reasons.items() if why)
+
 
 SLOTS_OF_CHOICE = {
     "weight": "weight",
@@ -88,14 +130,14 @@ class RulePolicy:
     flattens_weights = False
     follows_parameters = True
 
-    def is_leaf(self, module: Any) -> bool:
+    def is_leaf(self, module: object) -> bool:
         """See `Policy`."""
         # A report intercepts calls, by a subclass of the layer's own class.
         kind = original_class(type(module))
         return isinstance(module, OURS) or (kind in COUNTERPARTS and not self.into_layers)
 
     def choose(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
     ) -> Choice | None:
         """See `Policy`."""
         index = self.rule_of(path, operation, weight_path, name)
@@ -119,7 +161,7 @@ class RulePolicy:
         )
 
     def rule_of(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
     ) -> int | None:
         """The index of the first rule for an operation, or None."""
         places = (path, dotted(weight_path), dotted(weight_path[:-1])) if weight_path else (path,)
@@ -158,7 +200,7 @@ class RulePolicy:
         """See `Policy`."""
         return x
 
-    def final_output(self, run: Any, x: Tracked, index: int) -> Tracked:
+    def final_output(self, run: object, x: Tracked, index: int) -> Tracked:
         """See `Policy`."""
         return x
 
@@ -177,7 +219,7 @@ class _Watching(RulePolicy):
     taken: set[tuple[tuple[Any, ...], str]]
 
     def rule_of(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
     ) -> int | None:
         """See `RulePolicy`."""
         index = super().rule_of(path, operation, weight_path, name)
@@ -226,12 +268,12 @@ class PlannedSites(NamedTuple):
 NO_SITES = PlannedSites({}, (), frozenset(), {})
 
 
-def plan_sites(model: Any, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
+def plan_sites(model: object, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
     """What rules quantize outside of layers in calls of a model."""
     watching = _Watching(policy)
-    found = find_sites(model, watching, calls)
+    sites = find_sites(model, watching, calls)
     used, taken = frozenset(watching.used), frozenset(watching.taken)
-    return PlannedSites(found.sites, found.uses, used, watching.caches, taken, found.same)
+    return PlannedSites(sites.sites, sites.uses, used, watching.caches, taken, sites.same)
 
 
 def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
@@ -256,9 +298,9 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         )
     declared = site.quantizer if isinstance(site.quantizer, Binding) else Binding(site.quantizer)
     kind = declared.resolve("proxy_class") if declared.declares("proxy_class") else None
-    wanted = GradQuantProxyFromInjector if site.name.endswith("_grad") else ActQuantProxyFromInjector
-    what = "a gradient" if wanted is GradQuantProxyFromInjector else "an activation"
-    roles = (wanted.role, QuantProxyFromInjector.role)
+    expected = GradQuantProxyFromInjector if site.name.endswith("_grad") else ActQuantProxyFromInjector
+    what = "a gradient" if expected is GradQuantProxyFromInjector else "an activation"
+    roles = (expected.role, QuantProxyFromInjector.role)
     if kind is not None and kind.role not in roles and not site.is_weight:
         raise TypeError(
             f"{site.name} is {what}, and {declared.base.__name__} is not for these: its proxy is a "
@@ -266,7 +308,7 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
             f"{'Int8DynamicGradPerTensorFloat' if what == 'a gradient' else 'Int8ActPerTensorMinMax'}"
         )
     axes = site.overrides.get("channelwise_axes", ())
-    return wanted(
+    return expected(
         declared.base,
         Operand(site),
         overrides=declared.overrides,
@@ -277,7 +319,7 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
     )
 
 
-def _contracted(site: Site, op: Any) -> jax.Array:
+def _contracted(site: Site, op: object) -> jax.Array:
     """The contraction at a site, of arrays of its shapes."""
     lhs, rhs, *rest = (jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs)
     return contract_by(op, site, lhs, rhs, rest=rest)
@@ -302,3 +344,58 @@ def _declared(rule: Rule, slot: str) -> Any:
     own = {n.removeprefix(prefix): v for n, v in rule.overrides if n.startswith(prefix)}
     # Compared by value: every trace makes the same choice.
     return Binding(quantizer, own) if quantizer is not None and own else quantizer
+
+
+Methods = Mapping[str | Callable[..., Any], Any]
+
+
+def call_with(inputs: object) -> Call | None:
+    """The call with these inputs: an array, a tuple of positional arguments or a dict of keywords; None without any.
+
+    Raises:
+        TypeError: they are not arguments.
+    """
+    if inputs is None:
+        return None
+    return Call(*_arguments(inputs, "inputs are what the model is called with", "inputs="))
+
+
+def traced_calls(model: object, call: Call | None, methods: Methods | None, caller: str) -> tuple[Call, ...]:
+    """The calls of a model to trace, one for each method.
+
+    Args:
+        model: an NNX module.
+        call: of `__call__`, or None.
+        methods: method -> its arguments, as for `call_with`.
+        caller: the calling function's name, for the error text.
+
+    Raises:
+        TypeError: the arguments are none; a method is not one of the model's class.
+        ValueError: the model has no such method; a method is given twice.
+    """
+    calls: dict[str, Call] = {} if call is None else {CALL: call}
+    for named, arguments in (methods or {}).items():
+        method = checked_method(model, named, caller)
+        if not isinstance(method, str) or not callable(getattr(type(model), method, None)):
+            raise TypeError(
+                f"{caller}: methods are those of {type(model).__name__}, by name, and {named!r:.80} is not a method of "
+                "this class.\n  cure: write it as a method of the class; a module's own call is reached through the "
+                "method that calls it"
+            )
+        if method in calls:
+            raise ValueError(
+                f"{caller}: {method} is given twice, and a method has one program.\n  cure: inputs=... is the short "
+                "way to say methods={'__call__': ...}; give one of them"
+            )
+        said = f"methods[{method!r}] is what it is called with"
+        calls[method] = Call(*_arguments(arguments, said, f"{method!r}: "), method)
+    return tuple(calls.values())
+
+
+def _arguments(arguments: object, said: str, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if not isinstance(arguments, Mapping | tuple | list | jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"{said}, got {type(arguments).__name__}.\n"
+            f"  cure: {name}x, an array; {name}(x, y), several; {name}{{'x': x}}, by keyword"
+        )
+    return arguments_of(arguments)

@@ -1,19 +1,90 @@
-"""`Rule`: which layers and operations of a model are quantized, and by what."""
+"""`Rule`: which layers and operations of a model are quantized, and by what; the plan of `quantize` for layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
-from jqinject.nn import ContractionKind
+from jqinject.model.frozen_weights import op_slot
+from jqinject.model.walk import ModelIndex, dotted
+from jqinject.nn import (
+    ContractionKind,
+    QuantBatchNorm,
+    QuantConv,
+    QuantConvTranspose,
+    QuantEinsum,
+    QuantEmbed,
+    QuantGroupNorm,
+    QuantLayerNorm,
+    QuantLinear,
+    QuantLinearGeneral,
+    QuantLoRALinear,
+    QuantRMSNorm,
+)
 from jqinject.nn.base.keywords import RuleKeywords
 from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT
+from jqinject.program import known_operations
 from jqinject.quant import QuantizerLike
+
+OF_WEIGHTS = ("weight_quant", "bias_quant", "input_quant", "output_quant", "grad_quant")
+OF_TABLES = ("weight_quant", "output_quant", "grad_quant")
+# The input of a normalization comes from a contraction, and devices fuse the two.
+OF_NORMS = ("output_quant", "grad_quant")
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """The jqinject class that replaces a Flax layer.
+
+    Attributes:
+        layer: the class.
+        slots: the quantizers of a rule that it takes.
+    """
+
+    layer: type
+    slots: tuple[str, ...]
+
+
+COUNTERPARTS: dict[type, Counterpart] = {
+    nnx.Linear: Counterpart(QuantLinear, OF_WEIGHTS),
+    nnx.LinearGeneral: Counterpart(QuantLinearGeneral, OF_WEIGHTS),
+    nnx.Einsum: Counterpart(QuantEinsum, OF_WEIGHTS),
+    nnx.Conv: Counterpart(QuantConv, OF_WEIGHTS),
+    nnx.ConvTranspose: Counterpart(QuantConvTranspose, OF_WEIGHTS),
+    nnx.LoRALinear: Counterpart(QuantLoRALinear, OF_WEIGHTS),
+    nnx.Embed: Counterpart(QuantEmbed, OF_TABLES),
+    nnx.BatchNorm: Counterpart(QuantBatchNorm, OF_NORMS),
+    nnx.LayerNorm: Counterpart(QuantLayerNorm, OF_NORMS),
+    nnx.RMSNorm: Counterpart(QuantRMSNorm, OF_NORMS),
+    nnx.GroupNorm: Counterpart(QuantGroupNorm, OF_NORMS),
+}
+LAYER_NAMES = tuple(kind.__name__ for kind in COUNTERPARTS)
+
+
+def counterpart_of(module: object) -> Counterpart | None:
+    """The counterpart of a Flax layer; None for others, and for subclasses of Flax's, whose forward may differ."""
+    return COUNTERPARTS.get(type(module))
+
+
+def slots_for(module: object, counterpart: Counterpart, named: bool) -> tuple[str, ...]:
+    """The quantizers of a rule that a layer takes.
+
+    Args:
+        module: the layer.
+        counterpart: its counterpart.
+        named: whether the rule names the layer's class; if so, a normalization takes an input quantizer too.
+    """
+    slots = counterpart.slots
+    if named and slots is OF_NORMS:
+        slots = ("input_quant", *slots)
+    without_bias = "bias" in vars(module) and vars(module)["bias"] is None
+    return tuple(slot for slot in slots if slot != "bias_quant" or not without_bias)
+
 
 SLOTS = (
     "weight_quant",
@@ -109,11 +180,11 @@ class Rule:
         rhs_quant: QuantizerLike = None,
         cache_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        scheme: Any = None,
+        scheme: object = None,
         share: bool = False,
         **overrides: Unpack[RuleKeywords],
     ) -> None:
-        given = (
+        quantizers = (
             weight_quant,
             bias_quant,
             input_quant,
@@ -124,7 +195,7 @@ class Rule:
             cache_quant,
         )
         names = (op,) if isinstance(op, str) else op
-        if scheme is not None and (contraction != "auto" or any(q is not None for q in given)):
+        if scheme is not None and (contraction != "auto" or any(q is not None for q in quantizers)):
             raise ValueError(
                 "Rule: a scheme quantizes weights, inputs and gradients by itself, and says how they are contracted.\n"
                 "  cure: a rule with scheme=... alone, or with quantizers and a contraction alone"
@@ -143,15 +214,15 @@ class Rule:
         self._set(
             path=path,
             op=None if names is None else tuple(names),
-            quantizers=tuple((s, q) for s, q in zip(SLOTS, given, strict=True) if q is not None),
+            quantizers=tuple((s, q) for s, q in zip(SLOTS, quantizers, strict=True) if q is not None),
             contraction=contraction,
             scheme=scheme,
             share=share,
-            overrides=tuple(_checked_overrides(overrides, given).items()),
+            overrides=tuple(_checked_overrides(overrides, quantizers).items()),
             pattern=_compiled(path),
         )
 
-    def _set(self, **fields: Any) -> None:
+    def _set(self, **fields: object) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -192,7 +263,7 @@ class Rule:
         return f"Rule({', '.join([repr(self.path), *ops, *named])})"
 
 
-def checked_rules(rules: Any) -> tuple[Rule, ...]:
+def checked_rules(rules: object) -> tuple[Rule, ...]:
     """Rules as a tuple.
 
     Raises:
@@ -200,20 +271,20 @@ def checked_rules(rules: Any) -> tuple[Rule, ...]:
         ValueError: no rule.
     """
     if isinstance(rules, Rule) or not isinstance(rules, Iterable) or isinstance(rules, Mapping | str | type):
-        found: tuple[Any, ...] = (rules,)
+        checked: tuple[Any, ...] = (rules,)
     else:
-        found = tuple(rules)
-    for rule in found:
+        checked = tuple(rules)
+    for rule in checked:
         if not isinstance(rule, Rule):
             raise TypeError(
                 f"rules are jqinject.Rule objects, got {type(rule).__name__} {rule!r:.80}.\n"
                 "  cure: jqinject.Rule(weight_quant=...), a list of such, or jqinject.odml.OdmlQat()"
             )
-    if not found:
+    if not checked:
         raise ValueError(
             "no rule was given.\n  cure: [jqinject.Rule(weight_quant=...)], which matches every layer"
         )
-    return found
+    return checked
 
 
 def matches_path(pattern: str | re.Pattern[str], path: str) -> bool:
@@ -221,7 +292,7 @@ def matches_path(pattern: str | re.Pattern[str], path: str) -> bool:
     return bool(re.fullmatch(pattern, path) or re.fullmatch(pattern, path.replace(".", "/")))
 
 
-def _compiled(path: Any) -> re.Pattern[str]:
+def _compiled(path: object) -> re.Pattern[str]:
     if not isinstance(path, str):
         raise TypeError(
             f"Rule: path is a regular expression in a string, got {type(path).__name__} {path!r:.80}"
@@ -234,7 +305,7 @@ def _compiled(path: Any) -> re.Pattern[str]:
         ) from None
 
 
-def _checked_overrides(overrides: Mapping[str, Any], given: tuple[Any, ...]) -> Mapping[str, Any]:
+def _checked_overrides(overrides: Mapping[str, object], quantizers: tuple[object, ...]) -> Mapping[str, Any]:
     for name in overrides:
         if not name.startswith(PREFIXES):
             start = name.partition("_")[0]
@@ -244,9 +315,114 @@ def _checked_overrides(overrides: Mapping[str, Any], given: tuple[Any, ...]) -> 
                 f"{', '.join(KEYWORDS)}, and what quantizers declare, with the prefix of their slot: weight_bit_width=4"
             )
         slot = next(s for s, prefix in zip(SLOTS, PREFIXES, strict=True) if name.startswith(prefix))
-        if given[SLOTS.index(slot)] is None:
+        if quantizers[SLOTS.index(slot)] is None:
             raise TypeError(
                 f"Rule: {name!r} changes a quantizer that is not there, as {slot} is None.\n"
                 f"  cure: {slot}=... in the same rule"
             )
     return overrides
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """The rule of one layer.
+
+    Attributes:
+        path: the layer's path.
+        layer: its class.
+        rule: index of the rule; None if none matches.
+        slots: the quantizers that it gets; empty if it stays float.
+    """
+
+    path: str
+    layer: str
+    rule: int | None
+    slots: tuple[str, ...]
+
+
+def plan_layers(
+    index: ModelIndex, rules: tuple[Rule, ...]
+) -> tuple[tuple[LayerRule, ...], dict[int, LayerRule]]:
+    """The rule of every layer: as a table by path, and by the module's id (shared layers once)."""
+    entries: list[LayerRule] = []
+    by_module: dict[int, LayerRule] = {}
+    inside: set[tuple[str, ...]] = set()
+    for path, module in index.places:
+        counterpart = counterpart_of(module) if isinstance(module, nnx.Module) else None
+        if (
+            counterpart is None
+            or id(module) in by_module
+            or any(path[:depth] in inside for depth in range(len(path)))
+        ):
+            continue
+        inside.add(path)  # modules inside a jqinject layer belong to it
+        kind = type(module).__name__
+        number = next(
+            (i for i, r in enumerate(rules) if takes_layer(r, module, ".".join(path))),
+            None,
+        )
+        slots: tuple[str, ...] = ()
+        if number is not None:
+            takes = slots_for(module, counterpart, named=rules[number].op is not None)
+            slots = tuple(slot for slot, _ in rules[number].quantizers if slot in takes)
+            if rules[number].configures and op_slot(module) is not None:
+                slots = ("contraction",)
+        by_module[id(module)] = LayerRule(dotted(path), kind, number, slots)
+        entries.append(by_module[id(module)])
+    return tuple(entries), by_module
+
+
+def takes_layer(rule: Rule, module: object, path: str) -> bool:
+    """Whether a rule is for a layer: by the layer's path, or by that of its weight."""
+    if rule.op is not None:
+        return type(module).__name__ in rule.op and rule.matches(path)
+    if not rule.takes_weights:
+        return False
+    weight = next((name for name in ("kernel", "embedding") if name in vars(module)), None)
+    return rule.matches(path) or (weight is not None and rule.matches(f"{path}.{weight}".lstrip(".")))
+
+
+def check_operations(rules: Iterable[Rule]) -> None:
+    """Refuse names that are neither operations nor layers.
+
+    Raises:
+        ValueError: such a name; the message suggests the nearest.
+    """
+    names = (*known_operations(), *LAYER_NAMES)
+    for rule in rules:
+        for name in rule.op or ():
+            if name not in names:
+                hint = did_you_mean(name, names)
+                raise ValueError(
+                    f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
+                    f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
+                )
+
+
+def idle_rules(
+    rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: Collection[int]
+) -> tuple[int, ...]:
+    """Indices of the rules that match nothing."""
+    taken = {*used} | {entry.rule for entry in entries if entry.rule is not None}
+    return tuple(index for index in range(len(rules)) if index not in taken)
+
+
+def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:
+    """A hint for a rule whose path matches only part of a layer's path: the nearest pattern that matches all of it.
+
+    Example:
+        >>> print(nearest_pattern(Rule("up"), ["layers.0.up", "layers.0.down"]))
+        : its path must match the whole of a layer's path, and 'up' only matches a part of 'layers.0.up'; write '.*up'
+    """
+    candidates = [] if rule.op is not None else list(paths)
+    if any(rule.matches(path) for path in candidates):
+        return ""
+    written = rule.path
+    explanation = ": its path must match the whole of a layer's path, and "
+    for pattern in (f".*{written}", f"{written}.*", f".*{written}.*"):
+        match = next((path for path in candidates if matches_path(pattern, path)), None)
+        if match is not None:
+            return f"{explanation}{written!r} only matches a part of {match!r}; write {pattern!r}"
+    slashes = "/" in written
+    hint = did_you_mean(written, [path.replace(".", "/") if slashes else path for path in candidates])
+    return f"{explanation}{written!r} matches none{'; ' + hint if hint else ''}" if candidates else ""

@@ -10,15 +10,26 @@ from flax import nnx
 
 from jqinject.core import StaticRange
 from jqinject.model.inspect.coverage import Coverage, coverage_of
-from jqinject.model.inspect.page.html_table import framed, row_of
+from jqinject.model.inspect.page import framed, row_of
 from jqinject.model.quantizing.parameter_sites import plan_parameters
-from jqinject.model.quantizing.plan import LayerRule, check_operations, idle_rules, plan_layers
 from jqinject.model.quantizing.quantize_model import planned_model, quantize_layer
-from jqinject.model.quantizing.rule_policy import NO_SITES, RulePolicy, held_at, plan_sites
-from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.quantizing.traced_calls import Methods, traced_calls
-from jqinject.model.static_ranges import static_ranges, uncalibrated
-from jqinject.model.walk import ModelIndex
+from jqinject.model.quantizing.rule_policy import (
+    NO_SITES,
+    Methods,
+    RulePolicy,
+    held_at,
+    plan_sites,
+    traced_calls,
+)
+from jqinject.model.quantizing.rules import (
+    LayerRule,
+    Rule,
+    check_operations,
+    checked_rules,
+    idle_rules,
+    plan_layers,
+)
+from jqinject.model.walk import ModelIndex, static_ranges, uncalibrated
 from jqinject.program import HELD, Call, QuantizedProgram, Site
 from jqinject.terminal import table, wrapped
 
@@ -69,11 +80,11 @@ class RulesReport:
 
 
 def rules_report(
-    model: Any,
+    model: object,
     rules: Rule | Iterable[Rule],
-    *inputs: Any,
+    *inputs: object,
     methods: Methods | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> RulesReport:
     """Report which layers of a model every rule matches, and which rules match none; nothing is changed.
 
@@ -104,19 +115,19 @@ def rules_report(
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(f"rules_report takes an NNX module, got {type(model).__name__}")
-    given = checked_rules(rules)
-    check_operations(given)
+    checked = checked_rules(rules)
+    check_operations(checked)
     call = Call(inputs, kwargs) if inputs or kwargs else None
     calls = traced_calls(model, call, methods, "rules_report")
     index = ModelIndex(model)
-    entries, plan = plan_layers(index, given)
-    found = plan_sites(model, RulePolicy(given), calls) if calls else NO_SITES
-    planned = plan_parameters(found.uses)
-    unseen = (*uncalibrated(index), *planned_ranges(index, given, plan, found.sites.values()))
-    names = (*planned, *found.sites)
+    entries, plan = plan_layers(index, checked)
+    sites = plan_sites(model, RulePolicy(checked), calls) if calls else NO_SITES
+    planned = plan_parameters(sites.uses)
+    unseen = (*uncalibrated(index), *planned_ranges(index, checked, plan, sites.sites.values()))
+    names = (*planned, *sites.sites)
     quantized = isinstance(model, QuantizedProgram)
-    covered = coverage_of(model if quantized else planned_model(model, given, found, calls), calls, given)
-    return RulesReport(given, entries, names, idle_rules(given, entries, found.used), unseen, covered)
+    covered = coverage_of(model if quantized else planned_model(model, checked, sites, calls), calls, checked)
+    return RulesReport(checked, entries, names, idle_rules(checked, entries, sites.used), unseen, covered)
 
 
 def planned_ranges(
@@ -133,30 +144,30 @@ def planned_ranges(
         sites: the quantized sites between layers.
     """
     root = index.places[0][1]
-    known: dict[Any, tuple[str, ...]] = {}
+    ranges: dict[Any, tuple[str, ...]] = {}
     for layer in index.modules:
         entry = plan.get(id(layer))
         if entry is None or entry.rule is None or not entry.slots:
             continue
         kind = (entry.rule, entry.layer, entry.slots)
-        if kind not in known:
-            known[kind] = _ranges_of(layer, rules[entry.rule], entry)
-        yield from (f"{entry.path}.{name}" if layer is not root else name for name in known[kind])
+        if kind not in ranges:
+            ranges[kind] = _ranges_of(layer, rules[entry.rule], entry)
+        yield from (f"{entry.path}.{name}" if layer is not root else name for name in ranges[kind])
     for site in sites:
         if held_at(site, nnx.Rngs(0)).has_range() is not None:
             yield f"{HELD}.held.{site.name}"
 
 
-def _ranges_of(layer: Any, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
+def _ranges_of(layer: object, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
     """The attributes of a layer that will hold static ranges."""
     if rule.shares:  # with existing quantizers, which may have seen data
-        held = ((slot, rule.quantizer(slot)) for slot in entry.slots)
-        return tuple(slot for slot, q in held if isinstance(q, StaticRange) and q.has_range() is False)
-    found: list[str] = []
+        quantizers = ((slot, rule.quantizer(slot)) for slot in entry.slots)
+        return tuple(slot for slot, q in quantizers if isinstance(q, StaticRange) and q.has_range() is False)
+    paths: list[str] = []
 
-    def quantized(layer: Any) -> tuple[()]:
+    def quantized(layer: object) -> tuple[()]:
         quantize_layer(layer, rule, entry, nnx.Rngs(0))
-        found.extend(
+        paths.extend(
             path
             for path, holder in static_ranges(ModelIndex(layer)).items()
             if holder.has_range() is not None
@@ -164,4 +175,4 @@ def _ranges_of(layer: Any, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
         return ()
 
     nnx.eval_shape(quantized, nnx.clone(layer, graph=True))
-    return tuple(found)
+    return tuple(paths)

@@ -3,18 +3,168 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
-from typing import Any, Generic, Literal, TypeVar, final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from jqinject.model.serving.held_state import HeldArrays, StateLayout
-from jqinject.model.serving.signature import Signature, places_of, with_arrays
-from jqinject.model.serving.small_arrays import PackedArrays
-from jqinject.program import CALL, Call, Method, checked_method
+from jqinject.dot import LowBitCache, is_low_bit_cache
+from jqinject.inject.errors import did_you_mean
+from jqinject.model.serving.held_state import HeldArrays, PackedArrays, StateLayout
+from jqinject.program import CALL, Call, Method, checked_method, dotted
 from jqinject.program.jaxpr import Body
+
+HELD = 2
+"""Arguments of the compiled function before the model's own: the arrays that it holds."""
+
+
+class Signature(NamedTuple):
+    """The arguments of one program.
+
+    Attributes:
+        tree: their structure.
+        names: of the arrays among them.
+        kinds: of each array: dtype, number of axes, and whether it is a cache in low bits.
+        shapes: of each array.
+        flags: everything else, None in the place of arrays.
+    """
+
+    tree: Any
+    names: tuple[str, ...]
+    kinds: tuple[tuple[Any, int, bool], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    flags: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, model: object, call: Call) -> Signature:
+        """That of a call, maybe one that is being traced."""
+        names = tuple(dotted(path) for path in call.places(model)[: len(call.arrays)])
+        kinds = tuple((np.dtype(x.dtype), x.ndim, is_low_bit_cache(x)) for x in call.arrays)
+        shapes = tuple(tuple(x.shape) for x in call.arrays)
+        return cls(call.frame.tree, names, kinds, shapes, call.frame.others)
+
+    def __str__(self) -> str:
+        flags = [repr(flag) for flag in self.flags if flag is not None]
+        return ", ".join([*map(self._in_words, range(len(self.names))), *flags])
+
+    def _in_words(self, place: int) -> str:
+        dtype, _, in_low_bits = self.kinds[place]
+        return f"{self.names[place]}={dtype}{list(self.shapes[place])}{' in low bits' * in_low_bits}"
+
+    def check_like(self, first: Signature) -> None:
+        """Refuse arguments that differ from the first ones in more than sizes and flags.
+
+        Raises:
+            TypeError: another structure, dtype or number of axes. Named by argument.
+        """
+        if self.tree != first.tree or len(self.names) != len(first.names):
+            raise TypeError(
+                f"compiled: called with ({self}), and compiled for ({first}): the arguments are other ones, or not "
+                "arrays.\n  cure: the same arguments in the same places; jqinject.compiled(model, ...) once more for "
+                "another way to call the model"
+            )
+        for place, (own, first_kind) in enumerate(zip(self.kinds, first.kinds, strict=True)):
+            if own != first_kind:
+                difference = "another dtype" if own[0] != first_kind[0] else "another number of axes"
+                raise TypeError(
+                    f"compiled: got {self._in_words(place)}, and the model was compiled for {first._in_words(place)}: "
+                    f"{difference if own[2] == first_kind[2] else 'a cache of another kind'}.\n"
+                    f"  cure: give what it was compiled for; or jqinject.compiled(model, ...) once more for this one"
+                )
+
+
+class ArgumentPlaces(NamedTuple):
+    """Which arguments of the compiled function are constants of the program, and which are given away.
+
+    Attributes:
+        static_numbers, static_names: positional and keyword arguments that hold no arrays.
+        donated_numbers, donated_names: those whose memory the results may take.
+    """
+
+    static_numbers: tuple[int, ...]
+    static_names: tuple[str, ...]
+    donated_numbers: tuple[int, ...]
+    donated_names: tuple[str, ...]
+
+
+def places_of(model: object, call: Call, donate: Collection[str]) -> ArgumentPlaces:
+    """Sort the arguments of a call.
+
+    Args:
+        model: whose method is called.
+        call: the call.
+        donate: names of arguments.
+
+    Raises:
+        TypeError: a module among them; a flag inside of a tree of arrays; one that cannot be hashed.
+        ValueError: `donate` names none of them, or a flag.
+    """
+    names = call.names(model)
+    arguments: list[tuple[str, Any]] = [*zip(names, call.args, strict=True), *call.kwargs.items()]
+    static = {name for name, argument in arguments if _is_flag(name, argument)}
+    known_names = [name for name, _ in arguments]
+    for name in donate:
+        if name not in known_names or name in static:
+            hint = did_you_mean(name, known_names)
+            raise ValueError(
+                f"compiled: donate={name!r} is {'a flag' if name in static else 'not an argument of this call'}"
+                f"{'; ' + hint if hint else ''}.\n  cure: one of {', '.join(n for n in known_names if n not in static)}"
+            )
+
+    def numbers(chosen: Collection[str]) -> tuple[int, ...]:
+        return tuple(HELD + at for at, name in enumerate(names) if name in chosen)
+
+    def keywords(chosen: Collection[str]) -> tuple[str, ...]:
+        return tuple(name for name in call.kwargs if name in chosen)
+
+    return ArgumentPlaces(numbers(static), keywords(static), numbers(donate), keywords(donate))
+
+
+def with_arrays(
+    args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with NumPy's numbers as arrays, which is what `jax.jit` takes them for."""
+    return jax.tree.map(
+        lambda x: np.asarray(x) if isinstance(x, np.generic) else x,
+        (tuple(args), dict(kwargs)),
+        is_leaf=is_low_bit_cache,
+    )
+
+
+def _is_flag(name: str, argument: object) -> bool:
+    """Whether an argument is a constant of the program, and no tree of arrays."""
+    alone = Call((argument,), {})
+    if alone.modules:
+        raise TypeError(
+            f"compiled: {name} is a {type(alone.modules[0]).__name__}, whose changes a compiled function could not "
+            "give back.\n  cure: a module that holds both, and is compiled: its call is "
+            "`return self.model(x, self.cache)`"
+        )
+    others = [
+        leaf
+        for place, leaf in enumerate(alone.frame.others)
+        if place not in alone.frame.arrays and not isinstance(leaf, LowBitCache)
+    ]
+    if not others:
+        return False
+    if alone.arrays:
+        raise TypeError(
+            f"compiled: {name} holds arrays, and {others[0]!r:.60} ({type(others[0]).__name__}), which is none.\n"
+            "  cure: jnp.asarray of numbers; flags as arguments of their own, or method=lambda model, x: "
+            "model(x, flag)"
+        )
+    try:
+        hash(argument)
+    except TypeError:
+        raise TypeError(
+            f"compiled: {name} is a {type(argument).__name__} without arrays: a constant of the program, which must be "
+            "hashable.\n  cure: jnp.asarray, if it is numbers; a tuple; method=lambda model, x: model(x, ...)"
+        ) from None
+    return True
+
 
 Model = TypeVar("Model", bound=nnx.Module)
 Shapes = Literal["any", "given"]
@@ -24,12 +174,12 @@ MANY = 16
 
 def compiled(
     model: Model,
-    *inputs: Any,
+    *inputs: object,
     method: Method = CALL,
-    changing: Any = nnx.Cache,
+    changing: object = nnx.Cache,
     donate: str | Collection[str] = (),
     shapes: Shapes = "any",
-    **keywords: Any,
+    **keywords: object,
 ) -> CompiledModel[Model]:
     """Compile a model into one function that holds its state: `answer = compiled(model, x)`, then `answer(x)`.
 
@@ -88,7 +238,7 @@ class CompiledModel(Generic[Model]):
     """
 
     def __init__(
-        self, model: Model, call: Call, changing: Any, donate: Collection[str], shapes: Shapes
+        self, model: Model, call: Call, changing: object, donate: Collection[str], shapes: Shapes
     ) -> None:
         places = places_of(model, call, donate)
         self._layout = StateLayout(model, changing)
@@ -107,7 +257,7 @@ class CompiledModel(Generic[Model]):
         )
         self.prepare(*call.args, **call.kwargs)
 
-    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+    def __call__(self, *inputs: object, **keywords: object) -> Any:
         """Call the model.
 
         Raises:
@@ -117,7 +267,7 @@ class CompiledModel(Generic[Model]):
         out, self._changing = self._run(self._packed, self._changing, *inputs, **keywords)
         return out
 
-    def prepare(self, *inputs: Any, **keywords: Any) -> None:
+    def prepare(self, *inputs: object, **keywords: object) -> None:
         """Compile for other sizes ahead of the call; nothing is run.
 
         Args:
@@ -143,11 +293,11 @@ class CompiledModel(Generic[Model]):
         Raises:
             ValueError: it is not, or has arrays of other shapes or dtypes; nothing is changed then.
         """
-        held = self._layout.arrays(model)
-        self._layout.check_same(held, HeldArrays(self._read, self._changing))
-        if any(new is not old for new, old in zip(held.read, self._read, strict=True)):
-            self._packed = PackedArrays.of(held.read)
-        self._read, self._changing = held
+        arrays = self._layout.arrays(model)
+        self._layout.check_same(arrays, HeldArrays(self._read, self._changing))
+        if any(new is not old for new, old in zip(arrays.read, self._read, strict=True)):
+            self._packed = PackedArrays.of(arrays.read)
+        self._read, self._changing = arrays
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -179,9 +329,9 @@ class CompiledModel(Generic[Model]):
         if self._signatures:
             signature.check_like(self._signatures[0])
         if not self._prepared:
-            known = "; ".join(self.programs)
+            prepared = "; ".join(self.programs)
             raise ValueError(
-                f"compiled: ({signature}) was not prepared, and shapes='given'. It is compiled for: {known}.\n"
+                f"compiled: ({signature}) was not prepared, and shapes='given'. It is compiled for: {prepared}.\n"
                 "  cure: answer.prepare(...) for these sizes, before answering; or shapes='any'"
             )
         if len(self._signatures) == MANY:
@@ -193,7 +343,7 @@ class CompiledModel(Generic[Model]):
                 stacklevel=2,
             )
 
-    def _program(self, call: Call, held: HeldArrays) -> Body:
+    def _program(self, call: Call, state: HeldArrays) -> Body:
         """The program of a call, with all state among its inputs and its outputs."""
 
         def run(read: Any, changing: Any, arrays: Any) -> Any:
@@ -201,10 +351,10 @@ class CompiledModel(Generic[Model]):
             call.frame.filled(arrays, ())(model)
             return self._layout.leaves(model)
 
-        return Body.of(jax.make_jaxpr(run)(held.read, held.changing, call.arrays))
+        return Body.of(jax.make_jaxpr(run)(state.read, state.changing, call.arrays))
 
 
 def _shardings(changing: Any) -> Any:
     """Caches that lie on several devices stay as they lie; the rest is left to the compiler."""
-    kept = [x.sharding if len(x.sharding.device_set) > 1 else None for x in changing]
-    return (None, tuple(kept)) if any(one is not None for one in kept) else None
+    shardings = [x.sharding if len(x.sharding.device_set) > 1 else None for x in changing]
+    return (None, tuple(shardings)) if any(sharding is not None for sharding in shardings) else None

@@ -1,8 +1,11 @@
-"""The state of a model as two flat tuples of arrays: what calls may change, and what they only read."""
+"""The state of a model as flat tuples of arrays: what calls may change, what they only read, small arrays packed."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import is_low_bit_cache
-from jqinject.model.static_ranges import listed
-from jqinject.model.walk import dotted
+from jqinject.model.walk import dotted, listed
 from jqinject.program.jaxpr import Body, Equation, Scan, While
 
 Arrays = tuple[Any, ...]
@@ -78,12 +80,12 @@ class StateLayout:
         changing, read = (tuple(jax.tree.leaves(state)) for state in states)
         return HeldArrays(tuple(map(_on_device, read)), tuple(map(jnp.array, changing)))
 
-    def model(self, held: HeldArrays) -> Any:
+    def model(self, arrays: HeldArrays) -> Any:
         """A model with these arrays, or with those of a trace."""
-        parts = zip(self._trees, (held.changing, held.read), strict=True)
+        parts = zip(self._trees, (arrays.changing, arrays.read), strict=True)
         return nnx.merge(self._graphdef, *(jax.tree.unflatten(tree, leaves) for tree, leaves in parts))
 
-    def changed(self, model: Any, before: HeldArrays) -> tuple[Arrays, tuple[int, ...]]:
+    def changed(self, model: object, before: HeldArrays) -> tuple[Arrays, tuple[int, ...]]:
         """What a call has done to a model of `model(before)`.
 
         Returns:
@@ -111,7 +113,7 @@ class StateLayout:
         rows = enumerate(zip(after[1], before.read, strict=True))
         return tuple(after[0]), tuple(place for place, (new, old) in rows if new is not old)
 
-    def leaves(self, model: Any) -> Arrays:
+    def leaves(self, model: object) -> Arrays:
         """The arrays of a model: those that calls may change, then those that they only read."""
         _, *states = self._split(model)
         return tuple(jax.tree.leaves(states))
@@ -128,10 +130,10 @@ class StateLayout:
             [*old.read, *old.changing],
             strict=True,
         )
-        for path, own, known in named:
-            if _kind(own) != _kind(known):
+        for path, own, compiled in named:
+            if _kind(own) != _kind(compiled):
                 raise ValueError(
-                    f"update: {path} is {_kind(own)}, and was compiled as {_kind(known)}.\n"
+                    f"update: {path} is {_kind(own)}, and was compiled as {_kind(compiled)}.\n"
                     "  cure: a model of the same sizes; or jqinject.compiled(model, ...) of this one"
                 )
 
@@ -157,12 +159,12 @@ class StateLayout:
                 f"nnx.PathContains({last!r})), if calls are to change them"
             )
 
-    def _split(self, model: Any) -> Any:
+    def _split(self, model: object) -> Any:
         return nnx.split(model, self._may_change, ..., graph=True)
 
     def _may_change(self, path: Any, node: Any) -> bool:
-        held = node.get_raw_value() if isinstance(node, nnx.Variable) else node
-        return is_low_bit_cache(held) or bool(self._chosen(path, node))
+        value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
+        return is_low_bit_cache(value) or bool(self._chosen(path, node))
 
 
 ARRAYS = (jax.Array, np.ndarray)
@@ -182,7 +184,7 @@ def _check_evaluates(model: nnx.Module) -> None:
         )
 
 
-def _on_device(x: Any) -> Any:
+def _on_device(x: object) -> Any:
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
@@ -190,7 +192,7 @@ def _kind(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}"
 
 
-def _paths(state: Any) -> list[Any]:
+def _paths(state: object) -> list[Any]:
     return [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
 
 
@@ -223,7 +225,7 @@ def _run(body: Body, inputs: Sequence[Number]) -> list[Number]:
     return body.run(inputs, _passed, _constant)
 
 
-def _constant(value: Any) -> None:
+def _constant(value: object) -> None:
     """A constant is no input."""
 
 
@@ -235,7 +237,7 @@ def _passed(equation: Equation, inputs: list[Number]) -> list[Number]:
         return _of_while(equation.loop, inputs)
     if equation.branches:
         outputs = zip(*(_run(branch, inputs[1:]) for branch in equation.branches), strict=True)
-        return [each[0] if len(set(each)) == 1 else None for each in outputs]
+        return [numbers[0] if len(set(numbers)) == 1 else None for numbers in outputs]
     body, count = equation.body, len(equation.outputs)
     return [None] * count if body is None or len(body.outputs) != count else _run(body, inputs)
 
@@ -255,3 +257,90 @@ def _of_scan(scan: Scan, inputs: list[Number]) -> list[Number]:
         same = source is not None and (source == scan.constants + place if is_carry else source >= slices)
         outputs.append(inputs[source] if same and source is not None else None)
     return outputs
+
+
+SMALL = 4096
+"""Bytes up to which an array is packed: a program copies so few in less time than another argument takes."""
+
+
+@dataclass(frozen=True)
+class PackedPlaces:
+    """Where arrays lie.
+
+    Attributes:
+        flat: for each flat array, the numbers of the arrays in it, in order.
+        unpacked: the numbers of the arrays that are not packed.
+        shapes: of all arrays.
+    """
+
+    flat: tuple[tuple[int, ...], ...]
+    unpacked: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, arrays: Sequence[jax.Array]) -> PackedPlaces:
+        """Those of some arrays: small ones lie together by dtype and device."""
+        alike = defaultdict(list)
+        for number, x in enumerate(arrays):
+            if _is_small(x):
+                alike[x.dtype, x.sharding, x.committed].append(number)
+        flat = tuple(tuple(numbers) for numbers in alike.values() if len(numbers) > 1)
+        packed = {number for numbers in flat for number in numbers}
+        unpacked = tuple(number for number in range(len(arrays)) if number not in packed)
+        return cls(flat, unpacked, tuple(x.shape for x in arrays))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedArrays:
+    """Arrays, the small ones copied into flat arrays. A pytree whose structure says where each of them lies.
+
+    Attributes:
+        flat: the flat arrays.
+        unpacked: the other arrays as they are.
+        places: where the arrays lie.
+
+    Example:
+        >>> packed = PackedArrays.of((jnp.ones(2), jnp.arange(2.0)))
+        >>> packed.flat, packed.arrays()[1]
+        ((Array([1., 1., 0., 1.], dtype=float32),), Array([0., 1.], dtype=float32))
+    """
+
+    flat: tuple[Any, ...]
+    unpacked: tuple[Any, ...]
+    places: PackedPlaces = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, arrays: Sequence[jax.Array]) -> PackedArrays:
+        """Pack some arrays.
+
+        Args:
+            arrays: concrete ones.
+        """
+        places = PackedPlaces.of(arrays)
+        flat = tuple(_joined([arrays[at] for at in numbers]) for numbers in places.flat)
+        return cls(flat, tuple(arrays[at] for at in places.unpacked), places)
+
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays, in their order."""
+        places, by_number = self.places, {}
+        by_number.update(zip(places.unpacked, self.unpacked, strict=True))
+        for flat, numbers in zip(self.flat, places.flat, strict=True):
+            start = 0
+            for at in numbers:
+                end = start + math.prod(places.shapes[at])
+                by_number[at] = jax.lax.slice(flat, (start,), (end,)).reshape(places.shapes[at])
+                start = end
+        return tuple(by_number[at] for at in range(len(places.shapes)))
+
+
+@jax.jit
+def _joined(arrays: list[jax.Array]) -> jax.Array:
+    return jnp.concatenate([x.reshape(-1) for x in arrays])
+
+
+def _is_small(x: jax.Array) -> bool:
+    """Whether an array is packed: a small one on one device, of plain numbers that know their dtype."""
+    on_one = isinstance(x.sharding, jax.sharding.SingleDeviceSharding)
+    plain = not jnp.issubdtype(x.dtype, jax.dtypes.extended)
+    return on_one and plain and not jax.typeof(x).weak_type and x.nbytes <= SMALL

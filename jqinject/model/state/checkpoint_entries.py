@@ -1,20 +1,29 @@
-"""Flattens a user's state to a mapping from paths to values."""
+"""A user's state as a mapping from paths to values, and what is wrong with these."""
 
+from __future__ import annotations
+
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.walk import ModelIndex, Path
+from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
+from jqinject.core.memory.memory import Memory
+from jqinject.core.memory.memory_policy import DISTANCE
+from jqinject.core.state import kind_of
+from jqinject.model.walk import ModelIndex, Path, VariableEntry, dotted
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import OpQuantizers
 from jqinject.quant_tensor import is_concrete
 
 LIST = "a list of numbers"
 
 
-def flat_entries(state: Any) -> dict[Path, Any]:
+def flat_entries(state: object) -> dict[Path, Any]:
     """The arrays of a state by path.
 
     Args:
@@ -24,7 +33,7 @@ def flat_entries(state: Any) -> dict[Path, Any]:
         TypeError: it is none of these.
     """
     if isinstance(state, nnx.Module):
-        return {found.path: found.variable.get_value() for found in ModelIndex(state).variables}
+        return {entry.path: entry.variable.get_value() for entry in ModelIndex(state).variables}
     if not isinstance(state, Mapping):
         raise TypeError(
             "load_state takes an nnx.State, a nested dict of arrays or a module, "
@@ -33,7 +42,7 @@ def flat_entries(state: Any) -> dict[Path, Any]:
     return dict(_flatten(state, ()))
 
 
-def _flatten(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _flatten(node: object, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(node, nnx.Variable):
         yield from _flatten(node.get_raw_value(), path)
     elif isinstance(node, Mapping):
@@ -47,20 +56,20 @@ def _flatten(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield path, node
 
 
-def in_pieces(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, str]:
+def in_pieces(entries: Mapping[Path, object], paths: set[Path]) -> dict[Path, str]:
     """Variables that a state holds as a list of numbers or a mapping instead of one array, with a description.
 
     Args:
         entries: from `flat_entries`.
-        known: the model's paths.
+        paths: the model's paths.
     """
-    found: dict[Path, str] = {}
+    pieces: dict[Path, str] = {}
     for path in entries:
-        whole = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in known), None)
-        if path not in known and whole is not None:
-            inside = path[len(whole)]
-            found.setdefault(whole, LIST if inside.isdigit() else f"a mapping with {inside!r}")
-    return found
+        parent = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in paths), None)
+        if path not in paths and parent is not None:
+            inside = path[len(parent)]
+            pieces.setdefault(parent, LIST if inside.isdigit() else f"a mapping with {inside!r}")
+    return pieces
 
 
 def nested_path(path: Path) -> Path:
@@ -68,33 +77,234 @@ def nested_path(path: Path) -> Path:
     return tuple(name for key in path for name in key.replace("/", ".").split(".") if name)
 
 
-def unwrapped(entries: Mapping[Path, Any], known: set[Path]) -> dict[Path, Any]:
+def unwrapped(entries: Mapping[Path, object], paths: set[Path]) -> dict[Path, Any]:
     """Entries with `{"value": ...}` unwrapped: Orbax restores Variables this way without a target."""
 
     def unwrap(path: Path) -> Path:
         places = [at for at in (len(path) - 1, len(path) - 2) if at >= 0 and path[at] == "value"]
         shorter = (path[:at] + path[at + 1 :] for at in places)
-        return path if path in known else next((found for found in shorter if found in known), path)
+        return (
+            path if path in paths else next((candidate for candidate in shorter if candidate in paths), path)
+        )
 
     return {unwrap(path): value for path, value in entries.items()}
 
 
-def problem_of(value: Any, held: Any) -> str | None:
+def problem_of(value: Any, target: Any) -> str | None:
     """Why a value cannot replace the one held; None if it can."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
         return f"is not an array: got {type(value).__name__}"
     if not is_concrete(value):
         return "is a tracer: call load_state outside of jit"
     shape = np.shape(value)
-    if shape != held.shape:
-        return f"has shape {shape}, the model needs {tuple(held.shape)}"
-    given = getattr(value, "dtype", None)
-    if given is None or given == held.dtype:
+    if shape != target.shape:
+        return f"has shape {shape}, the model needs {tuple(target.shape)}"
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or dtype == target.dtype:
         return None
-    if _is_float(given) and _is_float(held.dtype):
+    if _is_float(dtype) and _is_float(target.dtype):
         return None
-    return f"has dtype {given}, the model needs {held.dtype}"
+    return f"has dtype {dtype}, the model needs {target.dtype}"
 
 
 def _is_float(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+@runtime_checkable
+class HasCheckpointDefaults(Protocol):
+    """A component whose variables depend on each other: a loaded scale, say, means that calibration is over."""
+
+    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
+    """The entries, with those of each component completed by it.
+
+    Args:
+        index: of the model that is loaded into.
+        entries: path -> array.
+
+    Returns:
+        The entries to check and write.
+    """
+    result = dict(entries)
+    for path, component in _components(index):
+        own = {p: result[p] for p in result if p[: len(path)] == path and len(p) > len(path)}
+        if not own:
+            continue
+        named = {".".join(p[len(path) :]): value for p, value in own.items()}
+        finished = component.complete_state(named)
+        for p in own:
+            del result[p]
+        for name, value in finished.items():
+            added = (*path, *name.split("."))
+            is_own = any(value is entry for entry in own.values())
+            result[added] = value if is_own else _stacked(value, index.by_path.get(added))
+    return result
+
+
+def _stacked(value: object, target: VariableEntry | None) -> Any:
+    """A value that a component adds for one layer, repeated for every layer of a stack."""
+    array = jnp.asarray(value)
+    shape = array.shape if target is None else target.variable.get_value().shape
+    return jnp.broadcast_to(array, shape) if shape[len(shape) - array.ndim :] == array.shape else array
+
+
+def _components(index: ModelIndex) -> list[tuple[Path, HasCheckpointDefaults]]:
+    components: dict[int, tuple[Path, HasCheckpointDefaults]] = {}
+    for path, node in index.places:
+        # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
+        if issubclass(type(node), HasCheckpointDefaults):
+            components.setdefault(id(node), (path, cast(HasCheckpointDefaults, node)))
+    # Inner components first, so that outer ones see their completed entries.
+    return sorted(components.values(), key=lambda item: -len(item[0]))
+
+
+# The names under which components store scales and zero points.
+LEARNED = "value"
+RECORD = "record"
+COLLECTED = ("buffer", "running_stats")
+OF_SCALES = (LEARNED, *COLLECTED)
+COUNTERS = ("counter", "count", "countdown")
+
+
+def _scalings(index: ModelIndex) -> Iterator[tuple[Path, Any]]:
+    """The components that store scales, and how these are restricted."""
+    for path, node in index.places:
+        if isinstance(node, Memory) and node.rule is not DISTANCE:
+            yield path, node.rule.restrict_scaling_impl
+
+
+def never_right(index: ModelIndex, entries: Mapping[Path, object]) -> list[str]:
+    """Errors of entries that no model can have stored: nan, inf; counters, statistics, variances below 0; scales of 0.
+
+    A learned scale whose magnitude is used may be below 0: an optimizer may have moved it there. A running statistic
+    may be 0, that of zeros.
+
+    Args:
+        index: of the model that is loaded into.
+        entries: path -> array, with the shapes and dtypes that the model needs.
+    """
+    scales, divisors = set(_scales(index)), set(_divisors(index))
+    variances = {(*path, "var") for path, node in index.places if isinstance(node, nnx.BatchNorm)}
+    problems = []
+    for path, value in entries.items():
+        variable = index.by_path[path].variable
+        if path in variances and _least(value) < 0:
+            problems.append(
+                f"{dotted(path)}: is a variance, and no variance is below 0: got {_least(value):.6g}"
+            )
+        if not issubclass(kind_of(variable), QuantParam | QuantStat):
+            continue
+        # Other statistics may be nan until they have seen data.
+        if not _is_finite(value) and (
+            issubclass(kind_of(variable), QuantParam) or path[-1] in (*OF_SCALES, *COUNTERS)
+        ):
+            problems.append(f"{dotted(path)}: holds nan or inf, which no quantizer stores")
+        elif path[-1] in COUNTERS and _least(value) < 0:
+            problems.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
+        elif path in scales and _least(value) < 0:
+            problems.append(f"{dotted(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}")
+        elif (path in divisors or path[-1] == "scale") and _least(abs(jnp.asarray(value))) == 0:
+            problems.append(f"{dotted(path)}: is a scale, and no scale is 0")
+        elif path[-1] == "amax_history" and not _least(value) >= 0:
+            problems.append(
+                f"{dotted(path)}: is a record of magnitudes, none of which is below 0: got {_least(value):.6g}"
+            )
+    return problems
+
+
+def not_finite(entries: Mapping[Path, object]) -> list[Path]:
+    """The entries that hold nan or inf."""
+    return [path for path, value in entries.items() if not _is_finite(value)]
+
+
+def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, object]) -> list[Path]:
+    """The entries that are learned scales below 0, whose magnitude the forward pass uses."""
+    learned = {
+        (*path, LEARNED)
+        for path, restriction in _scalings(index)
+        if isinstance(restriction, FloatRestrictValue)
+    }
+    return [
+        path
+        for path, value in entries.items()
+        if path in learned
+        and issubclass(kind_of(index.by_path[path].variable), QuantParam)
+        and _least(value) < 0
+    ]
+
+
+def _scales(index: ModelIndex) -> Iterator[Path]:
+    """Paths of stored scales that cannot be negative: statistics and whole numbers, unless stored as logarithms."""
+    for path, restriction in _scalings(index):
+        integral = isinstance(restriction, IntRestrictValue)
+        if integral or isinstance(restriction, FloatRestrictValue):
+            yield from ((*path, RECORD, name) for name in COLLECTED)
+        if integral:
+            yield (*path, LEARNED)
+
+
+def _divisors(index: ModelIndex) -> Iterator[Path]:
+    """Paths of stored scales that are bounded away from 0 before they are stored, and not stored as logarithms."""
+    for path, restriction in _scalings(index):
+        if isinstance(restriction, FloatRestrictValue | IntRestrictValue):
+            yield from ((*path, LEARNED), (*path, RECORD, "buffer"))
+
+
+def _is_finite(value: object) -> bool:
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(jnp.isfinite(array).all())
+
+
+def _least(value: Any) -> float:
+    return float(jnp.min(jnp.asarray(value))) if np.size(value) else 0.0
+
+
+def transformed_inputs(index: ModelIndex, entries: Mapping[Path, object]) -> tuple[str, ...]:
+    """The quantizers whose transform a loaded float state knows nothing of; none if the state holds quantizers.
+
+    A state without any number of a quantizer, for a model that has some, is taken for a float model's.
+
+    Args:
+        index: of the model.
+        entries: of the state, by path.
+    """
+    by_path = index.by_path
+    of_quantizers = any(by_path[path].in_quantizer for path in entries)
+    if of_quantizers or not any(entry.in_quantizer for entry in index.variables):
+        return ()
+    return tuple(_with_transform(index))
+
+
+def warn_of_transforms(transformed: tuple[str, ...]) -> None:
+    """Warn that float weights were loaded into a model that keeps others.
+
+    Args:
+        transformed: see `transformed_inputs`.
+    """
+    if transformed:
+        shown = ", ".join(transformed[:8]) + (", ..." if len(transformed) > 8 else "")
+        warnings.warn(
+            "load_state: the state holds weights and no quantizers, as a float model's does, and this model's weights "
+            f"are stored for transforms of their inputs: {shown}. With other weights it computes something else.\n"
+            "  cure: the recipe that made this model, on a float model with that state; or a state of this model",
+            UserWarning,
+            4,
+        )
+
+
+def _with_transform(index: ModelIndex) -> Iterator[str]:
+    for path, node in index.places:
+        if isinstance(node, QuantWeightLayer):
+            if node.input_quant is not None and vars(node.input_quant).get("pre_transform") is not None:
+                yield dotted((*path, "input_quant"))
+        elif isinstance(node, OpQuantizers):
+            for name, proxy in node.held.items():
+                stem, _, side = name.rpartition("_")
+                twin = f"{stem}_{'lhs' if side == 'rhs' else 'rhs'}"
+                # Of a product of two activations both operands are transformed, and no weight.
+                alone = side in ("lhs", "rhs") and twin not in node.held
+                if alone and vars(proxy).get("pre_transform") is not None:
+                    yield name

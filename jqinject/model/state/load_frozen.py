@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import jax
@@ -11,24 +15,74 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam
+from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.freezing import check_finite, freeze
 from jqinject.model.frozen_weights import freeze_weight
 from jqinject.model.state.checkpoint_entries import problem_of
-from jqinject.model.state.freed_memory import FreedMemory
-from jqinject.model.state.loading import proxies_beside
-from jqinject.model.state.low_bits import LowBits
-from jqinject.model.state.reassembly import reassemble_held
+from jqinject.model.state.loading import proxies_beside, reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.freeze_layer import frozen_param, numbers_from_host
+from jqinject.proxy import stack_of
+
+STEP = 2**20  # bytes
+
+
+class FreedMemory:
+    """What was freed since it was last handed back to the system.
+
+    The C library keeps freed memory for later, in holes between what lives on, such as that of a float array beside the
+    integers made from it. glibc hands it back when it is asked to; others are left alone.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def add(self, size: int) -> None:
+        """Count what was freed, and hand it back once it is `STEP` bytes.
+
+        Args:
+            size: bytes.
+        """
+        self.size += size
+        trim = _malloc_trim()
+        if self.size >= STEP and trim is not None:
+            self.size = 0
+            trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's `malloc_trim`; None elsewhere."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True)
+class LowBits:
+    """Numbers that `load_frozen` stores as they are, in the place of a float array.
+
+    Attributes:
+        shape: of the parameter.
+        make: from the layer or the site that holds the parameter, and the number of axes in front along which it is a
+            stack, to what is stored and its form.
+    """
+
+    shape: tuple[int, ...]
+    make: Callable[[Any, int], tuple[Mapping[str, Any], FrozenForm]]
+
+    def frozen(self, layer: Any) -> FrozenParam:
+        """What is stored in the weight's place of a layer or a site."""
+        numbers, form = self.make(layer, len(stack_of((layer,))))
+        return FrozenParam.holding(numbers, form, layer.weight.get_metadata())
+
 
 Model = TypeVar("Model", bound=nnx.Module)
 
 
 def load_frozen(
-    make: Callable[[], Model], arrays: Iterable[tuple[Any, Any]], *, allow_uncalibrated: bool = False
+    make: Callable[[], Model], arrays: Iterable[tuple[object, object]], *, allow_uncalibrated: bool = False
 ) -> Model:
     """A frozen model with the numbers of a float checkpoint, each of which is frozen as soon as it is read.
 
@@ -85,36 +139,36 @@ def load_frozen(
 class _Loading:
     """A model whose weights arrive one by one."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: object) -> None:
         self.index = ModelIndex(model)
         # Freezing replaces Variables: what is looked up later is noted now.
         self.by_path = self.index.by_path
         self.proxies = {
-            path: proxies_beside(self.index, [found.variable]) for path, found in self.by_path.items()
+            path: proxies_beside(self.index, [entry.variable]) for path, entry in self.by_path.items()
         }
         self.taken: set[int] = set()
         self.frozen: set[int] = set()  # proxies
-        made = _made_from_weights(self.index)
-        self.made = {id(found) for found in self.index.variables if _is_within(found, made)}
+        from_weights = _made_from_weights(self.index)
+        self.made = {id(entry) for entry in self.index.variables if _is_within(entry, from_weights)}
 
-    def check(self, path: Path, array: Any) -> None:
+    def check(self, path: Path, array: object) -> None:
         """Raise unless what was read fits the model, which then expects it no more."""
-        found = self.by_path.get(path)
-        if found is None:
-            hint = did_you_mean(dotted(path), [dotted(known) for known in self.by_path])
+        entry = self.by_path.get(path)
+        if entry is None:
+            hint = did_you_mean(dotted(path), [dotted(candidate) for candidate in self.by_path])
             raise ValueError(f"load_frozen: the model has no {dotted(path)}{'; ' + hint if hint else '.'}")
-        if id(found) in self.taken:
-            raise ValueError(f"load_frozen: {dotted(path)} was given before (as {dotted(found.path)})")
-        held = found.variable.get_value()
-        problem = self._problem_of(path, array) if isinstance(array, LowBits) else problem_of(array, held)
+        if id(entry) in self.taken:
+            raise ValueError(f"load_frozen: {dotted(path)} was given before (as {dotted(entry.path)})")
+        value = entry.variable.get_value()
+        problem = self._problem_of(path, array) if isinstance(array, LowBits) else problem_of(array, value)
         if problem:
             raise ValueError(f"load_frozen: {dotted(path)}: {problem}")
-        if id(found) in self.made:
+        if id(entry) in self.made:
             raise ValueError(
                 f"load_frozen: {dotted(path)} belongs to a quantizer that is made from the weights that are loaded.\n"
                 "  cure: a checkpoint without it; with it, load_state(model, checkpoint) and freeze(model)"
             )
-        self.taken.add(id(found))
+        self.taken.add(id(entry))
 
     def _problem_of(self, path: Path, low: LowBits) -> str | None:
         """Why numbers in low bits do not fit."""
@@ -132,9 +186,9 @@ class _Loading:
         variable = self.by_path[path].variable
         return [
             layer
-            for held in self.proxies[path]
-            for layer in held.layers
-            if _weight_quant(layer) is held.proxy and layer.weight is variable
+            for holders in self.proxies[path]
+            for layer in holders.layers
+            if _weight_quant(layer) is holders.proxy and layer.weight is variable
         ]
 
     def take_low_bits(self, path: Path, low: LowBits) -> None:
@@ -143,28 +197,28 @@ class _Loading:
             self.frozen.add(id(layer.weight_quant))
             self._put(layer, low.frozen(layer))
 
-    def placed(self, path: Path, array: Any) -> jax.Array:
+    def placed(self, path: Path, array: object) -> jax.Array:
         """An array that was read, as the Variable holds it."""
         variable = self.by_path[path].variable
         return _placed(array, variable.get_value().dtype, variable, self._is_frozen(path))
 
-    def take_from_host(self, path: Path, array: Any) -> bool:
+    def take_from_host(self, path: Path, array: object) -> bool:
         """Freeze a large array slice by slice, never the whole on a device; False if it cannot be."""
         variable = self.by_path[path].variable
-        found = [
-            (held, layer)
-            for held in self.proxies[path]
-            for layer in held.layers
-            if _weight_quant(layer) is held.proxy
+        pairs = [
+            (holders, layer)
+            for holders in self.proxies[path]
+            for layer in holders.layers
+            if _weight_quant(layer) is holders.proxy
         ]
-        if len(found) != 1 or found[0][1].weight is not variable:
+        if len(pairs) != 1 or pairs[0][1].weight is not variable:
             return False
-        held, layer = found[0]
+        holders, layer = pairs[0]
         numbers = numbers_from_host(layer, array)
         if numbers is None or not numbers[1]:
             return False
         self._put(layer, frozen_param(layer, numbers))
-        self.frozen.add(id(held.proxy))
+        self.frozen.add(id(holders.proxy))
         return True
 
     def take(self, path: Path, array: jax.Array) -> None:
@@ -179,10 +233,10 @@ class _Loading:
         """Whether a Variable gives way to low-bit numbers."""
         return bool(self._layers_of(path))
 
-    def _freeze(self, held: Holders) -> None:
-        if held.proxy.depends_on_layers():
-            reassemble_held([held])
-        layers = [layer for layer in held.layers if _weight_quant(layer) is held.proxy]
+    def _freeze(self, holders: Holders) -> None:
+        if holders.proxy.depends_on_layers():
+            reassemble_held([holders])
+        layers = [layer for layer in holders.layers if _weight_quant(layer) is holders.proxy]
         check_finite(self.index, layers, "load_frozen")
         for layer in layers:
             variable, floats = layer.weight, layer.weight.get_value()
@@ -190,7 +244,7 @@ class _Loading:
             # The index still holds the Variable, which lets go of its numbers.
             variable.set_value(jax.ShapeDtypeStruct(floats.shape, floats.dtype))
 
-    def _put(self, layer: Any, frozen: FrozenParam) -> None:
+    def _put(self, layer: object, frozen: FrozenParam) -> None:
         """Put low-bit numbers in the weight's place, and wait for them."""
         freeze_weight(self.index, layer, frozen)
         jax.block_until_ready(frozen.numbers)
@@ -198,11 +252,11 @@ class _Loading:
     def check_complete(self) -> None:
         """Raise if the model has Variables that nothing was given for."""
         missing = [
-            dotted(found.path)
-            for found in self.index.variables
-            if id(found) not in self.taken
-            and id(found) not in self.made
-            and isinstance(found.variable.get_value(), jax.ShapeDtypeStruct)
+            dotted(entry.path)
+            for entry in self.index.variables
+            if id(entry) not in self.taken
+            and id(entry) not in self.made
+            and isinstance(entry.variable.get_value(), jax.ShapeDtypeStruct)
         ]
         if missing:
             raise ValueError(
@@ -210,12 +264,12 @@ class _Loading:
             )
 
 
-def _weight_quant(layer: Any) -> Any:
+def _weight_quant(layer: object) -> Any:
     is_layer = isinstance(layer, QuantWeightLayer | ParameterSite)
     return vars(layer).get("weight_quant") if is_layer else None
 
 
-def _is_there(layer: Any) -> bool:
+def _is_there(layer: object) -> bool:
     """Whether a layer's own Variables have numbers."""
     own = [layer.weight] if isinstance(layer, ParameterSite) else vars(layer).values()
     return not any(
@@ -228,11 +282,11 @@ def _is_there(layer: Any) -> bool:
 
 def _made_from_weights(index: ModelIndex) -> set[Path]:
     """The paths of quantizers that are made from weights."""
-    return {path for held in index.proxies if held.proxy.depends_on_layers() for path in held.paths}
+    return {path for holders in index.proxies if holders.proxy.depends_on_layers() for path in holders.paths}
 
 
-def _is_within(found: VariableEntry, places: set[Path]) -> bool:
-    return any(path[:end] in places for path in found.paths for end in range(len(path)))
+def _is_within(entry: VariableEntry, places: set[Path]) -> bool:
+    return any(path[:end] in places for path in entry.paths for end in range(len(path)))
 
 
 def _placed(array: Any, dtype: Any, variable: Any, is_read_once: bool) -> jax.Array:
@@ -254,23 +308,24 @@ def _placed(array: Any, dtype: Any, variable: Any, is_read_once: bool) -> jax.Ar
     return jnp.asarray(array, dtype) if is_read_once else jnp.array(array, dtype)
 
 
-def _fill_quantizers(model: Any, make: Callable[[], Any]) -> None:
+def _fill_quantizers(model: object, make: Callable[[], Any]) -> None:
     """Give quantizers that depend on no weight, and random streams, the numbers that they begin with."""
     index = ModelIndex(model)
-    made = _made_from_weights(index)
-    wanted = [
-        found
-        for found in index.variables
-        if (found.in_quantizer and not _is_within(found, made)) or isinstance(found.variable, nnx.RngState)
+    from_weights = _made_from_weights(index)
+    entries = [
+        entry
+        for entry in index.variables
+        if (entry.in_quantizer and not _is_within(entry, from_weights))
+        or isinstance(entry.variable, nnx.RngState)
     ]
 
     @jax.jit
     def numbers() -> list[Any]:
         by_path = ModelIndex(make()).by_path
-        return [by_path[found.path].variable.get_value() for found in wanted]
+        return [by_path[entry.path].variable.get_value() for entry in entries]
 
-    for found, value in zip(wanted, numbers(), strict=True):
-        found.variable.set_value(value)
+    for entry, value in zip(entries, numbers(), strict=True):
+        entry.variable.set_value(value)
 
 
 def _path_of(path: Any) -> Path:

@@ -1,7 +1,7 @@
-"""`load_state`: loads weights into a model and re-assembles its quantizers."""
+"""`load_state` loads weights into a model and re-assembles its quantizers; `reassemble` does only the second."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import jax
@@ -9,32 +9,156 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import FrozenParam, is_low_bit_cache
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.state.checkpoint_defaults import with_checkpoint_defaults
 from jqinject.model.state.checkpoint_entries import (
     LIST,
     flat_entries,
     in_pieces,
     nested_path,
+    never_right,
+    not_finite,
     problem_of,
+    read_by_magnitude,
+    transformed_inputs,
     unwrapped,
+    warn_of_transforms,
+    with_checkpoint_defaults,
 )
-from jqinject.model.state.reassembly import reassemble_held
-from jqinject.model.state.reports import LoadReport
-from jqinject.model.state.soundness import never_right, not_finite, read_by_magnitude
-from jqinject.model.state.transformed_weights import transformed_inputs, warn_of_transforms
 from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, dotted
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.proxy import WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
 
+
+@dataclass(frozen=True)
+class ReassemblyReport:
+    """What re-assembly did.
+
+    Attributes:
+        reassembled: paths of the re-assembled proxies.
+        replaced: those whose quantizer is a new object, because its structure, shapes or dtypes changed: optimizers,
+            `nnx.view`s and `nnx.cached_partial`s made before must be recreated.
+    """
+
+    reassembled: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        lines = [f"re-assembled {_count(self.reassembled, 'quantizer')}"]
+        if self.replaced:
+            lines.append(
+                f"replaced {_count(self.replaced, 'quantizer')} (structure or shapes changed; make optimizers, views "
+                f"and cached_partials again): {', '.join(self.replaced)}"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
+class LoadReport(ReassemblyReport):
+    """What `load_state` did.
+
+    Attributes:
+        loaded: paths that were written from the state.
+        missing: paths that the state does not hold, except those of quantizers that were re-assembled or kept.
+        base: instead, if the state holds adapters alone: what they lie beside, which stays as it is.
+        cast: path -> "dtype -> dtype" for floats of another width.
+        not_finite: paths of loaded weights that hold nan or inf.
+        kept: paths of activation and gradient quantizers of the layers whose weights were loaded. They do not depend on
+            weights, and keep what they learned and collected if the state holds nothing for them.
+        below_zero: paths of learned scales below 0, whose magnitude counts.
+        transformed: quantizers with a transform before them, for which weights are stored, if the state holds no
+            quantizers and so knows nothing of it.
+    """
+
+    loaded: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()
+    cast: dict[str, str] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    below_zero: tuple[str, ...] = ()
+    transformed: tuple[str, ...] = ()
+
+    def _lines(self) -> list[str]:
+        lines = [f"loaded {_count(self.loaded, 'variable')}"]
+        if self.missing:
+            lines.append(f"not in the state: {', '.join(self.missing)}")
+        if self.base:
+            lines.append(
+                f"the state holds adapters alone: kept {_count(self.base, 'variable')} of their base"
+            )
+        if self.cast:
+            lines.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
+        if self.not_finite:
+            lines.append(f"nan or inf in: {', '.join(self.not_finite)}")
+        if self.below_zero:
+            lines.append(f"scales below 0, read by their magnitude: {', '.join(self.below_zero)}")
+        if self.transformed:
+            lines.append(f"weights are stored for transforms of inputs here: {', '.join(self.transformed)}")
+        lines += super()._lines()
+        if self.kept:
+            lines.append(
+                f"kept {_count(self.kept, 'quantizer')} that no weight decides: {', '.join(self.kept)}"
+            )
+        return lines
+
+
+def _count(items: tuple[str, ...], what: str) -> str:
+    return f"{len(items)} {what}{'' if len(items) == 1 else 's'}"
+
+
+def reassemble(model: object) -> ReassemblyReport:
+    """Re-assemble every quantizer of a model, from the layers that hold it.
+
+    For use after writing weights by other means than `load_state` (`nnx.update`, in-place writes). The layers are found
+    by walking the model, so this also works for clones, copies, unpickled and merged models. A quantizer of the same
+    structure keeps its Variables and takes the new values; learned scales and statistics start afresh.
+
+    Args:
+        model: a module; shared quantizers are found wherever they are held.
+
+    Returns:
+        A report.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(8, 4, rngs=nnx.Rngs(0))
+        >>> fc.kernel[...] = jnp.ones((8, 4))
+        >>> reassemble(fc).reassembled
+        ('weight_quant',)
+    """
+    return reassemble_held(ModelIndex(model).proxies)
+
+
+def reassemble_held(holders: Iterable[Holders]) -> ReassemblyReport:
+    """Re-assemble the given proxies, each from the layers that hold it."""
+    done, replaced = [], []
+    for entry in holders:
+        path = dotted(entry.paths[0])
+        done.append(path)
+        try:
+            is_new = entry.proxy.init_tensor_quant(*entry.layers)
+        except Exception as error:
+            error.add_note(f"while re-assembling {path}")
+            raise
+        if is_new:
+            replaced.append(path)
+    return ReassemblyReport(tuple(done), tuple(replaced))
+
+
 SHOWN = 50
 COMMITTED = ("record", "scale")
 
 
-def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
+def load_state(model: object, state: object, *, missing: object = False) -> LoadReport:
     """Load weights into a model and re-assemble its quantizers from them.
 
     In this order: quantizers for which the state has committed scales (`jqinject.recipes`) are committed too; weights
@@ -84,41 +208,62 @@ def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
     """
     index = ModelIndex(model)
     _refuse_traced(index.variables)
-    found = _all_or_nothing(
+    report = _all_or_nothing(
         index, lambda: _checked(model, state, missing, _committed_as(state, model, index))
     )
-    warn_of_transforms(found.transformed)
-    return found
+    warn_of_transforms(report.transformed)
+    return report
 
 
 def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadReport:
     """Load a state that fits; raises before it writes otherwise."""
     by_path = index.by_path
-    given = unwrapped(flat_entries(state), set(by_path))
-    _refuse(_ill_formed(given, by_path))
-    entries = with_checkpoint_defaults(index, given)
+    flat = unwrapped(flat_entries(state), set(by_path))
+    _refuse(_ill_formed(flat, by_path))
+    entries = with_checkpoint_defaults(index, flat)
     if _holds_adapters_alone(entries, by_path):
         missing = nnx.Any(missing, nnx.Not(nnx.LoRAParam))
     absent = _absent(entries, index.variables, missing)
     _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path), *_other_forms(state, index)])
-    said = {path: value for path, value in entries.items() if path in given}
+    said = {path: value for path, value in entries.items() if path in flat}
     _refuse(_contradictions(entries, by_path) or never_right(index, said))
     transformed = transformed_inputs(index, entries)
     return replace(_load(model, entries, index), transformed=transformed)
 
 
-def _committed_as(state: Any, model: Any, index: ModelIndex) -> ModelIndex:
-    """The model, those of whose quantizers are committed for which the state has committed scales."""
+def _committed_as(state: object, model: object, index: ModelIndex) -> ModelIndex:
+    """Prepare the quantizers that the state has more of than the model, and return the model's index.
+
+    Weight quantizers are committed for which the state has committed scales; averaged ranges become constants, without
+    numbers yet, where the state has constants, as that of a model has that was calibrated before it was frozen.
+    """
     ends = {path[:-1] if path[-1:] == ("value",) else path for path in flat_entries(state)}
-    found = False
-    for held in index.proxies:
-        scales = [(*path, *COMMITTED) for path in held.paths]
-        proxy = held.proxy
+    changed = False
+    for holders in index.proxies:
+        proxy = holders.proxy
         of_weights = isinstance(proxy, WeightQuantProxyFromInjector)
-        if of_weights and not proxy.committed and any(path in ends for path in scales):
-            proxy.commit(*held.layers)
-            found = True
-    return ModelIndex(model) if found else index
+        if of_weights and not proxy.committed and any((*path, *COMMITTED) in ends for path in holders.paths):
+            proxy.commit(*holders.layers)
+            changed = True
+    for path, node in index.places:
+        if isinstance(node, Quantizer) and (*path, "scaling_impl", *COMMITTED) in ends:
+            changed |= _make_constant(node)
+    return ModelIndex(model) if changed else index
+
+
+def _make_constant(quantizer: Quantizer) -> bool:
+    """Freeze the averaged range of a quantizer as one whose numbers are unknown yet; False if it has none."""
+    scaling = quantizer.scaling_impl
+    if not isinstance(scaling, RangeScaling) or scaling.record is not None or scaling.averaging_impl is None:
+        return False
+    average = scaling.averaging_impl.record
+    numbers = average.get_raw_value()
+    average.set_value(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), numbers))
+    try:
+        quantizer.freeze_range()
+    finally:
+        average.set_value(numbers)
+    return True
 
 
 def _refuse(problems: list[str]) -> None:
@@ -143,9 +288,11 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
     weights = {path: value for path, value in chosen.items() if not by_path[path].in_quantizer}
     for path, value in weights.items():
         write(by_path[path].variable, value)
-    beside = proxies_beside(index, [by_path[path].variable for path in weights])
-    report = reassemble_held(held for held in beside if held.proxy.depends_on_layers())
-    kept = tuple(dotted(held.paths[0]) for held in beside if not held.proxy.depends_on_layers())
+    affected = proxies_beside(index, [by_path[path].variable for path in weights])
+    report = reassemble_held(holders for holders in affected if holders.proxy.depends_on_layers())
+    unchanged = tuple(
+        dotted(holders.paths[0]) for holders in affected if not holders.proxy.depends_on_layers()
+    )
     # Re-assembly may have replaced Variables.
     after = ModelIndex(model) if report.replaced else index
     now = after.by_path
@@ -162,9 +309,9 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
                 )
             write(now[path].variable, value)
     absent = tuple(
-        dotted(found.path) for found in index.variables if not any(path in entries for path in found.paths)
+        dotted(entry.path) for entry in index.variables if not any(path in entries for path in entry.paths)
     )
-    absent = _but_of(absent, (*report.reassembled, *kept))
+    absent = _but_of(absent, (*report.reassembled, *unchanged))
     of_adapters = _holds_adapters_alone(entries, by_path)
     return LoadReport(
         **vars(report),
@@ -173,12 +320,12 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
         base=absent if of_adapters else (),
         cast=cast,
         not_finite=tuple(dotted(path) for path in not_finite(weights)),
-        kept=kept,
+        kept=unchanged,
         below_zero=tuple(dotted(path) for path in read_by_magnitude(after, entries)),
     )
 
 
-def _holds_adapters_alone(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> bool:
+def _holds_adapters_alone(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> bool:
     """Whether a state has numbers for low-rank adapters, and for nothing else of the model."""
     kinds = {type(by_path[path].variable) for path in entries if path in by_path}
     return bool(kinds) and all(issubclass(kind, nnx.LoRAParam) for kind in kinds)
@@ -188,13 +335,13 @@ def proxies_beside(index: ModelIndex, changed: list[Any]) -> list[Holders]:
     """The proxies held by a layer that holds one of the Variables itself."""
     written = {id(variable) for variable in changed}
     return [
-        held
-        for held in index.proxies
-        if any(id(child) in written for layer in held.layers for child in _own(layer))
+        holders
+        for holders in index.proxies
+        if any(id(child) in written for layer in holders.layers for child in _own(layer))
     ]
 
 
-def _own(layer: Any) -> Iterable[Any]:
+def _own(layer: object) -> Iterable[Any]:
     """What a layer holds, and the weight of one that holds only its quantizer."""
     return (layer.weight, *vars(layer).values()) if isinstance(layer, ParameterSite) else vars(layer).values()
 
@@ -203,7 +350,7 @@ def _but_of(absent: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...
     return tuple(path for path in absent if not any(path.startswith(f"{proxy}.") for proxy in proxies))
 
 
-def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
+def _ill_formed(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     """Errors in the form of a state whose entries would be recognized in another form."""
     pieces = in_pieces(entries, set(by_path))
     shapes = {path: tuple(by_path[path].variable.get_value().shape) for path in pieces}
@@ -226,7 +373,7 @@ def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntr
     return problems
 
 
-def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
+def _unknown(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     names = [dotted(path) for path in by_path]
     problems = []
     for path in entries:
@@ -260,23 +407,21 @@ def _cure_of(entry: VariableEntry) -> str:
     return "missing=... names what may be"
 
 
-def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
-    known = ((path, value) for path, value in entries.items() if path in by_path)
-    reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in known)
+def _misfits(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
+    fitting = ((path, value) for path, value in entries.items() if path in by_path)
+    reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in fitting)
     return [f"{dotted(path)}: {reason}" for path, reason in reasons if reason]
 
 
-def _other_forms(state: Any, index: ModelIndex) -> list[str]:
+def _other_forms(state: object, index: ModelIndex) -> list[str]:
     """Frozen weights whose numbers mean something else in the model that the state is of."""
     source = _forms(ModelIndex(state)) if isinstance(state, nnx.Module) else {}
     problems = []
     for path, form in _forms(index).items():
-        for field in fields(form):
-            there, here = (getattr(x, field.name) for x in (source.get(path, form), form))
-            if there != here:
-                problems.append(
-                    f"{dotted(path)}: is frozen with {field.name}={there}, the model needs {here}"
-                )
+        for entry in fields(form):
+            there, own = (getattr(x, entry.name) for x in (source.get(path, form), form))
+            if there != own:
+                problems.append(f"{dotted(path)}: is frozen with {entry.name}={there}, the model needs {own}")
     return problems
 
 
@@ -288,7 +433,7 @@ def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Variable
     """Shared Variables that the state holds under several paths with different numbers."""
     problems = []
     for path, value in entries.items():
-        first = next(other for other in by_path[path].paths if other in entries)
+        first = next(alias for alias in by_path[path].paths if alias in entries)
         if first != path and value is not entries[first] and not jnp.array_equal(value, entries[first]):
             problems.append(
                 f"{dotted(path)}: is the same variable as {dotted(first)}, which the state gives other numbers"
@@ -297,19 +442,19 @@ def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Variable
 
 
 def _refuse_traced(targets: list[VariableEntry]) -> None:
-    for found in targets:
-        held = found.variable.get_value()
-        if is_low_bit_cache(held):
+    for entry in targets:
+        value = entry.variable.get_value()
+        if is_low_bit_cache(value):
             raise ValueError(
-                f"load_state: {dotted(found.path)} holds a cache in low bits, which is not loaded.\n"
+                f"load_state: {dotted(entry.path)} holds a cache in low bits, which is not loaded.\n"
                 "  cure: load the model before jqinject.quantized_cache(model); nnx.update(model, state) puts a whole "
                 "state back"
             )
-        if _is_abstract(found):
+        if _is_abstract(entry):
             continue
-        if not isinstance(held, jax.Array | np.ndarray) or not is_concrete(held):
+        if not isinstance(value, jax.Array | np.ndarray) or not is_concrete(value):
             raise ValueError(
-                f"load_state writes arrays, and {dotted(found.path)} holds {type(held).__name__}.\n"
+                f"load_state writes arrays, and {dotted(entry.path)} holds {type(value).__name__}.\n"
                 "  cure: call it outside of jit and of the function that eval_shape traces"
             )
 
@@ -319,17 +464,19 @@ def _is_abstract(entry: VariableEntry) -> bool:
 
 
 def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadReport:
-    """Run `load`; if it raises, put everything back."""
-    values = [(found.variable, found.variable.get_value()) for found in index.variables]
-    quantizers = [(held.proxy, dict(vars(held.proxy))) for held in index.proxies]
+    """Run `load`; if it raises, restore everything."""
+    values = [(entry.variable, entry.variable.get_value()) for entry in index.variables]
+    ranges = (node for _, node in index.places if isinstance(node, RangeScaling))
+    changing = [*(holders.proxy for holders in index.proxies), *ranges]
+    before = [(module, dict(vars(module))) for module in changing]
     try:
         return load()
     except Exception:
         for variable, value in values:
             if variable.get_value() is not value:
                 variable.set_value(value)
-        for proxy, attributes in quantizers:
-            for name in vars(proxy).keys() - attributes.keys():
-                delattr(proxy, name)
-            vars(proxy).update(attributes)
+        for module, attributes in before:
+            for name in vars(module).keys() - attributes.keys():
+                delattr(module, name)
+            vars(module).update(attributes)
         raise

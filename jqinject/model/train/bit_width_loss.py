@@ -94,8 +94,8 @@ class WeightBitWidthWeightedBySize:
 
 def _mean_bits(site: ParameterSite) -> jax.Array:
     """The bit width of a parameter; of a stack, the mean of its layers'."""
-    made = quantized_stack(nnx.clone(site.weight_quant, graph=True), site.weight[...], site.stacked)
-    return jnp.mean(jnp.asarray(made.bit_width, jnp.float32))
+    quantized = quantized_stack(nnx.clone(site.weight_quant, graph=True), site.weight[...], site.stacked)
+    return jnp.mean(jnp.asarray(quantized.bit_width, jnp.float32))
 
 
 def _weight_layers(model: nnx.Module) -> Iterator[QuantWeightLayer]:
@@ -137,7 +137,7 @@ class ActivationBitWidthWeightedBySize:
             ValueError: no quantized activation has a learned bit width.
         """
 
-        def wanted(node: Any) -> bool:
+        def wanted(node: object) -> bool:
             return isinstance(node, ActQuantProxyFromInjector) and _learns_bits(node)
 
         def cost(_: Any, y: Any) -> Weighted:
@@ -162,7 +162,9 @@ class QuantLayerOutputBitWidthWeightedByOps:
 
     layer_types: tuple[type, ...] = (QuantLinear, QuantConv)
 
-    def __call__(self, model: nnx.Module, *args: Any, method: Method = CALL, **kwargs: Any) -> jax.Array:
+    def __call__(
+        self, model: nnx.Module, *args: object, method: Method = CALL, **kwargs: object
+    ) -> jax.Array:
         """The mean bit width of outputs, a differentiable float32 scalar.
 
         Args:
@@ -175,10 +177,10 @@ class QuantLayerOutputBitWidthWeightedByOps:
             ValueError: no layer returned a QuantTensor.
         """
 
-        def wanted(node: Any) -> bool:
+        def wanted(node: object) -> bool:
             return isinstance(node, self.layer_types)
 
-        def cost(layer: Any, y: Any) -> Weighted | None:
+        def cost(layer: object, y: object) -> Weighted | None:
             if not (on_integers(y) or on_minifloats(y)):
                 return None
             return y.bit_width, _per_example(y) * _operations(layer) / MEGA
@@ -210,10 +212,10 @@ class _Noting(Around):
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `Around`."""
         y = call(*args, **kwargs)
-        found = self._cost(layer, y)
-        if found is not None:
+        bits_and_size = self._cost(layer, y)
+        if bits_and_size is not None:
             self._calls.append(None)
-            bits, size = jnp.asarray(found[0], jnp.float32), jnp.float32(found[1])
+            bits, size = jnp.asarray(bits_and_size[0], jnp.float32), jnp.float32(bits_and_size[1])
             layer.noted.set_value(layer.noted.get_value() + jnp.stack([size * bits, size]))
         return y
 
@@ -222,15 +224,15 @@ def _stack(node: Any) -> tuple[int, ...]:
     """The leading axes of a stack of modules, over which a loop runs."""
     if isinstance(node, QuantWeightLayer):
         return tuple(stack_of((node,)))
-    learned = [one for _, one in nnx.iter_modules(node, graph=True) if is_learned(one)]
-    return tuple(next((x.shape for one in learned for x in jax.tree.leaves(nnx.state(one))), ()))
+    learned = [module for _, module in nnx.iter_modules(node, graph=True) if is_learned(module)]
+    return tuple(next((x.shape for module in learned for x in jax.tree.leaves(nnx.state(module))), ()))
 
 
 def _watch(
     model: nnx.Module,
-    wanted: Callable[[Any], bool],
+    counts: Callable[[Any], bool],
     cost: Cost,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     method: Method,
 ) -> list[Weighted]:
@@ -238,7 +240,7 @@ def _watch(
     call = Call(args, kwargs, checked_method(model, method, "bit width loss"))
     copy = nnx.clone(model, graph=True)
     calls: list[Any] = []
-    nodes: list[Any] = [node for _, node in nnx.iter_modules(copy, graph=True) if wanted(node)]
+    nodes: list[Any] = [node for _, node in nnx.iter_modules(copy, graph=True) if counts(node)]
     for node in nodes:
         node.noted = _Noted(jnp.zeros((*_stack(node), 2), jnp.float32))
         intercept(node, _Noting(cost, calls))

@@ -13,14 +13,14 @@ from flax.linen import fp8_ops
 from jqinject.core import GradSlot
 from jqinject.core._protocols import StepStatistic, collects_in_steps
 from jqinject.model.walk import dotted, walk
-from jqinject.ops.clamp import known_zeros
+from jqinject.ops.lean import known_zeros
 from jqinject.proxy import GradQuantProxyFromInjector
 
 # Flax's float32 whose sum is the maximum, made for the same purpose.
 MAXIMUM_ADDING = fp8_ops.fm32
 
 
-def begin_step(*models: Any) -> None:
+def begin_step(*models: object) -> None:
     """Open a training step: until `end_step`, amax statistics collect by maximum and the scales stay as they are.
 
     For steps of several calls, and for `nnx.vjp`. Gradient accumulation over several calls of
@@ -50,17 +50,17 @@ def begin_step(*models: Any) -> None:
         >>> identity.act_quant.amax_history.amax_history.get_value()
         Array([3., 0.], dtype=float32)
     """
-    found = amax_scalings(models)
-    if any(scaling.in_step for scaling in found):
+    scalings = amax_scalings(models)
+    if any(scaling.in_step for scaling in scalings):
         raise ValueError(
             "begin_step: a step is open already.\n  cure: end it with jqinject.end_step(model); value_and_grad "
             "opens and ends steps by itself"
         )
-    open_steps(found)
-    set_slots(found, adding=True)
+    open_steps(scalings)
+    set_slots(scalings, adding=True)
 
 
-def end_step(*models: Any, gradients: Any = None) -> Any:
+def end_step(*models: object, gradients: object = None) -> Any:
     """End a training step: every amax history that has seen data in it rolls once.
 
     Args:
@@ -85,8 +85,8 @@ def end_step(*models: Any, gradients: Any = None) -> Any:
         >>> float(identity.grad_quant.amax_history.newest)
         4.0
     """
-    found = amax_scalings(models)
-    if not all(scaling.in_step for scaling in found):
+    scalings = amax_scalings(models)
+    if not all(scaling.in_step for scaling in scalings):
         raise ValueError("end_step: no step is open.\n  cure: jqinject.begin_step(model) before the step")
     rest = None
     if gradients is not None:
@@ -98,31 +98,31 @@ def end_step(*models: Any, gradients: Any = None) -> Any:
             if not isinstance(gradients, nnx.State)
             else without_slots(gradients)
         )
-    close_steps(found)
+    close_steps(scalings)
     return rest
 
 
 # --- the parts of value_and_grad
 
 
-def amax_scalings(roots: Any) -> list[StepStatistic]:
+def amax_scalings(roots: object) -> list[StepStatistic]:
     """Every amax-based scale below the roots, each once.
 
     Raises:
         ValueError: one lacks its statistics.
     """
-    found: dict[int, StepStatistic] = {}
+    scalings: dict[int, StepStatistic] = {}
     for path, module in walk(roots):
         node: Any = module
         if isinstance(module, GradQuantProxyFromInjector) and node.is_quant_enabled:
             _check_complete(path, getattr(node.tensor_quant, "scaling_impl", None), gradient=True)
         if collects_in_steps(node):
             _check_complete(path, node, gradient=False)
-            found[id(node)] = node
-    return list(found.values())
+            scalings[id(node)] = node
+    return list(scalings.values())
 
 
-def _check_complete(path: tuple[str, ...], scaling: Any, gradient: bool) -> None:
+def _check_complete(path: tuple[str, ...], scaling: object, gradient: bool) -> None:
     if not collects_in_steps(scaling):
         return
     needed = {"record"} | ({"slot"} if gradient else set())
@@ -143,9 +143,9 @@ def open_steps(scalings: Iterable[StepStatistic]) -> None:
 
 def close_steps(scalings: Iterable[StepStatistic]) -> None:
     """Enter the collected amaxes into the histories."""
-    held = list(scalings)
-    set_slots(held, adding=False)
-    for scaling in held:
+    listed = list(scalings)
+    set_slots(listed, adding=False)
+    for scaling in listed:
         scaling.end_step()
 
 
@@ -168,7 +168,7 @@ def adding_by_maximum(zeros: jax.Array) -> jax.Array:
     return jax.lax.convert_element_type(zeros, MAXIMUM_ADDING)
 
 
-def deliver(models: Sequence[Any], gradients: Sequence[Any]) -> None:
+def deliver(models: Sequence[object], gradients: Sequence[object]) -> None:
     """Give every gradient scale the cotangent that the backward pass left in its slot.
 
     Args:
@@ -196,9 +196,9 @@ def _left_in_slots(model: Any, gradients: Any) -> dict[int, jax.Array]:
     """Identity of a slot -> its cotangent. NNX lists shared Variables under their first path only."""
     if isinstance(model, nnx.Pytree):
         state = gradients if isinstance(gradients, nnx.State) else nnx.state(gradients, GradSlot)
-        found = {path: leaf for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, GradSlot)}
+        cotangents = {path: leaf for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, GradSlot)}
         slots = nnx.to_flat_state(nnx.state(model, GradSlot))
-        return {id(slot): found[path].get_value() for path, slot in slots if path in found}
+        return {id(slot): cotangents[path].get_value() for path, slot in slots if path in cotangents}
     keys = (
         model.keys()
         if isinstance(model, Mapping)
@@ -212,7 +212,7 @@ def _left_in_slots(model: Any, gradients: Any) -> dict[int, jax.Array]:
     return left
 
 
-def without_slots(gradients: Any) -> Any:
+def without_slots(gradients: object) -> Any:
     """The gradients of everything but slots: of a State, or a container of States."""
     if isinstance(gradients, nnx.State):
         return nnx.filter_state(gradients, nnx.Not(nnx.OfType(GradSlot)))

@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
+from jqinject.model.calibration import with_progress
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.running.batches import with_progress
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Call
 from jqinject.recipes.allocation import (

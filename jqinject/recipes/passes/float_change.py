@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Transform
-from jqinject.model.running.batches import with_progress
+from jqinject.model.calibration import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted

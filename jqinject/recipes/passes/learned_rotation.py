@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.model.running.batches import with_progress
+from jqinject.model.calibration import with_progress
 from jqinject.program import dotted
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.passes.rotate import turned

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.model.running.batches import with_progress
+from jqinject.model.calibration import with_progress
 from jqinject.program import dotted
 from jqinject.recipes.quantized_parameter import QuantizedParameter
 from jqinject.recipes.solvers.solver import Solver

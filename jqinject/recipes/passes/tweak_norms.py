@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jqinject.model.running.batches import with_progress
+from jqinject.model.calibration import with_progress
 from jqinject.model.walk import ModelIndex
 from jqinject.program import dotted
 from jqinject.recipes.sensitivities import BatchErrors

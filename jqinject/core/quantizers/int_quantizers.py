@@ -1,4 +1,4 @@
-"""Quantizers whose rounding has a scale of its own, and truncation of accumulators."""
+"""Quantizers to integers: by the scale of a component or of the call, by two scales, and truncation of accumulators."""
 
 from __future__ import annotations
 
@@ -13,20 +13,85 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import check
-from jqinject.core._protocols import BitWidth, Clamp, IntScalingImpl, Rounding, Scaling, ZeroPoint
+from jqinject.core._protocols import (
+    BitWidth,
+    Clamp,
+    IntQuantizer,
+    IntScalingImpl,
+    Rounding,
+    Scaling,
+    ZeroPoint,
+    by_range,
+    is_nearest,
+)
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.clamping import TensorClamp
 from jqinject.core.component import component, set_view
-from jqinject.core.quantizers.int_quant import IntQuant, int_grid
-from jqinject.core.quantizers.quantizer import Delayed, Quantized, Quantizer
+from jqinject.core.quantizers.delay import Delayed
+from jqinject.core.quantizers.quantizer import IntQuant, Quantized, Quantizer, RoundedByIntQuant, int_grid
 from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
 from jqinject.core.state import QuantStat, float_array
 from jqinject.ops import round_ste
 from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import IntGrid
+from jqinject.ops.lean import Bits
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import is_concrete
+
+
+@component
+class RescalingIntQuant(RoundedByIntQuant):
+    """Integer quantization whose scale, zero point and bit width come from components.
+
+    `b = bit_width_impl()`, `s = scaling_impl(x, int_scaling_impl(b))`, `z = zero_point_impl(x, s, b)`,
+    `y = int_quant(s, z, b, x)`.
+
+    With a `RangeScaling` scale and zero point come from one range, and the gradient goes through its ends.
+
+    A tensor of zeros is quantized to zeros, with a finite scale greater than 0.
+
+    Args:
+        int_quant: to integers and back, `IntQuant`.
+        scaling_impl: the scale.
+        int_scaling_impl: how many integer steps the scaled value spans.
+        zero_point_impl: the zero point; `RangeZeroPoint` if it comes with the scale from one range.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst, ConstScaling, IntScaling, ZeroZeroPoint
+        >>> quant = RescalingIntQuant(
+        ...     int_quant=IntQuant(narrow_range=True, signed=True),
+        ...     scaling_impl=ConstScaling(0.1),
+        ...     int_scaling_impl=IntScaling(narrow_range=True, signed=True),
+        ...     zero_point_impl=ZeroZeroPoint(),
+        ...     bit_width_impl=BitWidthConst(4),
+        ... )
+        >>> result = quant(jnp.array([0.042, -0.053, 0.31, -0.44]))
+        >>> [round(v, 4) for v in result.value.tolist()], result.bit_width
+        ([0.0429, -0.0571, 0.1, -0.1], 4)
+    """
+
+    int_quant: IntQuantizer
+    scaling_impl: Scaling
+    int_scaling_impl: IntScalingImpl
+    zero_point_impl: ZeroPoint
+    bit_width_impl: BitWidth
+
+    def __post_init__(self) -> None:
+        if by_range(type(self.scaling_impl)):
+            self._numbers()  # refuses bits that no range has
+
+    @property
+    def grid(self) -> IntGrid | None:
+        """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
+        if not is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
+            return None
+        grid = self._numbers()[0]
+        return replace(grid, bit_width=float(grid.bit_width)) if grid.is_learned else grid
 
 
 class DecoupledIntQuant(IntQuant):
@@ -51,7 +116,13 @@ class DecoupledIntQuant(IntQuant):
     """
 
     def __call__(  # type: ignore[override]
-        self, pre_scale: Any, pre_zero_point: Any, scale: Any, zero_point: Any, bit_width: Any, x: jax.Array
+        self,
+        pre_scale: Any,
+        pre_zero_point: Any,
+        scale: jax.Array,
+        zero_point: jax.Array | None,
+        bit_width: Bits,
+        x: jax.Array,
     ) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x`."""
         x = check.float_input(x, "DecoupledIntQuant")
@@ -175,7 +246,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
     def __call__(  # type: ignore[override]
         self,
         x: jax.Array,
-        input_bit_width: Any = None,
+        input_bit_width: Bits | None = None,
         input_is_signed: bool | None = None,
         *,
         keep: bool = False,
@@ -183,12 +254,14 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
         if input_bit_width is not None and input_is_signed is not None:
             if not self.use_running_average:
-                kept = [jnp.asarray(fact).astype(jnp.float32) for fact in (input_bit_width, input_is_signed)]
-                self.input_format.set_value(jax.lax.stop_gradient(jnp.round(jnp.stack(kept))))
+                arrays = [
+                    jnp.asarray(fact).astype(jnp.float32) for fact in (input_bit_width, input_is_signed)
+                ]
+                self.input_format.set_value(jax.lax.stop_gradient(jnp.round(jnp.stack(arrays))))
             return super().__call__(x, input_bit_width, input_is_signed)
-        known = self.kept_input()
-        if known is not None:
-            return super().__call__(x, *known)
+        input_format = self.kept_input()
+        if input_format is not None:
+            return super().__call__(x, *input_format)
         # Known only when the program runs: if nothing was kept (0 bits), the numbers are nan.
         bits, sign = jax.lax.stop_gradient(self.input_format.get_value()).astype(jnp.int32)
         result = super().__call__(x, jnp.maximum(bits, 1), sign)
@@ -200,15 +273,15 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         Raises:
             ValueError: there was none.
         """
-        kept = self.input_format.get_value()
-        if isinstance(kept, jax.core.Tracer | jax.ShapeDtypeStruct):
+        input_format = self.input_format.get_value()
+        if isinstance(input_format, jax.core.Tracer | jax.ShapeDtypeStruct):
             return None
-        if not bool(jnp.all(kept[..., 0] > 0)):
+        if not bool(jnp.all(input_format[..., 0] > 0)):
             raise ValueError(
                 "how many bits the layer's input has is not known, and the weight is quantized for them.\n  cure: give "
                 "the layer input_quant=..., or call it once in training mode with a QuantTensor"
             )
-        return (int(kept[0]), bool(kept[1])) if kept.ndim == 1 else None
+        return (int(input_format[0]), bool(input_format[1])) if input_format.ndim == 1 else None
 
     def check_input(self, x: jax.Array, input_bit_width: Any, input_is_signed: bool) -> None:
         """Refuse in advance an input that cannot be guaranteed for.
@@ -301,3 +374,34 @@ class TruncIntQuant(Delayed):
         value = ((q if out_zero is None else q - out_zero) * out_scale).astype(x.dtype)
         value = value if self.delay is None else self.delay(x, value)
         return Quantized(value, out_scale, out_zero, grid)
+
+
+@component
+class PrescaledRestrictIntQuant(RoundedByIntQuant):
+    """Integer quantization by a scale passed to the call, zero point 0: biases, whose scale is input times
+    weight scale.
+
+    Args:
+        int_quant: to integers and back, `IntQuant`.
+        bit_width_impl: the bit width.
+
+    Raises:
+        TypeError: (when called) `x` is not a float array.
+
+    Example:
+        >>> from jqinject.core import BitWidthConst
+        >>> quant = PrescaledRestrictIntQuant(IntQuant(narrow_range=False, signed=True), BitWidthConst(32))
+        >>> quant(jnp.array([0.3, -0.26]), jnp.float32(0.125)).value
+        Array([ 0.25, -0.25], dtype=float32)
+    """
+
+    int_quant: IntQuantizer
+    bit_width_impl: BitWidth
+    scaling_impl = None  # type: ignore[assignment]
+    int_scaling_impl = None
+    has_zero_point = False  # type: ignore[assignment]
+    scale_dtype = None  # type: ignore[assignment]
+
+    def __call__(self, x: jax.Array, scale: jax.Array) -> Quantized:  # type: ignore[override]
+        """`x` quantized by `scale`."""
+        return self.by_scale(x, jnp.asarray(scale).astype(jnp.float32))

@@ -1,32 +1,149 @@
-"""Bytes of a training step: parameters, optimizer states, and what each site keeps for the backward pass."""
+"""Bytes of a training step: parameters, optimizer states, and what each site saves for the backward pass."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
 from jqinject.core import LostStateWarning
 from jqinject.dot import FrozenParam
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.model.frozen_ops import quantized_op
+from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.sensitivity import SensitivityRuns
-from jqinject.model.inspect.training.residuals import Residual, by_site, size_of
-from jqinject.model.running.switching import quantized_layers, switchable
+from jqinject.model.inspect.switching import quantized_layers, switchable
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantCheckpoint
 from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.optim import LowBitMoment
-from jqinject.program import Call, OpQuantizers, mark_modules, name_in_scope
-from jqinject.program.jaxpr import Body
+from jqinject.program import Call, OpQuantizers, mark_modules, name_in_scope, path_in, weight_in
+from jqinject.program.jaxpr import Body, Equation
+
+# An array that one of these makes is stored nowhere if what it was made of is.
+VIEWS = frozenset(
+    ("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "stop_gradient", "name")
+)
+
+
+class Residual(NamedTuple):
+    """Bytes that one site keeps, and reads in place."""
+
+    kept: int
+    in_place: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """The array that an array is a view of.
+
+    Attributes:
+        size: bytes.
+        variable: if it is a variable of the model, whether that is a weight.
+        stored: whether it is anything but a constant of the program.
+    """
+
+    size: int
+    variable: bool | None = None
+    stored: bool = True
+
+
+def by_site(forward: Body, backward: Body, variables: Sequence[bool]) -> dict[str, Residual]:
+    """What each site reads of the forward pass.
+
+    Args:
+        forward: a program that returns the residuals.
+        backward: a program whose first inputs they are.
+        variables: for each of the first inputs of the forward program, which are the model's variables, whether it is
+            a weight.
+    """
+    readers = _readers(backward)
+    types = itertools.zip_longest(forward.inputs, variables)
+    sources = forward.run([_Source(size_of(x), variable) for x, variable in types], _viewed, _constant)
+    counted: set[_Source] = set()
+    residuals: dict[str, Residual] = {}
+    for place, source in enumerate(sources):
+        if source is None or place not in readers or source in counted or not source.stored:
+            continue
+        counted.add(source)
+        before = residuals.get(readers[place], Residual(0, 0))
+        if source.variable is None:
+            residuals[readers[place]] = before._replace(kept=before.kept + source.size)
+        elif source.variable:
+            residuals[readers[place]] = before._replace(in_place=before.in_place + source.size)
+    return residuals
+
+
+def _constant(value: Any) -> _Source | None:
+    """Nothing for numbers, of which arrays are made when they are needed."""
+    return _Source(size_of(value), stored=False) if np.ndim(value) else None
+
+
+def _viewed(eqn: Equation, inputs: list[_Source | None]) -> list[_Source | None]:
+    """The outputs of an operation: new arrays, unless it is a view, or a call that returns an input."""
+    operands = [inputs[place] for place in eqn.variables]
+    if not operands:
+        return [None] * len(eqn.outputs)
+    if eqn.name in VIEWS:
+        return [operands[0]] * len(eqn.outputs)
+    arrays: list[_Source | None] = [_Source(size_of(x)) for x in eqn.outputs]
+    if eqn.call is None or eqn.name == "remat2":
+        return arrays
+    inside = eqn.call.run(inputs, _viewed, _constant)
+    return [x if x is None or x in inputs else new for x, new in zip(inside, arrays, strict=True)]
+
+
+def _readers(backward: Body) -> dict[int, str]:
+    """Inputs of a backward pass that its outputs depend on -> the site of the first operation that reads them."""
+    sites: dict[int, str] = {}
+
+    def read(eqn: Equation, inputs: list[int | None]) -> list[int | None]:
+        for place in inputs:
+            if place is not None:
+                sites[place] = sites.get(place) or _site(eqn, [x == place for x in inputs])
+        return [None] * len(eqn.outputs)
+
+    returned = backward.used().run(range(len(backward.inputs)), read, lambda value: None)
+    return {**{place: "" for place in returned if place is not None}, **sites}
+
+
+def _site(eqn: Equation, reads: list[bool]) -> str:
+    """The innermost site of an operation that reads an array, also in the programs within it.
+
+    Args:
+        eqn: the operation.
+        reads: which of its operands are the array.
+    """
+    for body in eqn.bodies:
+        sites: list[str] = []
+
+        def read(inner: Equation, inputs: list[bool], sites: list[str] = sites) -> list[bool]:
+            if any(inputs):
+                sites.append(_site(inner, inputs))
+            return [False] * len(inner.outputs)
+
+        ahead = len(reads) - len(
+            body.inputs
+        )  # operands that the body does not have, or others that it has first
+        body.run([False] * -ahead + reads[max(ahead, 0) :], read, lambda value: False)
+        if any(sites):
+            return next(filter(None, sites))
+    return weight_in(eqn.scopes) or path_in(eqn.scopes) or ""
+
+
+def size_of(x: Any) -> int:
+    """Bytes of an array, or of a number."""
+    return math.prod(x.shape) * (x.dtype.itemsize if hasattr(x, "dtype") else np.dtype(type(x)).itemsize)
+
 
 FLOAT32 = 4
 LEAVES = (QuantWeightLayer, QuantActLayer, QuantCheckpoint, OpQuantizers, QuantizedOp)
@@ -94,21 +211,21 @@ class TrainingBytes:
     @property
     def kept(self) -> int:
         """Of all sites."""
-        return sum(one.kept for one in self.residuals)
+        return sum(row.kept for row in self.residuals)
 
     @property
     def float_kept(self) -> int | None:
         """Of all sites; None if weights are frozen."""
-        known = [one.float_kept for one in self.residuals if one.float_kept is not None]
-        return sum(known) if len(known) == len(self.residuals) else None
+        counts = [row.float_kept for row in self.residuals if row.float_kept is not None]
+        return sum(counts) if len(counts) == len(self.residuals) else None
 
     @property
     def ratio(self) -> float | None:
         """See `SiteResiduals.ratio`, of all sites."""
-        if any(one.ratio is None for one in self.residuals):
+        if any(row.ratio is None for row in self.residuals):
             return None
-        read = sum(one.kept + one.in_place for one in self.residuals)
-        return _ratio(read, sum((one.float_kept or 0) + (one.float_in_place or 0) for one in self.residuals))
+        read = sum(row.kept + row.in_place for row in self.residuals)
+        return _ratio(read, sum((row.float_kept or 0) + (row.float_in_place or 0) for row in self.residuals))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -118,23 +235,23 @@ class TrainingBytes:
             f"{self.optimizer:,} ({self.float_optimizer:,} in float), kept for the backward pass "
             f"{_beside(self.kept, self.float_kept, self.ratio)}",
             *(
-                f"kept by {one.site or 'the model itself'}: {_beside(one.kept, one.float_kept, one.ratio)}"
-                for one in self.residuals
+                f"kept by {row.site or 'the model itself'}: {_beside(row.kept, row.float_kept, row.ratio)}"
+                for row in self.residuals
             ),
         )
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else math.inf if part else 1.0
+def _ratio(part: int, total: int) -> float:
+    return part / total if total else math.inf if part else 1.0
 
 
-def _beside(kept: int, in_float: int | None, ratio: float | None) -> str:
+def _beside(count: int, in_float: int | None, ratio: float | None) -> str:
     if in_float is None:
-        return f"{kept:,}"
-    return f"{kept:,} ({in_float:,} in float; {ratio:.3f} of what float reads)"
+        return f"{count:,}"
+    return f"{count:,} ({in_float:,} in float; {ratio:.3f} of what float reads)"
 
 
-def checked_optimizer(optimizer: Any) -> None:
+def checked_optimizer(optimizer: object) -> None:
     """Refuse what is no optimizer.
 
     Raises:
@@ -148,7 +265,9 @@ def checked_optimizer(optimizer: Any) -> None:
         )
 
 
-def training_bytes(model: nnx.Module, call: Call, optimizer: Any, sites: Mapping[str, str]) -> TrainingBytes:
+def training_bytes(
+    model: nnx.Module, call: Call, optimizer: object, sites: Mapping[str, str]
+) -> TrainingBytes:
     """Trace a training step, and count its bytes.
 
     Args:
@@ -178,44 +297,44 @@ def training_bytes(model: nnx.Module, call: Call, optimizer: Any, sites: Mapping
 def _row(
     site: str, quantized: Mapping[str, Residual], floating: Mapping[str, Residual] | None
 ) -> SiteResiduals:
-    found = quantized.get(site, Residual(0, 0))
+    residual = quantized.get(site, Residual(0, 0))
     if floating is None:
-        return SiteResiduals(site, *found)
-    return SiteResiduals(site, *found, *floating.get(site, Residual(0, 0)))
+        return SiteResiduals(site, *residual)
+    return SiteResiduals(site, *residual, *floating.get(site, Residual(0, 0)))
 
 
-def _trained(model: nnx.Module, optimizer: Any) -> Any:
+def _trained(model: nnx.Module, optimizer: object) -> Any:
     """The filter of what is trained: the optimizer's; without it adapters where there are some."""
     if isinstance(optimizer, nnx.Optimizer):
         return optimizer.wrt
     return nnx.LoRAParam if jax.tree.leaves(nnx.state(model, nnx.LoRAParam)) else nnx.Param
 
 
-def _name(wrt: Any) -> str:
+def _name(wrt: object) -> str:
     return wrt.__name__ if isinstance(wrt, type) else str(wrt)
 
 
 def _states(optimizer: Any, trained: Any) -> tuple[int, int]:
     """Bytes of an optimizer's states, and with all moments in float32."""
     if isinstance(optimizer, nnx.Optimizer):
-        held = nnx.as_pure(optimizer.opt_state)
+        states = nnx.as_pure(optimizer.opt_state)
     else:
-        held = jax.eval_shape(optimizer.init, nnx.as_pure(trained))
+        states = jax.eval_shape(optimizer.init, nnx.as_pure(trained))
     sizes = [leaf.size for leaf in jax.tree.leaves(trained)]
     low, moments = 0, 0
-    for moment in jax.tree.leaves(held, is_leaf=_is_moment):
+    for moment in jax.tree.leaves(states, is_leaf=_is_moment):
         if _is_moment(moment):
             low += _bytes(moment)
             moments += 1
-    plain = _bytes(held) - low
+    plain = _bytes(states) - low
     return low + plain, plain + FLOAT32 * sum(sizes) * moments
 
 
-def _is_moment(x: Any) -> bool:
+def _is_moment(x: object) -> bool:
     return isinstance(x, LowBitMoment)
 
 
-def _bytes(tree: Any) -> int:
+def _bytes(tree: object) -> int:
     return sum(size_of(leaf) for leaf in jax.tree.leaves(tree))
 
 
@@ -237,7 +356,7 @@ class _Steps:
         copy.train()
         layers = quantized_layers(copy)
         self.have_floats = not ModelIndex(copy).frozen_parameters
-        switches = {path: switchable(path, one) for path, one in layers.items()}
+        switches = {path: switchable(path, layer) for path, layer in layers.items()}
         leaves = (path for path, node in nnx.iter_modules(copy, graph=True) if _is_leaf(node))
         self._leaves = [".".join(map(str, path)) for path in sorted(leaves, key=len)]
         self._names = {name_in_scope(place): site for place, site in sites.items()}
@@ -254,7 +373,7 @@ class _Steps:
         Args:
             run: a method of `SensitivityRuns` that returns the outputs.
         """
-        made: list[Any] = []
+        traces: list[Any] = []
 
         def forward(trained: Any, rest: Any, arrays: Any) -> Any:
             def outputs(trained: Any) -> Any:
@@ -264,13 +383,13 @@ class _Steps:
 
             y, pull = jax.vjp(outputs, trained)
             kept, tree = jax.tree.flatten(pull)
-            made.append((tree, y))
+            traces.append((tree, y))
             return kept
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LostStateWarning)  # a traced step updates nothing
             program = Body.of(jax.make_jaxpr(forward)(self._trained, self._rest, self._runs.arrays))
-            tree, y = made[-1]
+            tree, y = traces[-1]
             if not y:
                 raise ValueError(
                     "report(optimizer=...) differentiates the model's outputs, and none is floating-point.\n"
@@ -278,14 +397,14 @@ class _Steps:
                 )
             count = len(program.outputs)
             backward = jax.make_jaxpr(
-                lambda *given: jax.tree.unflatten(tree, given[:count])(list(given[count:]))
+                lambda *arrays: jax.tree.unflatten(tree, arrays[:count])(list(arrays[count:]))
             )(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*program.outputs, *y)))
-        found: dict[str, Residual] = {}
+        residuals: dict[str, Residual] = {}
         for place, kept in by_site(program, Body.of(backward), self._variables()).items():
             site = self._site(self._names.get(place, place))
-            before = found.get(site, Residual(0, 0))
-            found[site] = Residual(before.kept + kept.kept, before.in_place + kept.in_place)
-        return found
+            before = residuals.get(site, Residual(0, 0))
+            residuals[site] = Residual(before.kept + kept.kept, before.in_place + kept.in_place)
+        return residuals
 
     def _site(self, path: str) -> str:
         """The outermost leaf that a module is, or is in; its own path outside of leaves."""
@@ -293,10 +412,16 @@ class _Steps:
 
     def _variables(self) -> list[bool]:
         """For each array of the model's variables, in the order of a program's inputs, whether it is a weight."""
-        held = jax.tree.leaves((self._trained, self._rest), is_leaf=lambda x: isinstance(x, nnx.Variable))
-        return [isinstance(one, nnx.Param | FrozenParam) for one in held for _ in jax.tree.leaves(one)]
+        variables = jax.tree.leaves(
+            (self._trained, self._rest), is_leaf=lambda x: isinstance(x, nnx.Variable)
+        )
+        return [
+            isinstance(variable, nnx.Param | FrozenParam)
+            for variable in variables
+            for _ in jax.tree.leaves(variable)
+        ]
 
 
-def _is_leaf(node: Any) -> bool:
+def _is_leaf(node: object) -> bool:
     """Whether what a module holds is no site of its own: quantizers, their parts, the op of a layer."""
     return isinstance(node, LEAVES) or quantized_op(node) is not None

@@ -1,0 +1,374 @@
+"""The weights of a model and the grids that they are quantized to, read from the model itself. Next: `site_table`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jqinject.core import Frozen, QuantParam, QuantStat
+from jqinject.core._protocols import block_width, number_format
+from jqinject.core.transforms import Chain
+from jqinject.dot import FrozenParam
+from jqinject.inject import Binding
+from jqinject.model.frozen_weights import is_frozen_op, op_of_weight, quantized_op
+from jqinject.model.walk import ModelIndex, Path, PlainArray
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops import Codebook, FloatGrid
+from jqinject.program import HELD, OpQuantizers, Program, Site, dotted
+from jqinject.proxy import QuantProxyFromInjector, stack_of
+from jqinject.quant_tensor import is_grouped, is_quantized, on_integers
+
+LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
+# Variables that a call writes: what is contracted of them comes from activations.
+WRITTEN = (nnx.Cache, nnx.Intermediate, nnx.BatchStat, nnx.RngState)
+
+
+@dataclass(frozen=True)
+class OperandGrid:
+    """The grid of a quantized operand.
+
+    Attributes:
+        text: such as "int8", "float8_e4m3fn", "int4 in groups of 32", "int8 per row".
+        bits: of one code; None if they are learned, or if only the scheme knows.
+        form: of minifloats, or the table of codes; None for integers.
+        group_size: how many elements share a scale; None without groups.
+    """
+
+    text: str
+    bits: float | None = None
+    form: FloatGrid | Codebook | None = None
+    group_size: int | None = None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether it has at most 8 bits, or learned ones."""
+        return self.bits is None or self.bits <= 8
+
+
+@dataclass(frozen=True)
+class ModelWeight:
+    """An array of a model that may be contracted.
+
+    Attributes:
+        path: in the model.
+        shape: of the array.
+        dtype: of the float array.
+        kind: the class of its Variable; "array" if it has none.
+        is_parameter: whether it is a float `nnx.Param`, or one that is frozen.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    kind: str
+    is_parameter: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Of the array in floats."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class ModelWeights:
+    """The weights of a model, by their paths as text.
+
+    Attributes:
+        model: the model.
+        nodes: path -> every module, Variable and array.
+        quantizers: between the operations of the model; None if it has none.
+        at_sites: weight -> name of the site that quantizes it at its contraction, for a policy that does so.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+    """
+
+    def __init__(self, model: nnx.Module) -> None:
+        self.model = model
+        self.nodes = dict(ModelIndex(model).places)
+        self.quantizers: OpQuantizers | None = vars(model).get(HELD)
+        self.at_sites: dict[str, str] = {}
+        self._grids: dict[Any, OperandGrid] = {}
+
+    @cached_property
+    def all(self) -> Mapping[str, ModelWeight]:
+        """Every array that may be a weight."""
+        weights: dict[str, ModelWeight] = {}
+        for path, node in self.nodes.items():
+            name = self.name_of(path) if isinstance(node, nnx.Variable | PlainArray) else ""
+            if name:
+                weights.setdefault(name, self._weight(name, node))
+        return weights
+
+    def layer_of(self, name: str) -> Any:
+        """The module that holds a weight; None if a container does."""
+        return self.nodes.get(tuple(name.split("."))[:-1])
+
+    def entry_of(self, name: str) -> str:
+        """What a report lists a weight under: its layer, or its own path."""
+        return name.rpartition(".")[0] if isinstance(self.layer_of(name), LAYERS) else name
+
+    def layer_bytes(self, path: str) -> int:
+        """The bytes of a layer's weight, whether or not it is contracted."""
+        names = (f"{path}.{name}" if path else name for name in ("kernel", "embedding"))
+        return sum(self.stored_bytes(name) for name in names if tuple(name.split(".")) in self.nodes)
+
+    def stored_bytes(self, name: str) -> int:
+        """The bytes of a weight as the model stores it, scales included."""
+        node, op = self.nodes.get(tuple(name.split("."))), quantized_op(self.layer_of(name))
+        if isinstance(node, nnx.Variable):
+            stored: list[Any] = [node.get_raw_value()]
+        else:
+            stored = [node.get_value()] if isinstance(node, PlainArray) else []
+        arrays = jax.tree.leaves([*stored, *([op.module.rhs_freezer] if op is not None else [])])
+        return sum(x.size * x.dtype.itemsize for x in arrays)
+
+    def names(self, program: Program) -> list[str]:
+        """What weight each input of a program is; "" for other inputs, such as scales."""
+        return [self.name_of(tuple(map(str, path[1:]))) if path[:1] == (0,) else "" for path in program.paths]
+
+    def name_of(self, path: Path) -> str:
+        """The path, as text, of the weight that an array of the state stores; "" for other arrays."""
+        variable = next(
+            (path[:end] for end in range(len(path), -1, -1) if self._is_variable(path[:end])), None
+        )
+        if variable is None or self._in_quantizer(variable) or self._is_master(variable):
+            return ""
+        node, below = self.nodes[variable], path[len(variable) :]
+        if isinstance(node, FrozenParam):
+            return ".".join(variable) if below in ((), ("value",)) else ""
+        if isinstance(node, Frozen):
+            return self._of_frozen(variable)
+        return "" if isinstance(node, WRITTEN) else ".".join(variable)
+
+    def _is_variable(self, path: Path) -> bool:
+        return isinstance(self.nodes.get(path), nnx.Variable | PlainArray)
+
+    def _in_quantizer(self, path: Path) -> bool:
+        above = (self.nodes.get(path[:end]) for end in range(len(path)))
+        return HELD in path or any(isinstance(node, QuantProxyFromInjector) for node in above)
+
+    def _is_master(self, path: Path) -> bool:
+        """Whether an array is the float weight that a frozen layer still has."""
+        layer = self.nodes.get(path[:-1])
+        return path[-1:] == ("master",) and (isinstance(layer, QuantWeightLayer) or is_frozen_op(layer))
+
+    def _of_frozen(self, path: Path) -> str:
+        """The weight of the layer that stores its payload there."""
+        for end in range(len(path) - 1, -1, -1):
+            layer, inner = self.nodes.get(path[:end]), path[end:]
+            if layer is not None and quantized_op(layer) is not None:
+                return ".".join((*path[:end], "kernel")) if inner[-1] == "value" else ""
+        return ""
+
+    def _weight(self, name: str, node: Any) -> ModelWeight:
+        path = tuple(name.split("."))
+        if isinstance(node, Frozen) and not isinstance(node, FrozenParam):
+            layer = self.nodes[path[:-1]]
+            op = quantized_op(layer)
+            assert op is not None, "its payload is stored there"
+            return ModelWeight(path, op.module.rhs_freezer.get().shape, layer.kernel.dtype, "Param", True)
+        kind = type(node).__name__ if isinstance(node, nnx.Variable) else "array"
+        value = node if isinstance(node, FrozenParam) else node.get_value()
+        shape, dtype = tuple(np.shape(value)), getattr(value, "dtype", np.dtype(np.float32))
+        is_float = jnp.issubdtype(dtype, jnp.floating)
+        return ModelWeight(path, shape, dtype, kind, isinstance(node, FrozenParam | nnx.Param) and is_float)
+
+    # --- how they are quantized
+
+    def grid_of(self, name: str) -> OperandGrid | None:
+        """The grid of a weight; None if it is float."""
+        path = tuple(name.split("."))
+        node, layer = self.nodes.get(path), self.nodes.get(path[:-1])
+        if isinstance(node, FrozenParam):
+            form = node.form
+            size = None if form.groups is None else form.groups.size
+            if form.format is not None:
+                return _grid(str(form.format), form.format.bit_width, size, form=form.format)
+            return _grid(f"{'int' if form.signed else 'uint'}{form.bit_width}", form.bit_width, size)
+        if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
+            if op_of_weight(layer) is not None:
+                return self._of_op(layer, 1)
+            return self.grid_from(layer.weight_quant, layer.weight_shape, len(stack_of((layer,))))
+        if layer is not None and path[-1] == "kernel" and quantized_op(layer) is not None:
+            return self._of_op(layer, 1)
+        site = self.sites.get(name)
+        if site is not None:
+            return self.grid_from(site.weight_quant, site.weight_shape, site.stacked)
+        at = self.at_sites.get(name)
+        return None if at is None else self.grid_at(at, 1)
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a payload is stored in the place of a weight."""
+        return isinstance(self.nodes.get(tuple(name.split("."))), FrozenParam)
+
+    def input_grid(self, name: str) -> OperandGrid | None:
+        """The grid to which a layer quantizes its own input; None if it does not."""
+        layer = self.layer_of(name)
+        if isinstance(layer, QuantWeightLayer) and op_of_weight(layer) is None:
+            return self.grid_from(layer.input_quant, stacked=len(stack_of((layer,))))
+        return None if layer is None else self._of_op(layer, 0)
+
+    def transform_of_input(self, name: str, site: str) -> str:
+        """What the other operand of a weight goes through before it is quantized, as text; "" for nothing.
+
+        Args:
+            name: path of the weight.
+            site: of the other operand, if it is quantized between operations.
+        """
+        layer = self.layer_of(name)
+        own = layer.input_quant if isinstance(layer, QuantWeightLayer) else None
+        return note_of_transform(self.held.get(site) if site else own)
+
+    def range_of_loop(self, site: str, steps: int) -> str:
+        """What a report says of the range of an operand inside a loop; "" where each step has its own, or none is kept.
+
+        Args:
+            site: of the operand, if it is quantized between operations.
+            steps: how many there are.
+        """
+        proxy = self.held.get(site)
+        keeps = isinstance(proxy, QuantProxyFromInjector) and bool(nnx.state(proxy, (QuantStat, QuantParam)))
+        if steps == 1 or not keeps or site in self._stacks:
+            return ""
+        return f"the {steps} steps of a loop share one input range, the largest of each batch"
+
+    @property
+    def _stacks(self) -> Mapping[str, int]:
+        """Of the quantizers of tensors in loops over stacked layers, the number of leading axes, by name."""
+        return {} if self.quantizers is None else dict(self.quantizers.stacks)
+
+    def grid_at(self, site: str, operand: int = 0) -> OperandGrid | None:
+        """The grid of what a site between operations quantizes; "quantized" if it came so from a layer.
+
+        Args:
+            site: its name; "" for none.
+            operand: of a contraction by a scheme, which operand: 0 for the left one, 1 for the right one.
+        """
+        if not site:
+            return None
+        if site == "quantized":
+            return OperandGrid("quantized")
+        quantizer = self.held.get(site)
+        if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
+            return self.grid_from(quantizer, stacked=self._stacks.get(site, 0))
+        return _of_scheme(quantizer, operand)
+
+    def note_sites(self, sites: Iterable[Site]) -> None:
+        """Remember the sites that quantize a weight at its contraction."""
+        self.at_sites |= {
+            dotted(site.weight_path): site.name
+            for site in sites
+            if site.weight_path and site.name in self.held and site.is_weight != bool(site.contraction)
+        }
+
+    @cached_property
+    def sites(self) -> Mapping[str, Any]:
+        """The quantizers of parameters that the model contracts by itself, by path."""
+        return {} if self.quantizers is None else self.quantizers.weight_sites()
+
+    @property
+    def held(self) -> Mapping[str, Any]:
+        """The quantizers of tensors between operations, by name."""
+        return {} if self.quantizers is None else self.quantizers.held
+
+    def _of_op(self, layer: object, operand: int) -> OperandGrid | None:
+        op = quantized_op(layer)
+        return None if op is None else _of_scheme(op.module, operand)
+
+    def grid_from(
+        self, proxy: QuantProxyFromInjector | None, shape: tuple[int, ...] = (), stacked: int = 0
+    ) -> OperandGrid | None:
+        """The grid that a quantizer rounds to; None if it is off.
+
+        Args:
+            proxy: the quantizer, or None.
+            shape: of the weight, with the axes of a stack; not needed for an activation.
+            stacked: the number of these.
+        """
+        if proxy is None or not proxy.is_quant_enabled:
+            return None
+        key = proxy.binding, shape[stacked:]  # what affects the grid
+        if key not in self._grids:
+            self._grids[key] = _grid_from(proxy, *key[1:], stacked)
+        return self._grids[key]
+
+
+def _grid(
+    text: str, bits: object, group_size: int | None, width: int = 1, form: FloatGrid | Codebook | None = None
+) -> OperandGrid:
+    groups = "" if group_size is None else f" in groups of {group_size}"
+    if width > 1:
+        groups = f" in blocks of {group_size} x {width}"
+    constant = float(bits) if isinstance(bits, int | float) else None
+    return OperandGrid(text + groups, constant, form, group_size)
+
+
+def _of_scheme(op: Any, operand: int) -> OperandGrid | None:
+    """The grid of an operand of a contraction by a scheme, as its injector declares it; None if it is float."""
+    if not op.quantizes[operand]:
+        return None
+    binding: Binding = op.scheme[("fprop_lhs", "fprop_rhs")[operand]]
+    names = ("q_dtype", "bit_width", "group_size")
+    said = {name: binding.resolve(name) for name in names if binding.declares(name)}
+    size = said.get("group_size")
+    if said.get("q_dtype") is not None:
+        dtype = jnp.dtype(said["q_dtype"])
+        return _grid(dtype.name, jnp.finfo(dtype).bits, size if isinstance(size, int) else None)
+    bits = said.get("bit_width")
+    if isinstance(bits, int) and not binding.declares("exponent_bit_width"):
+        return _grid(f"int{bits}", bits, size if isinstance(size, int) else None)
+    return OperandGrid("scheme")
+
+
+def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
+    form = number_format(proxy.tensor_quant)
+    size, width = proxy.quant_metadata.group_size, block_width(proxy.tensor_quant)
+    if size is not None and shape:
+        size = min(size, shape[proxy.quant_metadata.group_dim])
+    if form is not None:
+        return _grid(str(form), form.bit_width, size, width, form)
+    graphdef, state = nnx.split(proxy, graph=True)
+
+    def run(state: nnx.State) -> Any:
+        for _ in range(stacked):
+            state = jax.tree.map(lambda x: x[0], state)
+        copy = nnx.merge(graphdef, state)
+        if copy.role == "weight":
+            return copy(jnp.zeros(shape))
+        return copy.sample() if size is not None or not copy.is_dynamic else copy.trial(jnp.zeros((2, 3)))
+
+    sample = jax.eval_shape(run, state)
+    sample = sample.grouped if is_grouped(sample) else sample
+    if not on_integers(sample):
+        return _grid(str(sample.grid) if is_quantized(sample) else type(sample).__name__, None, size)
+    sign, bits = "int" if sample.signed else "uint", sample.bit_width
+    text = f"{sign}{bits}" if isinstance(bits, int) else f"{sign} (learned)"
+    if size is None and proxy.role != "weight" and sample.scale.size > 1:
+        text += " per row" if proxy.is_dynamic else " per channel"
+    return _grid(text, bits, size, width)
+
+
+def note_of_transform(proxy: nnx.Module | None) -> str:
+    """What a report says of the transform before a quantizer; empty without one.
+
+    Args:
+        proxy: the quantizer, or what is in its place; None without one.
+    """
+    transform = vars(proxy).get("pre_transform") if isinstance(proxy, nnx.Module) else None
+    return "" if transform is None else f"the input goes through {name_of_transform(transform)}"
+
+
+def name_of_transform(transform: object) -> str:
+    """A transform in a report: with its arguments if it is a value, else its class; of a chain, its parts."""
+    if isinstance(transform, Chain):
+        return ", ".join(map(name_of_transform, transform.parts))
+    return type(transform).__name__ if isinstance(transform, nnx.Module) else repr(transform)

@@ -1,1 +1,0 @@
-"""A report as HTML: a page of its own, and what a notebook shows."""

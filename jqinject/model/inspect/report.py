@@ -1,0 +1,420 @@
+"""`report`: what each layer contracts, the size of its weight, and its quantization error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optax
+from flax import nnx
+
+from jqinject.model.inspect.contraction_notes import note_of_layer, note_of_parameter
+from jqinject.model.inspect.coverage import LEGEND, Coverage
+from jqinject.model.inspect.layer_numbers import plain
+from jqinject.model.inspect.measured_report import check_numbers, measure
+from jqinject.model.inspect.model_weights import LAYERS
+from jqinject.model.inspect.running_program import CompiledContraction
+from jqinject.model.inspect.site_table import CACHE, SiteRow, SiteTable
+from jqinject.model.inspect.training_bytes import TrainingBytes, checked_optimizer, training_bytes
+from jqinject.model.walk import ModelIndex, uncalibrated
+from jqinject.program import CALL, Call, Method, checked_method
+from jqinject.terminal import blocks, columns, table, wrapped
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WEIGHTS = ("kernel", "embedding")
+COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
+MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
+# Numbers stand at the right of their column.
+RIGHT = frozenset({"bytes", "operations", *MEASURED})
+TOTAL = "all layers"
+COLUMNS_EXPLAINED = (
+    (
+        "input x weight",
+        "The grids of both; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
+    ),
+    (
+        "contracts, program",
+        "What the compiled program multiplies, and its types in XLA's notation (s8: 8-bit integers).",
+    ),
+    ("bytes, operations", "Of the weight with its scales; multiply-adds of this call."),
+    LEGEND[-1],
+)
+MEASURED_EXPLAINED = (
+    (
+        "alone dB, here dB, weight dB",
+        "Signal-to-quantization-noise ratio: of the layer's output when only it is quantized and its input is the "
+        f"float model's; of its output in the quantized model ({TOTAL}: of the model's output); of its weight.",
+    ),
+    (
+        "clipped w/in/out",
+        "Share of the elements of weight, input and output that lie outside what their quantizer can represent.",
+    ),
+    (
+        "only quantized, only float",
+        "The ratio of the model's output, in dB, when this layer is quantized and no other; when all but it are.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ContractionReport:
+    """A row for every layer, and for every parameter that the model contracts by itself.
+
+    `str()` and `rich.print` show it as a table.
+
+    Attributes:
+        layers: the rows.
+        coverage: the site table, and which weights are quantized; see `jqinject.coverage`.
+        output_sqnr_db: signal-to-quantization-noise ratio of the model's output (all its floating-point arrays
+            together), in decibels; None without numbers.
+        uncalibrated: paths of activation quantizers whose static range never saw data.
+        training: bytes of a training step; None without an optimizer.
+
+    Example:
+        >>> import jax
+        >>> from flax import nnx
+        >>> from jqinject import report
+        >>> from jqinject.nn import QuantLinear
+        >>> x = jax.random.normal(jax.random.key(0), (32, 16))
+        >>> measured = report(QuantLinear(16, 8, weight_bit_width=2, rngs=nnx.Rngs(0)), x, numbers=True)
+        >>> 0 < measured.output_sqnr_db < 12, measured.as_dict()["layers"][0]["operations"]
+        (True, 4096)
+    """
+
+    layers: tuple[SiteRow, ...]
+    coverage: Coverage
+    output_sqnr_db: float | None = None
+    uncalibrated: tuple[str, ...] = ()
+    training: TrainingBytes | None = None
+
+    def __getitem__(self, path: str) -> SiteRow:
+        """The row of a layer or of a parameter, by path; a parameter of a layer has the layer's row."""
+        rows = {row.path: row for row in self.layers}
+        layer, _, name = path.rpartition(".")
+        return rows[layer if path not in rows and layer in rows and name in WEIGHTS else path]
+
+    def __iter__(self) -> Iterator[SiteRow]:
+        return iter(self.layers)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all the layers."""
+        return sum(row.weight_bytes for row in self.layers)
+
+    @property
+    def operations(self) -> int:
+        """Of all the layers."""
+        return sum(row.operations for row in self.layers)
+
+    def most_sensitive(self, n: int = 5) -> tuple[SiteRow, ...]:
+        """The layers whose quantization hurts the model's output most: give these more bits first.
+
+        Args:
+            n: how many, at most.
+
+        Returns:
+            The layers with the lowest `numbers.only_quantized`, lowest first; ties are broken by the higher
+            `numbers.only_float`.
+
+        Raises:
+            ValueError: the report has no numbers.
+        """
+        if self.output_sqnr_db is None:
+            raise ValueError(
+                "most_sensitive needs numbers, and this report has none.\n  cure: report(model, ..., numbers=True)"
+            )
+        ranked = [
+            (_worst_if_nan(numbers.only_quantized), -(numbers.only_float or 0.0), position)
+            for position, numbers in enumerate(row.numbers for row in self.layers)
+            if numbers is not None and numbers.only_quantized is not None
+        ]
+        return tuple(self.layers[position] for _, _, position in sorted(ranked)[:n])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole report as dicts, lists, strings, numbers and None, ready for JSON.
+
+        An infinite ratio becomes the string "inf" or "-inf", a nan the string "nan".
+        """
+        return {
+            **plain(self),
+            "coverage": self.coverage.as_dict(),
+            "weight_bytes": self.weight_bytes,
+            "operations": self.operations,
+        }
+
+    def html(self, path: str | Path | None = None) -> str:
+        """The report as one self-contained HTML page: table, histograms, histories.
+
+        Args:
+            path: file to write it to, or None.
+
+        Returns:
+            The page.
+        """
+        from jqinject.model.inspect.page import page
+
+        text = page(self)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def head(self) -> tuple[str, ...]:
+        """The columns of the table; those of measured numbers only if the report has them."""
+        return (*COLUMNS, *(() if self.output_sqnr_db is None else MEASURED), "note")
+
+    def legend(self) -> tuple[tuple[str, str], ...]:
+        """What the columns mean: names, explanation."""
+        return COLUMNS_EXPLAINED + (() if self.output_sqnr_db is None else MEASURED_EXPLAINED)
+
+    def table(self) -> list[tuple[str, ...]]:
+        """A line of cells for each layer, and one of totals."""
+        measured = self.output_sqnr_db is not None
+        lines = [(*_cells(row), *(_measured(row) if measured else ()), row.note) for row in self.layers]
+        # The model's output ratio goes in the column "here dB": a layer's output in the quantized model.
+        output = ("", decibels(self.output_sqnr_db), "", "", "", "") if measured else ()
+        counts = (f"{self.weight_bytes:,}", f"{self.operations:,}")
+        return [*lines, (TOTAL, "", "", "", "", *counts, *output, "")]
+
+    def notes(self) -> tuple[str, ...]:
+        """Notes beneath the table; the coverage comes last."""
+        unseen = ", ".join(self.uncalibrated)
+        return (
+            *([f"static ranges that never saw data: {unseen}"] if unseen else ()),
+            *(self.training.lines if self.training is not None else ()),
+            *(
+                f"contraction of activations: {row.name} ({row.operation}): {row.input or 'float'} x "
+                f"{row.weight or 'float'}, {row.operations:,} operations{f'; {row.note}' if row.note else ''}"
+                for row in self.coverage.activations
+            ),
+            *(f"cache: {row.name}: {row.weight}" for row in self.coverage.caches),
+            *self.coverage.summary,
+        )
+
+    def __str__(self) -> str:
+        """The table, as wide as the terminal: where columns do not fit, several tables, and the notes beneath."""
+        names, body = self.head(), self.table()
+        explained = ["", *(wrapped(f"{name}: {text}", hang="  ") for name, text in self.legend())]
+        widths = [max(len(row[column]) for row in (names, *body)) for column in range(len(names))]
+        if sum(widths) + 2 * len(names) - 2 <= columns():
+            return "\n".join([*table(names, body, right=RIGHT), *explained, *self.notes()])
+        lines = blocks(names[:-1], [row[:-1] for row in body], right=RIGHT)
+        noted = (f"{row[0]}: {row[-1]}" for row in body if row[-1])
+        beneath = (wrapped(line, hang="  ") for line in (*noted, *self.notes()))
+        return "\n".join([*lines, *explained, *beneath])
+
+    def _repr_html_(self) -> str:
+        from jqinject.model.inspect.page import fragment
+
+        return fragment(self)
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        beneath = (*(f"{name}: {text}" for name, text in self.legend()), *self.notes())
+        shown = Table(caption=Text("\n".join(beneath)), caption_justify="left")
+        for name in self.head():
+            shown.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
+        for row in self.table():
+            shown.add_row(*map(Text, row))
+        return shown
+
+
+def report(
+    model: nnx.Module,
+    *inputs: object,
+    numbers: bool = False,
+    reference: nnx.Module | None = None,
+    optimizer: nnx.Optimizer[Any] | optax.GradientTransformation | None = None,
+    method: Method = CALL,
+    **keywords: object,
+) -> ContractionReport:
+    """Report each layer's actual contraction, its cost, why it is not quantized, and its quantization error.
+
+    The model is traced in evaluation mode and compiled for this machine, and the compiled program is read: a product
+    that a configuration requests but the backend lacks shows as "float". A CPU, for one, contracts 8-bit floats as
+    floats.
+
+    With `numbers`, a copy of the model also runs in evaluation mode: in float, quantized, and twice for each quantized
+    layer and for each parameter that the model contracts by itself, whose calls are its contractions and look-ups. All
+    outputs of these are kept in memory meanwhile, so a small batch is best.
+
+    Args:
+        model: an NNX module; it is not changed.
+        inputs, keywords: the model's arguments, of any kind: pytrees of arrays or `jax.ShapeDtypeStruct`s, modules
+            (which are not changed), flags, None.
+        numbers: measure the quantization error of each layer and of the model; needs arrays.
+        reference: measure it against this float model, with or without `numbers`: for a frozen model, and after a
+            recipe, which puts the numbers that it chose in the place of float weights (`Result.float_model`). The
+            weights that are frozen, or that a recipe chose, are compared with its weights; all else is the model's own.
+        optimizer: an `nnx.Optimizer`, or an optax transformation: count the bytes of training too, in the program of
+            the training mode, whose floating-point outputs are differentiated; nothing of it is run. See
+            `TrainingBytes`.
+        method: the method that they are arguments of: its name, or a function that takes the model first, as in
+            `method=lambda model, x: model(x, numbers=3)`.
+
+    Returns:
+        A row for every jqinject or Flax layer with a weight, and for every parameter that the model contracts or
+        looks up by itself, named by its path; with `numbers`, also for every other quantized jqinject layer, and for
+        every quantized contraction of two activations, named by the operation. Besides, the static ranges that never
+        saw data, the contractions of two activations, and the coverage; with `optimizer`, `training`.
+
+    Raises:
+        TypeError: `model` is not an NNX module; `numbers` with inputs or weights that are not concrete arrays;
+            `optimizer` is none.
+        ValueError: the model has no such method; `numbers` with a frozen model whose float weights are gone: names
+            the layers and parameters; the same after a recipe without `reference`, or a reference whose parameters do
+            not fit; `optimizer` for a model with nothing to train, or no floating-point output.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject import calibrate, freeze
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> layer = QuantLinear(16, 8, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> _ = calibrate(layer, [jnp.ones((4, 16))], progress=False)
+        >>> measured = report(layer, jnp.ones((4, 16)), numbers=True)
+        >>> measured.layers[0].numbers.saturation.weight, measured.most_sensitive(1)[0].layer
+        (0.0, 'QuantLinear')
+        >>> served = report(freeze(layer), jnp.ones((4, 16)))
+        >>> served.layers[0].contraction, served.layers[0].program, served.layers[0].operations
+        ('int', 's8 x s8 -> s32', 512)
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"report takes an NNX module, got {type(model).__name__}")
+    call = Call(inputs, keywords, checked_method(model, method, "report"))
+    measured = numbers or reference is not None
+    return report_of(model, call, numbers=measured, reference=reference, optimizer=optimizer)
+
+
+def report_of(
+    model: nnx.Module,
+    call: Call,
+    *,
+    numbers: bool,
+    reference: nnx.Module | None = None,
+    optimizer: nnx.Optimizer[Any] | optax.GradientTransformation | None = None,
+) -> ContractionReport:
+    """See `report`."""
+    if optimizer is not None:
+        checked_optimizer(optimizer)
+    if numbers:
+        check_numbers(model, call, reference)
+    sites = SiteTable(model, [call])
+    rows = _rows_by_entry(sites, products=numbers)
+    switched = {
+        row.parameter or row.name: row.path
+        for row in sites.rows
+        if row.formats and row.operation not in ("", CACHE)
+    }
+    training = None if optimizer is None else training_bytes(model, call, optimizer, switched)
+    unseen, covered = uncalibrated(ModelIndex(model)), Coverage(sites.rows)
+    if not numbers:
+        return ContractionReport(tuple(rows.values()), covered, None, unseen, training)
+    measured = measure(sites.weights.model, call, switched, reference)
+    modules = {
+        name: rows.get(name, SiteRow(name, layer=type(node).__name__))
+        for name, node in _modules(sites).items()
+        if name in rows or name in measured.entries
+    }
+    layers = (replace(row, numbers=measured.entries.get(path)) for path, row in (modules | rows).items())
+    return ContractionReport(tuple(layers), covered, measured.output_sqnr_db, unseen, training)
+
+
+def _modules(sites: SiteTable) -> dict[str, nnx.Module]:
+    return {".".join(map(str, path)): node for path, node in nnx.iter_modules(sites.weights.model)}
+
+
+def _rows_by_entry(sites: SiteTable, *, products: bool) -> dict[str, SiteRow]:
+    """One row for each layer with a weight, each parameter, and, if asked for, each quantized product of activations.
+
+    Args:
+        sites: of one call.
+        products: whether to list these.
+    """
+    layers = {name: node for name, node in _modules(sites).items() if isinstance(node, LAYERS)}
+    uses: dict[str, list[SiteRow]] = {name: [] for name in layers}
+    for row in sites.rows:
+        of_product = products and not row.parameter and row.formats and row.operation != CACHE
+        if row.path in layers or (row.parameter and row.operation) or of_product:
+            uses.setdefault(row.path, []).append(row)
+    listed = {row.parameter or row.name: path for path, own in uses.items() for row in own if row.operation}
+    (call,) = sites.calls
+    compiled = call.running.compiled(listed)
+    return {
+        path: _merged(path, layers.get(path), own, compiled.get(path, ()), sites)
+        for path, own in uses.items()
+    }
+
+
+def _merged(
+    path: str,
+    layer: object,
+    uses: Sequence[SiteRow],
+    compiled: Sequence[CompiledContraction],
+    sites: SiteTable,
+) -> SiteRow:
+    """The row of an entry, from those of its uses and from its contractions in the compiled program."""
+    kinds = sorted({contraction.kind for contraction in compiled})
+    weights = {row.parameter: row.weight_bytes for row in uses if row.parameter}
+    if layer is not None:
+        kind, note = type(layer).__name__, note_of_layer(path, layer, kinds, sites)
+    elif uses[0].parameter:
+        kinds = kinds or sorted({row.contraction for row in uses if row.contraction != "none"})
+        kind, note = " and ".join(_distinct(row.layer for row in uses)), note_of_parameter(uses, kinds)
+    else:
+        kind, note = uses[0].layer, uses[0].note
+    return replace(
+        uses[0] if uses else SiteRow(path),
+        layer=kind,
+        formats=", ".join(_distinct(row.formats for row in uses if row.formats)),
+        contraction=" and ".join(kinds) or "none",
+        program=", ".join(_distinct(map(str, compiled))),
+        note=note,
+        weight_bytes=sites.weights.layer_bytes(path) if layer is not None else sum(weights.values()),
+        operations=sum(row.operations for row in uses),
+    )
+
+
+def _distinct(texts: Iterable[str]) -> dict[str, None]:
+    return dict.fromkeys(texts)
+
+
+def _worst_if_nan(ratio: float) -> float:
+    return -math.inf if math.isnan(ratio) else ratio
+
+
+def decibels(ratio: float | None) -> str:
+    """A ratio as a cell's text."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.1f}" if math.isfinite(ratio) else str(ratio)
+
+
+def _share(part: float | None) -> str:
+    """A share as a cell's text, in percent."""
+    return "-" if part is None else f"{part:.2%}"
+
+
+def _cells(row: SiteRow) -> tuple[str, ...]:
+    counts = (f"{row.weight_bytes:,}", f"{row.operations:,}")
+    return row.path or "the model", row.layer, row.formats, row.contraction, row.program, *counts
+
+
+def _measured(row: SiteRow) -> tuple[str, ...]:
+    if row.numbers is None:
+        return ("-",) * len(MEASURED)
+    numbers, clipped = row.numbers, row.numbers.saturation
+    return (
+        decibels(numbers.isolated_sqnr_db),
+        decibels(numbers.accumulated_sqnr_db),
+        decibels(numbers.weight_sqnr_db),
+        " ".join(map(_share, (clipped.weight, clipped.input, clipped.output))),
+        decibels(numbers.only_quantized),
+        decibels(numbers.only_float),
+    )

@@ -1,0 +1,176 @@
+"""A call of a model as it runs: its jaxpr, and the contractions of the compiled program, read from its text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import jax
+from flax import nnx
+
+from jqinject.dot import is_low_bit_cache
+from jqinject.model.inspect.model_weights import LAYERS
+from jqinject.model.inspect.weight_flow import Flow, WeightFlow
+from jqinject.nn import QuantEmbed
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope
+from jqinject.program.jaxpr import Body
+
+# A number, not the path: a path may contain characters with a meaning in XLA's text.
+MARK = "jqinject_layer({})"
+# A layer's mark, or that of a parameter that a program contracts.
+MARKED = re.compile(r"jqinject_(layer\(\d+|weight\([^)]*)\)")
+PARTS = re.compile(r"jqinject_parts\((\d+)\)")
+DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
+CONTRACTION = re.compile(
+    r"^\s*(?:ROOT )?%?[\w.\-]+ = \(?(?P<out>\w+)\[[^=]*?"
+    r"(?P<op>\bdot|\bconvolution|\bcustom-call)\((?P<operands>[^)]*)\)(?P<rest>.*)$",
+    re.MULTILINE,
+)
+OPERAND = re.compile(r"%?([\w.\-]+)\s*$")
+INTEGERS = re.compile(r"[su]\d+")
+
+
+@dataclass(frozen=True)
+class CompiledContraction:
+    """One contraction of a compiled program.
+
+    Attributes:
+        mark: of the layer that it is in; outside of layers, of the parameter that it contracts.
+        operands: dtypes of its operands, in XLA's notation.
+        output: dtype of its output.
+        parts: into how many partial sums it is split: a sum too long for the output dtype is computed in parts.
+    """
+
+    mark: str
+    operands: tuple[str, ...]
+    output: str
+    parts: int = 1
+
+    @property
+    def kind(self) -> str:
+        """ "int", "fp8", "fp4" or "float"."""
+        if self.operands and all(INTEGERS.fullmatch(dtype) for dtype in self.operands):
+            return "int"
+        for kind in ("fp8", "fp4"):
+            if self.operands and all(dtype.startswith(f"f{kind[-1]}") for dtype in self.operands):
+                return kind
+        return "float"
+
+    def __str__(self) -> str:
+        summed = f"{' x '.join(self.operands)} -> {self.output}"
+        return summed if self.parts == 1 else f"{summed} in {self.parts} parts"
+
+
+class RunningProgram:
+    """A call of a model, traced as the model runs it.
+
+    Args:
+        model: an NNX module in evaluation mode, concrete or abstract; a copy of it is traced.
+        call: of the model, with arrays, or anything else with a shape and a dtype.
+
+    Attributes:
+        reasons: path of a layer -> why the table of contractions chose floats for a payload.
+    """
+
+    def __init__(self, model: nnx.Module, call: Call) -> None:
+        split = SplitCall(model, call)
+        leaves, tree = jax.tree.flatten(split.state)
+        self.reasons: dict[str, str] = {}
+        self._marks: dict[str, str] = {}
+        self._inputs = [*jax.tree.leaves(split.state, is_leaf=is_low_bit_cache), *split.arrays]
+
+        def run(leaves: list[Any], arrays: list[Any]) -> list[Any]:
+            copy, copied_call = split.merged(jax.tree.unflatten(tree, leaves), arrays)
+            for path, node in nnx.iter_modules(copy):
+                if isinstance(node, LAYERS):
+                    name, mark = ".".join(map(str, path)), f"layer({len(self._marks)}"
+                    self._marks[mark] = name
+                    around = _UnderName(MARK.format(len(self._marks) - 1))
+                    for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
+                        intercept(node, around, method)
+                    if isinstance(node, QuantWeightLayer):
+                        intercept(node, _Reason(self.reasons, name), "_choice")
+            return jax.tree.leaves(copied_call(copy))
+
+        self._traced = jax.jit(run).trace(leaves, split.arrays)
+
+    def kinds(self, flows: Sequence[Flow]) -> dict[str, frozenset[str]]:
+        """How the jaxpr contracts each weight: "int", "fp8" or "float".
+
+        Args:
+            flows: of the inputs. A cache in low bits is one of them, and several arrays of the jaxpr.
+        """
+        arrays = [flow for flow, x in zip(flows, self._inputs, strict=True) for _ in jax.tree.leaves(x)]
+        kinds: dict[str, frozenset[str]] = {}
+        for contraction in WeightFlow(Body.of(self._traced.jaxpr), arrays).contractions:
+            for name in contraction.sources if contraction.kind != "none" else ():
+                kinds[name] = kinds.get(name, frozenset()) | {contraction.kind}
+        return kinds
+
+    def compiled(self, parameters: Mapping[str, str]) -> dict[str, list[CompiledContraction]]:
+        """Compile the program for this machine, and read the contractions of its layers and of parameters.
+
+        Args:
+            parameters: path of a parameter that the model contracts by itself -> the name to list it under.
+        """
+        names = self._marks | {f"weight({name_in_scope(path)}": name for path, name in parameters.items()}
+        contractions: dict[str, list[CompiledContraction]] = {name: [] for name in names.values()}
+        for contraction in _read(self._traced.lower().compile().as_text() or "", names):
+            contractions[names[contraction.mark]].append(contraction)
+        return contractions
+
+
+@final
+class _UnderName(Around):
+    """Calls a layer under a named scope, which the program's text keeps."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        with jax.named_scope(self.name):
+            return call(*args, **kwargs)
+
+
+@final
+class _Reason(Around):
+    """Notes why the table of contractions chose floats."""
+
+    def __init__(self, reasons: dict[str, str], name: str) -> None:
+        self.reasons, self.name = reasons, name
+
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        choice = call(*args, **kwargs)
+        if choice is not None and choice.why:
+            self.reasons[self.name] = choice.why
+        return choice
+
+
+def _read(text: str, names: Mapping[str, str]) -> Iterator[CompiledContraction]:
+    dtypes = dict(DEFINITION.findall(text))
+    for line in CONTRACTION.finditer(text):
+        marks = MARKED.findall(line["rest"])
+        target = re.search(r'custom_call_target="([^"]*)"', line["rest"])
+        if not marks or marks[-1] not in names or (line["op"] == "custom-call" and not _multiplies(target)):
+            continue
+        operands = [OPERAND.search(operand) for operand in _split(line["operands"])[:2]]
+        parts = PARTS.search(line["rest"])
+        yield CompiledContraction(
+            marks[-1],
+            tuple(dtypes.get(operand[1], "?") for operand in operands if operand),
+            line["out"],
+            int(parts[1]) if parts else 1,
+        )
+
+
+def _split(operands: str) -> list[str]:
+    """The operands, whose types may have commas in brackets."""
+    return re.sub(r"[\[{][^\]}]*[\]}]", "", operands).split(",")
+
+
+def _multiplies(target: re.Match[str] | None) -> bool:
+    """Whether a custom call is a library's matrix product or convolution."""
+    return target is not None and re.search(r"matmul|gemm|dot|conv", target[1], re.IGNORECASE) is not None

@@ -1,1 +1,0 @@
-"""Bytes of training: what a step keeps."""

@@ -1,1 +1,0 @@
-"""Running a model under observation: intercepted calls, recorded arrays, switched quantizers."""
