@@ -439,11 +439,7 @@ class While:
         return list(operands[:first]), list(operands[first:last]), list(operands[last:])
 
     def steps(self, operands: Sequence[np.ndarray | None]) -> int:
-        """Count its steps; -1 if that takes a value that is None, or more than `LONGEST` steps.
-
-        Args:
-            operands: their values, as far as they are known; counters are scalars.
-        """
+        """Count its steps, given the operands that are known; -1 if they do not decide it, or beyond `LONGEST`."""
         of_condition, of_body, carry = self.split(operands)
         with jax.ensure_compile_time_eval():
             for step in range(LONGEST):
@@ -457,9 +453,8 @@ class While:
         """It as a scan without slices; constants of the condition are constants of the scan that nothing reads."""
         inputs = [*self.condition._inputs[: self.condition_constants], *self.body._inputs]
         body = Body(inputs, self.body._outputs, self.body.equations, self.body._constants)
-        options = {"reverse": False, "length": steps, "unroll": 1}
-        carries = len(self.body.inputs) - self.constants
-        return Scan(body, self.condition_constants + self.constants, carries, options)
+        constants, options = len(inputs) - len(body.outputs), {"reverse": False, "length": steps, "unroll": 1}
+        return Scan(body, constants, len(body.outputs), options)
 
 
 def _scalars(body: Body, inputs: Sequence[np.ndarray | None]) -> list[Any]:
