@@ -14,8 +14,8 @@ from jqinject.nn.activations import QuantIdentity as QuantIdentity
 from jqinject.nn.activations import QuantReLU as QuantReLU
 from jqinject.nn.activations import QuantSigmoid as QuantSigmoid
 from jqinject.nn.activations import QuantTanh as QuantTanh
-from jqinject.nn.base.batch_norm_folding import merge_bn as merge_bn
-from jqinject.nn.base.weight_layer import ContractionKind as ContractionKind
+from jqinject.nn.base import ContractionKind as ContractionKind
+from jqinject.nn.base import merge_bn as merge_bn
 from jqinject.nn.conv import QuantConv as QuantConv
 from jqinject.nn.conv import QuantConvTranspose as QuantConvTranspose
 from jqinject.nn.dot_product_attention import (

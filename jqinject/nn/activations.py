@@ -11,14 +11,24 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.inject import Binding
+from jqinject.nn.base import (
+    ACT,
+    GRAD,
+    INPUT,
+    Out,
+    QuantLayer,
+    Results,
+    binding_of,
+    hold_proxies,
+    is_on,
+    through,
+)
 from jqinject.nn.base.keywords import (
     QuantCheckpointKeywords,
     QuantHardTanhKeywords,
     QuantIdentityKeywords,
     QuantReLUKeywords,
 )
-from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
-from jqinject.nn.base.slots import ACT, GRAD, INPUT, binding_of, hold_proxies, is_on, through
 from jqinject.ops import tensor_clamp
 from jqinject.ops.packing import saved
 from jqinject.quant import (
@@ -324,8 +334,8 @@ class QuantHardTanh(QuantActLayer[Out]):
         bounds = {"min_val": self.min_val, "max_val": self.max_val}
         declared: dict[str, Any] = {**overrides}
         if binding is not None:
-            given = {"min_val": min_val, "max_val": max_val}
-            declared = {name: bounds[name] for name in bounds if given[name] is not None} | declared
+            explicit = {"min_val": min_val, "max_val": max_val}
+            declared = {name: bounds[name] for name in bounds if explicit[name] is not None} | declared
         self._init_quantizers(locals(), declared, return_quant_tensor, rngs, bounds)
 
     def _activation(self, x: Any) -> Any:

@@ -6,33 +6,36 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, NamedTuple, Unpack, final
+from typing import Any, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import auto_axes
 
+from jqinject.core.flax_internals import ParameterView
 from jqinject.dot import Affine, FrozenParam, affine_of, contraction_output, integer_conv
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.tensors.choice import ChosenKernel
-from jqinject.nn.base.keywords import QuantConvKeywords, QuantConvTransposeKeywords
-from jqinject.nn.base.layer_geometry import LayerGeometry
-from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, SchemeLike
-from jqinject.nn.base.quant_layer import Out, Results
-from jqinject.nn.base.weight_layer import (
+from jqinject.nn.base import (
+    DEFAULT_WEIGHT,
+    ContractingLayer,
     ContractionKind,
     LayerArrays,
-    ParameterView,
+    LayerGeometry,
+    Out,
     QuantWeightLayer,
+    Results,
+    SchemeLike,
     promoted,
     unallocated,
 )
+from jqinject.nn.base.keywords import QuantConvKeywords, QuantConvTransposeKeywords
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.program.jaxpr import Body, Equation
 from jqinject.proxy import GradQuantProxyFromInjector
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
-from jqinject.quant_tensor import AnyQuantTensor, QuantTensor, as_array, on_integers
+from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor, QuantTensor, as_array
 
 
 @dataclass
@@ -72,8 +75,8 @@ class IntegerConvolution:
             out = jax.eval_shape(
                 partial(convolution.numbers, dtype=dtype), lhs, jnp.zeros(rhs.shape, lhs.dtype)
             )
-            found = self.grad_quant.gradient_format(out)
-            gradient = None if found is None else found.in_one()
+            form = self.grad_quant.gradient_format(out)
+            gradient = None if form is None else form.in_one()
         y, self.token = integer_conv(convolution, left, right, gradient)
         return with_sharding(y, out_sharding)
 
@@ -87,79 +90,97 @@ class IntegerConvolution:
         return affine_of(x.set(value=lhs, scale=scale, zero_point=zero))
 
 
-class PlacedFilters(NamedTuple):
-    """As `PlacedContraction` of a `dot_general`.
+@dataclass(frozen=True)
+class PlacedFilters:
+    """How a window moves over an input, channels last; see `Placement`.
 
     Attributes:
-        dims: where scales may vary.
+        dims: where scales may vary; None where floats alone are convolved.
+        channel: the axis of the kernel with the output channels.
+        free_axes: axes of the input that are neither in the window nor summed.
+        terms: number of products that one element of the output sums.
+        filters: number of output channels of each input channel in a depthwise convolution; else 0.
     """
 
-    dims: Filters
+    dims: Filters | None
+    channel: int
+    free_axes: tuple[int, ...]
+    terms: int
+    filters: int = 0
 
+    @classmethod
+    def of(
+        cls, layer: QuantConv | QuantConvTranspose, ndim: int, terms: int, is_contracted: bool, filters: int
+    ) -> PlacedFilters:
+        """Place the window of a layer on an input of `ndim` axes."""
+        channel, free_axes = layer.geometry.channels[0], tuple(range(ndim - (layer.weight_ndim - 1)))
+        dims = Filters(None, channel, shifted=False) if is_contracted and layer.mask is None else None
+        return cls(dims, channel, (*free_axes, ndim - 1) if filters else free_axes, terms, filters)
 
-class QuantConvLayer(QuantWeightLayer[Out]):
-    """Abstract: a layer that moves a window over spatial axes, channels last."""
-
-    kernel_shape: Sequence[int]
-    in_features: int
-    out_features: int
-    mask: Any
-
-    def _contract(
+    def contract(
         self,
+        layer: ContractingLayer,
         choice: ChosenKernel,
         arrays: LayerArrays,
         grad_quant: GradQuantProxyFromInjector | None,
         out_sharding: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
+        """Convolve payloads by the forward of Flax; see `Placement`."""
         x, kernel, bias = arrays
         if isinstance(choice.rhs, FrozenParam):
             kernel = unallocated(choice.rhs.shape, choice.rhs.dtype)
         convolution = IntegerConvolution(choice, grad_quant)
         view = ParameterView(
-            self,
+            layer,
             {
                 "kernel": kernel,
                 "bias": bias,
-                "promote_dtype": partial(promoted, self.promote_dtype),
-                self.contraction_name: convolution,
+                "promote_dtype": partial(promoted, layer.promote_dtype),
+                layer.contraction_name: convolution,
             },
         )
-        return self._parent_forward(view, x, out_sharding), convolution.token
+        return layer._parent_forward(view, x, out_sharding), convolution.token
 
-    def _placed(self, shape: tuple[int, ...]) -> Any:
-        filters = Filters(None, self.geometry.channels[0], shifted=False)
-        return PlacedFilters(filters) if self.mask is None else None
+    def scales_on_weight(
+        self, x: IntQuantTensor, weight: IntQuantTensor
+    ) -> tuple[IntQuantTensor, IntQuantTensor]:
+        """Move the scales of input channels that have filters of their own to these."""
+        if x.scale.size == 1 or not self.filters or x.scale.size != x.scale.shape[-1]:
+            return x, weight
+        if x.scale.size != x.shape[-1]:
+            return x, weight
+        scales = jnp.repeat(x.scale.reshape(-1), self.filters)
+        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scales)
 
-    def _terms(self) -> int:
-        """The number of products that one element of the output sums."""
-        return math.prod(self.weight_shape) // max(self.out_channels, 1)
+    def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> None:
+        """Return None: bias and kernel have their channels along one axis each."""
 
-    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
-        # The window runs over the spatial axes, and channels are summed: only batch axes are unchanged.
-        return tuple(range(ndim - (self.weight_ndim - 1)))
-
-    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
-        # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
-        # are those of the accumulator before the bias: Brevitas's convention for convolutions. The value is the
-        # same either way.
-        on_grid = super()._bias_on_grid(bias, weight)
-        if not on_grid or weight.scale.size == 1:
-            return on_grid
-        return jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
-
-    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
-        """The output with the scale of the sums; an array if they have none."""
+    def output(
+        self,
+        y: jax.Array,
+        operands: tuple[QuantTensor, QuantTensor],
+        bias: Any,
+        bias_on_grid: bool | None,
+        zero_points: tuple[bool | None, bool | None],
+    ) -> IntQuantTensor | jax.Array:
+        """Return the output with the scale of its sums; see `Placement`."""
+        x, weight = operands
+        is_on_grid: bool | jax.Array | None = bias_on_grid
+        if bias_on_grid and weight.scale.size != 1:
+            # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
+            # are those of the accumulator before the bias: Brevitas's convention for convolutions. The value is the
+            # same either way.
+            is_on_grid = jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
         return contraction_output(
             y,
             x,
             weight,
-            terms=self._terms(),
-            rhs_channel_axis=self.geometry.channels[0],
-            lhs_free_axes=self._free_input_axes(x.ndim),
+            terms=self.terms,
+            rhs_channel_axis=self.channel,
+            lhs_free_axes=self.free_axes,
             bias=bias,
-            bias_on_grid=self._bias_on_grid(bias, weight),
-            zero_points=self._zero_points(),
+            bias_on_grid=is_on_grid,
+            zero_points=zero_points,
         )
 
 
@@ -185,7 +206,7 @@ def of_window(ndim: int, in_features: int, out_features: int, channel: int, is_s
 
 
 @final
-class QuantConv(QuantConvLayer[Out], nnx.Conv):
+class QuantConv(QuantWeightLayer[Out], nnx.Conv):
     """`nnx.Conv` with quantizers: y = conv(x_q, W_q) + b_q, channels last, any number of spatial axes.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -267,24 +288,15 @@ class QuantConv(QuantConvLayer[Out], nnx.Conv):
         ndim = len(self.kernel_shape)
         return of_window(ndim, self.in_features, self.out_features, ndim - 1, True)
 
-    def _free_input_axes(self, ndim: int) -> tuple[int, ...]:
-        channels = (ndim - 1,) if self.weight_shape[-2] == 1 else ()
-        return (*super()._free_input_axes(ndim), *channels)
-
-    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+    def _placed(self, shape: tuple[int, ...]) -> PlacedFilters:
         # In a depthwise convolution an output channel sums over one input channel, whose scale multiplies its filter.
-        x, weight = quant_input, quant_weight
-        if not (on_integers(x) and on_integers(weight)):
-            return x, weight
-        along_channels = x.scale.ndim > 0 and x.scale.size == x.scale.shape[-1] == self.in_features
-        if x.scale.size == 1 or self.weight_shape[-2] != 1 or not along_channels:
-            return x, weight
-        scales = jnp.repeat(x.scale.reshape(-1), self.out_features // self.in_features)
-        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scales)
+        filters = self.out_features // self.in_features if self.weight_shape[-2] == 1 else 0
+        terms = math.prod(self.weight_shape) // max(self.out_channels, 1)
+        return PlacedFilters.of(self, len(shape), terms, True, filters)
 
 
 @final
-class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
+class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
     """`nnx.ConvTranspose` with quantizers: y = conv_transpose(x_q, W_q) + b_q, channels last.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -373,7 +385,7 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         Brevitas counts output channels, and adds the places along the axes; where that is enough, widths agree.
         """
         window = self.weight_shape[-self.weight_ndim : -2]
-        strides, dilations = (_each(given, len(window)) for given in (self.strides, self.kernel_dilation))
+        strides, dilations = (_each(sizes, len(window)) for sizes in (self.strides, self.kernel_dilation))
         places = (
             math.ceil(size / (stride // math.gcd(stride, dilation)))
             for size, stride, dilation in zip(window, strides, dilations, strict=True)
@@ -381,10 +393,10 @@ class QuantConvTranspose(QuantConvLayer[Out], nnx.ConvTranspose):
         added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
         return max(self.in_features * math.prod(places), self.out_features * added)
 
-    def _placed(self, shape: tuple[int, ...]) -> Any:
-        return None if self.transpose_kernel else super()._placed(shape)
+    def _placed(self, shape: tuple[int, ...]) -> PlacedFilters:
+        return PlacedFilters.of(self, len(shape), self._terms(), not self.transpose_kernel, 0)
 
-    def _choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> Any:
+    def _choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> ChosenKernel | None:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
         array = as_array(x)
         explicit = asked(

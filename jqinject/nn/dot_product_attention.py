@@ -8,15 +8,23 @@ from typing import Any, NamedTuple, Unpack, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as default_promote_dtype
 
+from jqinject.core.flax_internals import promote_dtype as default_promote_dtype
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.tensors.choice import check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
+from jqinject.nn.base import (
+    ContractionKind,
+    Out,
+    QuantLayer,
+    Results,
+    act_slot,
+    checked_contraction,
+    hold_proxies,
+    is_on,
+    through,
+)
 from jqinject.nn.base.keywords import QuantScaledDotProductAttentionKeywords
-from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
-from jqinject.nn.base.slots import act_slot, hold_proxies, is_on, through
-from jqinject.nn.base.weight_layer import ContractionKind, checked_contraction
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
@@ -351,14 +359,14 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         options = {name: argument for name, argument in locals().items() if name in SHARED_OPTIONS}
         operands = (as_array(query), as_array(key), as_array(value))
         query, key, value = pre_processed(self, *operands, input_positions)
-        if scale is None and not any(is_on(getattr(self, slot.name)) for slot in IN_ATTENTION):
+        if scale is None and not any(is_on(slot.__get__(self)) for slot in IN_ATTENTION):
             out: Any = nnx.dot_product_attention(
                 query, key, value, dtype=dtype, promote_dtype=promote_dtype, **options
             )
         else:
             query, key, value = promote_dtype((query, key, value), dtype=dtype)
             call = AttentionCall(**options, scale=scale, contraction=self.contraction)
-            proxies = {slot.name: getattr(self, slot.name) for slot in IN_ATTENTION}
+            proxies = {slot.name: slot.__get__(self) for slot in IN_ATTENTION}
             key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)
             out = attention(query, key, value, proxies, call)
         out = through(self.sdpa_output_quant, out)

@@ -8,15 +8,12 @@ from typing import Any, Self, Unpack, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype
 from flax.typing import Dtype
 
+from jqinject.core.flax_internals import ParameterView, promote_dtype
 from jqinject.dot import without_zero_points
-from jqinject.nn.base.batch_norm_folding import factors_of
+from jqinject.nn.base import LayerGeometry, Out, QuantWeightLayer, Results, check_features, factors_of
 from jqinject.nn.base.keywords import QuantEmbedKeywords, QuantScaleBiasKeywords
-from jqinject.nn.base.layer_geometry import LayerGeometry, check_features
-from jqinject.nn.base.quant_layer import Out, Results
-from jqinject.nn.base.weight_layer import ParameterView, QuantWeightLayer
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
     AnyQuantTensor,
@@ -71,7 +68,6 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
 
     bias_quant = None
     input_quant = None
-    bias = None
     weight_name = "embedding"
     takes_batch_norm = False
     _flax_attend = staticmethod(nnx.Embed.attend)
@@ -232,12 +228,12 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         self._init_quantizers(locals(), overrides, return_quant_tensor, nnx.Rngs() if rngs is None else rngs)
 
     @classmethod
-    def from_batch_norm(cls, norm: nnx.BatchNorm, **given: Any) -> Self:
+    def from_batch_norm(cls, norm: nnx.BatchNorm, **quantizers: Any) -> Self:
         """The layer that does what a trained batch normalization does in evaluation mode, up to quantization.
 
         Args:
             norm: `nnx.BatchNorm` or `QuantBatchNorm`; it is not changed.
-            given: quantizers and overrides, as for the class.
+            quantizers: quantizers and overrides, as for the class.
 
         Returns:
             A new layer.
@@ -257,7 +253,9 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         axis = norm.axis
         if not isinstance(axis, int):
             raise ValueError(f"QuantScaleBias has channels along one axis, got a batch norm with axis={axis}")
-        layer = cls(norm.num_features, axis=axis, dtype=norm.dtype, param_dtype=norm.param_dtype, **given)
+        layer = cls(
+            norm.num_features, axis=axis, dtype=norm.dtype, param_dtype=norm.param_dtype, **quantizers
+        )
         layer.scale = nnx.Param(factor.astype(norm.param_dtype))
         layer.bias = nnx.Param(summand.astype(norm.param_dtype))
         return layer
@@ -287,7 +285,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         shape = self._expanded_shape(x.ndim)
         left, right = without_zero_points(x, reshape(weight, shape), self._zero_points())
         product: Any = left * right
-        if on_integers(bias) and self._bias_on_grid(bias, weight):
+        if on_integers(bias) and self._bias_on_grid(bias):
             product = product + reshape(bias, shape)
         elif bias is not None:
             product = product + as_array(bias).astype(product.dtype).reshape(shape)

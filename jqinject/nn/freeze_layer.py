@@ -31,7 +31,7 @@ from jqinject.core._protocols import grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.dot import FrozenParam
-from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
+from jqinject.dot.frozen.frozen_numbers import ScaleForms, without_groups
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import Committed, beside_weights, map_stack, stack_of
@@ -117,9 +117,9 @@ def compiled_numbers(
 
 def _checked(layer: Any, numbers: tuple[Any, Any]) -> FrozenParam:
     """The numbers; numbers that are not the quantizer's own raise its error."""
-    found, valid = numbers
-    usable = isinstance(found, FrozenParam) and (not is_concrete(valid) or bool(valid))
-    return found if usable else _eager_numbers(layer, _cut(layer, ()))
+    frozen, valid = numbers
+    usable = isinstance(frozen, FrozenParam) and (not is_concrete(valid) or bool(valid))
+    return frozen if usable else _eager_numbers(layer, _cut(layer, ()))
 
 
 def _cut(layer: Any, stack: tuple[int, ...]) -> Cut | None:
@@ -130,8 +130,8 @@ def _cut(layer: Any, stack: tuple[int, ...]) -> Cut | None:
         return None
     axis = dim % (weight.ndim - len(stack))
     along = axis + len(stack)
-    found = cut_in_place(weight, fitting_size(size, weight.shape[along]), along)
-    return None if found is None else replace(found, axis=axis)
+    cut = cut_in_place(weight, fitting_size(size, weight.shape[along]), along)
+    return None if cut is None else replace(cut, axis=axis)
 
 
 def _eager_numbers(layer: Any, cut: Cut | None) -> FrozenParam:
@@ -184,7 +184,7 @@ def slices_of(weight: Any, sliced_from: int) -> int:
     return min(1 << slices.bit_length() - 1, MOST)
 
 
-def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tuple[int, ...]) -> Any:
+def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, uncut: tuple[int, ...]) -> Any:
     """What `make(proxy, weight)` returns, to the bit, made slice by slice; None if that is not possible.
 
     The scale is measured first, of the whole weight; then the slices are quantized by it.
@@ -194,49 +194,51 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, kept: tupl
         proxy: the weight's quantizer, a private copy, which is changed.
         weight: the weight.
         number: of slices, at most.
-        kept: axes that are not cut: sums are taken over them.
+        uncut: axes that are not cut: sums are taken over them.
     """
     quantizer = proxy.tensor_quant
     if proxy.record is None and not is_sliceable(quantizer):
         return None
     record = Committed.of(quantizer, weight).record if proxy.record is None else proxy.record
-    cutting = cutting_of(weight.shape, record[...]["scale"].shape, groups_of(quantizer), kept, number)
+    cutting = cutting_of(weight.shape, record[...]["scale"].shape, groups_of(quantizer), uncut, number)
     if cutting is None:
         return None
     frozen, _ = make(proxy, weight)  # XLA drops the numbers that are taken from the slices
     if not isinstance(frozen, FrozenParam):
         return None
     proxy._hold(Committed(_of_any_shape(quantizer), record))
-    graphdef, held = nnx.split(proxy, graph=True)
+    graphdef, state = nnx.split(proxy, graph=True)
 
     def part(i: Any) -> Any:
-        copy = nnx.merge(graphdef, jax.tree.map(lambda x: x, held))
+        copy = nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
         cutting.cut_record(copy, i)
-        made, valid = make(copy, cutting.of_weight(weight, i))
-        return {name: _as_bits(made.numbers[name]) for name in CUT if name in made.numbers}, valid
+        frozen_part, valid = make(copy, cutting.of_weight(weight, i))
+        return {
+            name: _as_bits(frozen_part.numbers[name]) for name in CUT if name in frozen_part.numbers
+        }, valid
 
-    def step(i: Any, made: Any) -> Any:
-        found, valid = part(i)
-        return jax.tree.map(partial(put, i), made[0], found), made[1] & valid
+    def step(i: Any, carry: Any) -> Any:
+        bits, valid = part(i)
+        return jax.tree.map(partial(put, i), carry[0], bits), carry[1] & valid
 
-    whole = {name: frozen.numbers[name] for name in CUT if name in frozen.numbers}
-    empty = {name: jnp.zeros(x.shape, _bits_dtype(x.dtype)) for name, x in whole.items()}
+    uncut_numbers = {name: frozen.numbers[name] for name in CUT if name in frozen.numbers}
+    empty = {name: jnp.zeros(x.shape, _bits_dtype(x.dtype)) for name, x in uncut_numbers.items()}
     cut, valid = jax.lax.fori_loop(0, cutting.number, step, (empty, jnp.bool_(True)))
-    cut = {name: jax.lax.bitcast_convert_type(bits, whole[name].dtype) for name, bits in cut.items()}
+    cut = {name: jax.lax.bitcast_convert_type(bits, uncut_numbers[name].dtype) for name, bits in cut.items()}
     return FrozenParam.holding({**frozen.numbers, **cut}, frozen.form), valid
 
 
 def is_sliceable(quantizer: Any) -> bool:
     """Whether the slices of a weight are quantized by the whole weight's scales as the whole is."""
     kind = type(quantizer)
-    known = kind in ELEMENTWISE or any(
-        kind is node_class(each) for each in ELEMENTWISE if issubclass(each, Component)
+    is_elementwise = kind in ELEMENTWISE or any(
+        kind is node_class(base) for base in ELEMENTWISE if issubclass(base, Component)
     )
-    return known and grid_of(quantizer) is not None
+    return is_elementwise and grid_of(quantizer) is not None
 
 
 def _of_any_shape(component: Any) -> Any:
-    """A quantizer whose view of groups also takes a slice; modules are changed, values made anew."""
+    """A quantizer whose view of groups also takes a slice; modules are changed, values replaced."""
     changed: dict[str, Any] = {}
     for name, part in vars(component).items():
         if isinstance(part, OverSubChannelBlockView):
@@ -292,14 +294,16 @@ class Cutting(NamedTuple):
 
     def cut_record(self, proxy: Any, i: Any) -> None:
         """Give a committed proxy the scales of the i-th slice."""
-        proxy.record.set_value({name: self.of_scale(held, i) for name, held in proxy.record[...].items()})
+        proxy.record.set_value(
+            {name: self.of_scale(numbers, i) for name, numbers in proxy.record[...].items()}
+        )
 
 
 def cutting_of(
     shape: tuple[int, ...],
     scale: tuple[int, ...],
     groups: tuple[int, int] | None,
-    kept: tuple[int, ...],
+    uncut: tuple[int, ...],
     number: int,
 ) -> Cutting | None:
     """How to cut a weight, in as many slices as possible; None if it cannot be cut.
@@ -308,21 +312,21 @@ def cutting_of(
         shape: of the weight.
         scale: the shape of its scales.
         groups: group size and grouped axis of its quantizer.
-        kept: axes that are not cut.
+        uncut: axes that are not cut.
         number: of slices, at most.
     """
     grouped = None if groups is None else groups[1] % len(shape)
     ndim = len(shape) + (groups is not None)
     single = math.prod(scale) == 1
-    found: list[Cutting] = []
+    cuttings: list[Cutting] = []
     for axis in range(len(shape)):
         along = axis + (grouped is not None and axis > grouped)
         fits = single or (len(scale) == ndim and scale[along] in (1, shape[axis]))
         slices = math.gcd(number, shape[axis] // PACKED) if shape[axis] % PACKED == 0 else 1
-        if fits and slices > 1 and axis != grouped and axis not in {one % len(shape) for one in kept}:
+        if fits and slices > 1 and axis != grouped and axis not in {place % len(shape) for place in uncut}:
             separate = not single and scale[along] > 1
-            found.append(Cutting(axis, slices, shape[axis] // slices, along if separate else None))
-    return max(found, key=lambda one: (one.number, one.along is not None), default=None)
+            cuttings.append(Cutting(axis, slices, shape[axis] // slices, along if separate else None))
+    return max(cuttings, key=lambda cutting: (cutting.number, cutting.along is not None), default=None)
 
 
 def _bits_dtype(dtype: np.dtype) -> np.dtype:
@@ -335,12 +339,12 @@ def _as_bits(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, _bits_dtype(x.dtype))
 
 
-def put(i: Any, whole: jax.Array, part: jax.Array) -> jax.Array:
+def put(i: Any, array: jax.Array, part: jax.Array) -> jax.Array:
     """Write the i-th part; what the whole weight has one of, such as a single scale, is the same in all parts."""
     cut = [
-        axis for axis, sizes in enumerate(zip(whole.shape, part.shape, strict=True)) if sizes[0] != sizes[1]
+        axis for axis, sizes in enumerate(zip(array.shape, part.shape, strict=True)) if sizes[0] != sizes[1]
     ]
-    return jax.lax.dynamic_update_slice_in_dim(whole, part, i * part.shape[cut[0]], cut[0]) if cut else part
+    return jax.lax.dynamic_update_slice_in_dim(array, part, i * part.shape[cut[0]], cut[0]) if cut else part
 
 
 LARGE, OF_SLICE = 2**22, 2**19  # bytes
@@ -362,29 +366,29 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
     if proxy is None or not _is_large(array) or stack_of((layer,)):
         return None
     scale = jax.eval_shape(lambda x: _scale(proxy, x), jax.ShapeDtypeStruct(array.shape, layer.weight.dtype))
-    kept = (*layer.summed_axes, *(layer.axes_of_sums() or ()))
+    uncut = (*layer.summed_axes, *(layer.axes_of_sums() or ()))
     number = min(max(FEWEST, 1 << (array.nbytes // OF_SLICE).bit_length()), MOST)
-    cutting = cutting_of(array.shape, scale.shape, None, kept, number)
+    cutting = cutting_of(array.shape, scale.shape, None, uncut, number)
     extremes = _extremes(array, scale.shape)
     if cutting is None or extremes is None or not np.isfinite(extremes).all():
         return None
     static = (layer.summed_axes, layer.axes_of_sums(), None, 1)
 
-    def numbers(scales: Any, part: Any) -> Any:
+    def numbers_of_part(scales: Any, part: Any) -> Any:
         graphdef, state = nnx.split(scales, graph=True)
         return compiled_numbers(state, part, None, graphdef, *static)
 
     dtype = layer.weight.dtype
     proxy.record = Committed.of(proxy.tensor_quant, jnp.asarray(extremes, dtype)).record
-    frozen, _ = jax.eval_shape(partial(numbers, proxy), jax.ShapeDtypeStruct(array.shape, dtype))
-    whole, valid = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), frozen.numbers), True
+    frozen, _ = jax.eval_shape(partial(numbers_of_part, proxy), jax.ShapeDtypeStruct(array.shape, dtype))
+    numbers, valid = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), frozen.numbers), True
     for i in range(cutting.number):
         own = nnx.clone(proxy)
         cutting.cut_record(own, i)
         part = jnp.asarray(cutting.of_host(array, i), dtype)
-        found, fits = numbers(own, part)
-        whole, valid = jax.block_until_ready((_put_all(i, whole, found.numbers), valid & fits))
-    return FrozenParam.holding(whole, frozen.form), valid
+        frozen_part, fits = numbers_of_part(own, part)
+        numbers, valid = jax.block_until_ready((_put_all(i, numbers, frozen_part.numbers), valid & fits))
+    return FrozenParam.holding(numbers, frozen.form), valid
 
 
 def _private_copy(layer: Any) -> Any:
@@ -395,8 +399,8 @@ def _private_copy(layer: Any) -> Any:
     proxy = nnx.clone(proxy)
     quantizer = proxy.tensor_quant
     sources = [getattr(quantizer, name, None) for name in ("scaling_impl", "zero_point_impl")]
-    found = [getattr(one, name, None) for one in sources for name in ("calibration_impl", "stats")]
-    measures = [type(one) for one in found if one is not None]
+    statistics = [getattr(source, name, None) for source in sources for name in ("calibration_impl", "stats")]
+    measures = [type(statistic) for statistic in statistics if statistic is not None]
     fits = bool(measures) and all(kind in OF_EXTREMES for kind in measures)
     return proxy if fits and is_sliceable(quantizer) and groups_of(quantizer) is None else None
 
@@ -420,5 +424,5 @@ def _extremes(array: np.ndarray, scale: tuple[int, ...]) -> np.ndarray | None:
 
 
 @partial(jax.jit, donate_argnums=1)
-def _put_all(i: Any, whole: Any, part: Any) -> Any:
-    return jax.tree.map(partial(put, i), whole, part)
+def _put_all(i: Any, arrays: Any, parts: Any) -> Any:
+    return jax.tree.map(partial(put, i), arrays, parts)

@@ -14,23 +14,31 @@ from flax import nnx
 
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.nn.base.dot_layer import PlacedContraction, QuantDotLayer
+from jqinject.nn.base import (
+    DEFAULT_WEIGHT,
+    ContractionKind,
+    LayerGeometry,
+    Out,
+    PlacedContraction,
+    QuantWeightLayer,
+    Results,
+    SchemeLike,
+    WrongFeaturesError,
+    check_features,
+    of_matrix,
+)
 from jqinject.nn.base.keywords import (
     QuantEinsumKeywords,
     QuantLinearGeneralKeywords,
     QuantLinearKeywords,
     QuantLoRALinearKeywords,
 )
-from jqinject.nn.base.layer_geometry import LayerGeometry, WrongFeaturesError, check_features
-from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, SchemeLike
-from jqinject.nn.base.quant_layer import Out, Results
-from jqinject.nn.base.weight_layer import ContractionKind
 from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
 @final
-class QuantLinear(QuantDotLayer[Out], nnx.Linear):
+class QuantLinear(QuantWeightLayer[Out], nnx.Linear):
     """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -97,9 +105,14 @@ class QuantLinear(QuantDotLayer[Out], nnx.Linear):
     ) -> None:
         self._init_layer(locals())
 
+    @property
+    def geometry(self) -> LayerGeometry:
+        """A matrix (in, out) is contracted with the last axis of the input."""
+        return of_matrix(self.in_features, self.out_features)
+
 
 @final
-class QuantLinearGeneral(QuantDotLayer[Out], nnx.LinearGeneral):
+class QuantLinearGeneral(QuantWeightLayer[Out], nnx.LinearGeneral):
     """`nnx.LinearGeneral` with quantizers: y = sum over `axis` of x_q W_q, plus b_q.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -192,7 +205,7 @@ def _of_general(
 
 
 @final
-class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
+class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
     """`nnx.LoRALinear` on a quantized kernel: y = x_q @ W_q + b_q + x_q @ A @ B, with A and B in float.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -258,6 +271,11 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
     ) -> None:
         self._init_layer(locals())
 
+    @property
+    def geometry(self) -> LayerGeometry:
+        """A matrix (in, out) is contracted with the last axis of the input."""
+        return of_matrix(self.in_features, self.out_features)
+
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)
 
@@ -267,7 +285,7 @@ class QuantLoRALinear(QuantDotLayer[Out], nnx.LoRALinear):
 
 
 @final
-class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
+class QuantEinsum(QuantWeightLayer[Out], nnx.Einsum):
     """`nnx.Einsum` with quantizers: y = einsum(x_q, W_q) + b_q.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -374,11 +392,11 @@ class QuantEinsum(QuantDotLayer[Out], nnx.Einsum):
     def _check_features(self, inputs: Any) -> None:
         shape, kernel = tuple(np.shape(as_array(inputs))), tuple(self.kernel_shape)
         of_input, of_kernel, _ = _labels(self.einsum_str)
-        known = [len(label) for label in of_input.split("...")]
-        if len(shape) < sum(known) or (len(known) == 1 and len(shape) != known[0]):
+        lengths = [len(label) for label in of_input.split("...")]
+        if len(shape) < sum(lengths) or (len(lengths) == 1 and len(shape) != lengths[0]):
             raise WrongFeaturesError(
                 f"QuantEinsum({self.einsum_str!r}) got an input of shape {shape}; expected "
-                f"{'at least ' if len(known) > 1 else ''}{sum(known)} axes, {of_input!r}"
+                f"{'at least ' if len(lengths) > 1 else ''}{sum(lengths)} axes, {of_input!r}"
             )
         if "..." in of_kernel:
             return

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.nn.base import INPUT, OUTPUT, Out, QuantLayer, QuantTensorLayer, Results, hold_proxies, through
 from jqinject.nn.base.keywords import QuantConcatKeywords
-from jqinject.nn.base.quant_layer import Out, QuantLayer, QuantTensorLayer, Results
-from jqinject.nn.base.slots import INPUT, OUTPUT, hold_proxies, through
 from jqinject.ops.ste import round_ste
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
@@ -60,19 +59,20 @@ class QuantMergeLayer(QuantLayer[Out]):
                 f"{type(self).__name__}(tie_input_output_quant=True) shares a quantizer, and NNX's tree mode knows no "
                 "shared objects.\n  cure: graph mode, or tie_input_output_quant=False"
             )
-        slot, other, quantizer = INPUT, OUTPUT, input_quant
+        slot, unused, quantizer = INPUT, OUTPUT, input_quant
         if input_quant is None:
-            slot, other, quantizer = OUTPUT, INPUT, output_quant
-        idle = [name for name in overrides if name.startswith(other.prefix)]
+            slot, unused, quantizer = OUTPUT, INPUT, output_quant
+        idle = [name for name in overrides if name.startswith(unused.prefix)]
         if idle or (input_quant is not None and output_quant not in (None, input_quant)):
             raise ValueError(
                 f"{type(self).__name__}(tie_input_output_quant=True) has one quantizer for inputs and output, got two"
                 + (f" ({', '.join(idle)})" if idle else "")
-                + f".\n  cure: {other.name}=None, and overrides that start with {slot.prefix}"
+                + f".\n  cure: {unused.name}=None, and overrides that start with {slot.prefix}"
             )
         hold_proxies(self, {slot.name: quantizer}, overrides, rngs, slots=(slot,))
-        if getattr(self, slot.name) is not None:
-            setattr(self, other.name, getattr(self, slot.name))
+        proxy = slot.__get__(self)
+        if proxy is not None:
+            setattr(self, unused.name, proxy)
 
     def _quantized(self, x: Any) -> Any:
         return through(self.input_quant, x if is_quantized(x) else jnp.asarray(x))

@@ -11,23 +11,27 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.nn import kv_cache
-from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
-from jqinject.nn.base.layer_geometry import check_features
-from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
-from jqinject.nn.base.slots import (
+from jqinject.nn.base import (
     BIAS,
     GRAD,
     INPUT,
     OUTPUT,
     WEIGHT,
+    ContractionKind,
+    Out,
+    QuantLayer,
+    Results,
     Slot,
     act_slot,
+    check_features,
+    checked_contraction,
     hold_proxies,
     is_on,
     through,
 )
-from jqinject.nn.base.weight_layer import ContractionKind, ParameterView, checked_contraction
+from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
 from jqinject.nn.dot_product_attention import (
     ATTN_OUTPUT_WEIGHTS,
     IN_ATTENTION,
@@ -39,7 +43,6 @@ from jqinject.nn.dot_product_attention import (
     attention,
 )
 from jqinject.nn.linear import QuantLinearGeneral
-from jqinject.program import change_class
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 
@@ -55,7 +58,7 @@ PROJECTION_SLOTS = tuple(
 )
 # Shared by projections that are one matrix, if it is one number for the matrix.
 SHARED = ("weight_quant", "bias_quant")
-CACHED = {"k_transposed_quant": "cached_key", "v_quant": "cached_value"}
+CACHED = {K_TRANSPOSED: "cached_key", V: "cached_value"}
 
 
 @final
@@ -273,7 +276,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             ValueError: inputs that do not fit; decoding without a cache, or more than one position.
         """
         inputs = self._quantized_inputs(inputs_q, inputs_k, inputs_v)
-        if not any(is_on(getattr(self, slot.name)) for slot in IN_ATTENTION):
+        if not any(is_on(slot.__get__(self)) for slot in IN_ATTENTION):
             y: Any = self._flax_forward(self, *inputs, decode=decode, is_causal=is_causal, **options)
             return y
         decodes = self.decode if decode is None else decode
@@ -311,7 +314,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         if decodes:
             key, value, options["mask"] = self._through_cache(key, value, options["mask"])
             options["is_causal"] = False
-        proxies = {slot.name: getattr(self, slot.name) for slot in IN_ATTENTION}
+        proxies = {slot.name: slot.__get__(self) for slot in IN_ATTENTION}
         return attention(query, key, value, proxies, AttentionCall(**options, contraction=self.contraction))
 
     # --- cache
@@ -323,13 +326,13 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             input_shape: (*batch, positions, in_features): of the whole sequence.
             dtype: of keys and values where they are floats.
         """
-        if not any(is_on(getattr(self, name)) for name in CACHED):
+        if not any(is_on(slot.__get__(self)) for slot in CACHED):
             super().init_cache(input_shape, dtype)
             return
         *batch, length, _ = input_shape
         position = jnp.zeros((*batch, 1, self.num_kv_heads, self.head_dim), dtype)
-        for proxy_name, name in CACHED.items():
-            proxy = getattr(self, proxy_name)
+        for slot, name in CACHED.items():
+            proxy = slot.__get__(self)
             quantized = nnx.eval_shape(through, None if proxy is None else nnx.clone(proxy), position)
             fields = kv_cache.empty(quantized, _has_zero_point(proxy), length)
             for field in kv_cache.FIELDS:
@@ -345,9 +348,9 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             )
         index = self.cache_index[...]
         tensors = []
-        for (proxy_name, name), new in zip(CACHED.items(), (key, value), strict=True):
-            fields = kv_cache.encoded(new, _has_zero_point(getattr(self, proxy_name)))
-            stored = {f: getattr(self, kv_cache.attribute(name, f)) for f in kv_cache.FIELDS}
+        for (slot, name), new in zip(CACHED.items(), (key, value), strict=True):
+            fields = kv_cache.encoded(new, _has_zero_point(slot.__get__(self)))
+            stored: dict[str, Any] = {f: vars(self).get(kv_cache.attribute(name, f)) for f in kv_cache.FIELDS}
             at = new.ndim - kv_cache.OPERAND_AXES
             kv_cache.check(name, stored, fields, at)
             now = {f: kv_cache.put(stored[f], array, index, at) for f, array in fields.items()}

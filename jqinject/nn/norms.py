@@ -8,15 +8,24 @@ from typing import Any, Unpack, final
 import jax
 from flax import nnx
 
+from jqinject.nn.base import (
+    GRAD,
+    INPUT,
+    OUTPUT,
+    Out,
+    QuantLayer,
+    Results,
+    check_features,
+    hold_proxies,
+    is_on,
+    through,
+)
 from jqinject.nn.base.keywords import (
     QuantBatchNormKeywords,
     QuantGroupNormKeywords,
     QuantLayerNormKeywords,
     QuantRMSNormKeywords,
 )
-from jqinject.nn.base.layer_geometry import check_features
-from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
-from jqinject.nn.base.slots import GRAD, INPUT, OUTPUT, hold_proxies, is_on, through
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 

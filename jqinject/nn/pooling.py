@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.nn.base import INPUT, OUTPUT, TRUNC, Out, QuantTensorLayer, Results, hold_proxies, through
 from jqinject.nn.base.keywords import (
     QuantAvgPoolKeywords,
     QuantMaxPoolKeywords,
@@ -17,8 +18,6 @@ from jqinject.nn.base.keywords import (
     TruncAvgPool2dKeywords,
     TruncAvgPoolKeywords,
 )
-from jqinject.nn.base.quant_layer import Out, QuantTensorLayer, Results
-from jqinject.nn.base.slots import INPUT, OUTPUT, TRUNC, hold_proxies, through
 from jqinject.quant import QuantizerLike, RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool, max_pool, on_integers
 

@@ -7,21 +7,20 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
-from jqinject.nn.base.layer_geometry import check_features
-from jqinject.nn.base.quant_layer import QuantLayer
-from jqinject.nn.base.slots import (
+from jqinject.core.flax_internals import ParameterView, change_class
+from jqinject.nn.base import (
     BIAS,
     WEIGHT,
+    QuantLayer,
     Slot,
     act_slot,
+    check_features,
     make_proxy,
     slots_of,
     split_overrides,
     through,
 )
-from jqinject.nn.base.weight_layer import ParameterView
 from jqinject.nn.linear import QuantLinear
-from jqinject.program import change_class
 from jqinject.proxy import BiasQuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array, on_integers
@@ -112,8 +111,8 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
 
     def _channel_shape(self, slot: Slot) -> tuple[int, ...] | None:
         """Of a scale for each channel: there are as many as hidden features, in the input too or it is not known."""
-        known = slot != IO or self.in_features == self.hidden_features
-        return (self.hidden_features,) if known else None
+        is_hidden = slot != IO or self.in_features == self.hidden_features
+        return (self.hidden_features,) if is_hidden else None
 
     def _quantize_layers(
         self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs | None
@@ -124,13 +123,13 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             for slot in (WEIGHT, BIAS)
         )
         gates, quantizer = self._held_gates(), arguments["weight_quant"]
-        if of_biases and all(getattr(self, name).bias is None for gate in gates for name in gate):
+        if of_biases and all(vars(self)[name].bias is None for gate in gates for name in gate):
             raise TypeError(
                 f"{type(self).__name__}: {', '.join(of_biases)} would have no effect: there is no bias"
             )
 
         def quantize(name: str, weight_quant: QuantizerLike, declared: Mapping[str, Any]) -> None:
-            layer: Any = getattr(self, name)
+            layer: Any = vars(self)[name]
             quantizers = {"weight_quant": weight_quant}
             if layer.bias is not None:
                 quantizers["bias_quant"] = arguments["bias_quant"]
@@ -144,7 +143,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
                 setattr(self, of_input, taken[of_input])
             else:
                 quantize(of_input, quantizer, of_weights)
-            shared = getattr(self, of_input).weight_quant
+            shared = vars(self)[of_input].weight_quant
             quantize(of_hidden, shared, {})
             if arguments.get("shared_intra_layer_weight_quant", False):
                 quantizer, of_weights = shared, {}
@@ -153,7 +152,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
 
     def _quantizers(self) -> Quantizers:
         """The quantizers of activations, by attribute; those that there are not are missing."""
-        proxies = {slot.name: getattr(self, slot.name) for slot in slots_of(type(self))}
+        proxies = {slot.name: slot.__get__(self) for slot in slots_of(type(self))}
         return {name: proxy for name, proxy in proxies.items() if proxy is not None}
 
     def _quant_input(self, inputs: Any) -> Any:
@@ -175,7 +174,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         """
         parameters: dict[str, tuple[jax.Array, jax.Array | None]] = {}
         for gate in self._held_gates():
-            layers = [getattr(self, name) for name in gate]
+            layers = [vars(self)[name] for name in gate]
             weights = [layer._quantized_weight(None) for layer in layers]
             for name, layer, weight in zip(gate, layers, weights, strict=True):
                 self._check_bias_scale(layer, x)
@@ -191,13 +190,13 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             raise ValueError(
                 f"{type(self).__name__}: {proxy.binding.base.__name__} takes its scale from input and weight, and the "
                 "input is not quantized.\n  cure: io_quant=..., an input that is an IntQuantTensor, or a bias "
-                "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling); bias_quant=None for none"
+                "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling); bias_quant=None for floats"
             )
 
     def _affine(self, name: str, parameters: Parameters, x: jax.Array) -> jax.Array:
         """x @ kernel + bias of one layer, computed as Flax does."""
         kernel, bias = parameters[name]
-        parameter_view: Any = ParameterView(getattr(self, name), {"kernel": kernel, "bias": bias})
+        parameter_view: Any = ParameterView(vars(self)[name], {"kernel": kernel, "bias": bias})
         return QuantLinear._flax_forward(parameter_view, x)
 
     def _projected(self, parameters: Parameters, x: jax.Array) -> Mapping[str, jax.Array]:
@@ -257,7 +256,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
 
 
 def quantized(quantizers: Quantizers, name: str, x: jax.Array) -> Any:
-    """What a quantizer makes of an array: a QuantTensor, or the array where there is none."""
+    """What a quantizer makes of an array: a QuantTensor, or the array without one."""
     return through(quantizers.get(name), x)
 
 

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject.nn.base import Slot
 from jqinject.nn.base.keywords import (
     QuantGRUCellKeywords,
     QuantLSTMCellKeywords,
     QuantOptimizedLSTMCellKeywords,
     QuantSimpleCellKeywords,
 )
-from jqinject.nn.base.slots import Slot
 from jqinject.nn.recurrent_cell import (
     CELL_STATE,
     GATE_ACC,
@@ -71,9 +71,9 @@ class QuantLSTMStep(QuantRecurrentCell):
         g = value_of(quantizers, "cell_acc_quant", of_cell)
         g = value_of(quantizers, "cell_tanh_quant", self.activation_fn(g))
         o = self._gate(quantizers, "output", of_output)
-        kept = value_of(quantizers, "cell_state_quant", f * memory)
+        remembered = value_of(quantizers, "cell_state_quant", f * memory)
         added = value_of(quantizers, "cell_state_quant", i * g)
-        new_memory = quantized(quantizers, "cell_state_quant", kept + added)
+        new_memory = quantized(quantizers, "cell_state_quant", remembered + added)
         c = as_array(new_memory)
         shown = value_of(quantizers, "hidden_state_tanh_quant", self.activation_fn(c))
         output = quantized(quantizers, "io_quant", o * shown)
@@ -170,7 +170,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         if not use_bias:
             for name in self.gates.values():
                 if name in vars(self):
-                    set_bias(getattr(self, name), None)
+                    set_bias(vars(self)[name], None)
         self._init_quantizers(locals(), overrides, False, rngs)
 
     def _step(

@@ -10,12 +10,10 @@ from typing import Any, ClassVar, NamedTuple, Unpack, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import canonicalize_dtype
 
+from jqinject.core.flax_internals import canonicalize_dtype
+from jqinject.nn.base import Out, QuantLayer, Results, Slot, check_features
 from jqinject.nn.base.keywords import QuantLSTMKeywords, QuantRNNKeywords
-from jqinject.nn.base.layer_geometry import check_features
-from jqinject.nn.base.quant_layer import Out, QuantLayer, Results
-from jqinject.nn.base.slots import Slot
 from jqinject.nn.recurrent_cell import QuantRecurrentCell
 from jqinject.nn.recurrent_cells import QuantLSTMCell, QuantSimpleCell
 from jqinject.quant import QuantizerLike
@@ -167,11 +165,11 @@ class QuantRecurrentStack(QuantLayer[Out]):
             return jax.random.uniform(key, shape, dtype, -bound, bound)
 
         parameters = inspect.signature(self.cell_class.__init__).parameters.values()
-        known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
         of_cells: dict[str, Any] = {
             **{"kernel_init": draw, "recurrent_kernel_init": draw, "bias_init": draw},
             **{"use_bias": arguments["bias"], **more},
-            **{name: argument for name, argument in arguments.items() if name in known},
+            **{name: argument for name, argument in arguments.items() if name in names},
         }
         layers = []
         for layer in range(num_layers):
@@ -201,11 +199,11 @@ class QuantRecurrentStack(QuantLayer[Out]):
             raise ValueError(f"{type(self).__name__} takes {axes}, got shape {tuple(inputs.shape)}")
         check_features(self, inputs, {-1: self.layers[0][0].in_features}, argument="input_size")
         count = sum(len(cells) for cells in self.layers)
-        for given in initial:
-            if given is not None and given.shape[0] != count:
+        for states in initial:
+            if states is not None and states.shape[0] != count:
                 raise ValueError(
                     f"{type(self).__name__}: an initial state has one row for each layer and direction, here {count}, "
-                    f"got shape {tuple(given.shape)}"
+                    f"got shape {tuple(states.shape)}"
                 )
         outputs: list[Any] = []
         memories: list[Any] = []
@@ -434,8 +432,8 @@ class QuantRNN(QuantRecurrentStack[Out]):
         **more: Unpack[QuantRNNKeywords],
     ) -> None:
         if nonlinearity not in NONLINEARITIES:
-            known = " or ".join(map(repr, NONLINEARITIES))
-            raise ValueError(f"QuantRNN: nonlinearity has to be {known}, got {nonlinearity!r}")
+            names = " or ".join(map(repr, NONLINEARITIES))
+            raise ValueError(f"QuantRNN: nonlinearity has to be {names}, got {nonlinearity!r}")
         own = {"bias_of_hidden": bias, "activation_fn": NONLINEARITIES[nonlinearity], "dtype": None}
         overrides = {key.replace("gate_acc_quant_", "gate_acc_", 1): value for key, value in more.items()}
         self._build(locals(), {**own, **overrides})

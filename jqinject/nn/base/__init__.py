@@ -1,1 +1,38 @@
-"""What quantized layers share."""
+"""What quantized layers share, and what a layer of your own is written with."""
+
+from jqinject.nn.base.batch_norm_folding import factors_of as factors_of
+from jqinject.nn.base.batch_norm_folding import merge_bn as merge_bn
+from jqinject.nn.base.layer_geometry import LayerGeometry as LayerGeometry
+from jqinject.nn.base.layer_geometry import WrongFeaturesError as WrongFeaturesError
+from jqinject.nn.base.layer_geometry import check_features as check_features
+from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT as DEFAULT_WEIGHT
+from jqinject.nn.base.layer_schemes import SchemeLike as SchemeLike
+from jqinject.nn.base.placed_contraction import ContractingLayer as ContractingLayer
+from jqinject.nn.base.placed_contraction import LayerArrays as LayerArrays
+from jqinject.nn.base.placed_contraction import PlacedContraction as PlacedContraction
+from jqinject.nn.base.placed_contraction import of_matrix as of_matrix
+from jqinject.nn.base.quant_layer import Out as Out
+from jqinject.nn.base.quant_layer import QuantLayer as QuantLayer
+from jqinject.nn.base.quant_layer import QuantTensorLayer as QuantTensorLayer
+from jqinject.nn.base.quant_layer import Results as Results
+from jqinject.nn.base.slots import ACT as ACT
+from jqinject.nn.base.slots import BIAS as BIAS
+from jqinject.nn.base.slots import GRAD as GRAD
+from jqinject.nn.base.slots import INPUT as INPUT
+from jqinject.nn.base.slots import OUTPUT as OUTPUT
+from jqinject.nn.base.slots import TRUNC as TRUNC
+from jqinject.nn.base.slots import WEIGHT as WEIGHT
+from jqinject.nn.base.slots import Slot as Slot
+from jqinject.nn.base.slots import act_slot as act_slot
+from jqinject.nn.base.slots import binding_of as binding_of
+from jqinject.nn.base.slots import hold_proxies as hold_proxies
+from jqinject.nn.base.slots import is_on as is_on
+from jqinject.nn.base.slots import make_proxy as make_proxy
+from jqinject.nn.base.slots import slots_of as slots_of
+from jqinject.nn.base.slots import split_overrides as split_overrides
+from jqinject.nn.base.slots import through as through
+from jqinject.nn.base.weight_layer import ContractionKind as ContractionKind
+from jqinject.nn.base.weight_layer import QuantWeightLayer as QuantWeightLayer
+from jqinject.nn.base.weight_layer import checked_contraction as checked_contraction
+from jqinject.nn.base.weight_layer import promoted as promoted
+from jqinject.nn.base.weight_layer import unallocated as unallocated

@@ -279,9 +279,9 @@ def _changes(component: Any, channels: ChannelFactors | None, name: str) -> dict
         ) from None
 
 
-def _is_equal(variable: Any, other: Any) -> bool:
-    if other is None:
+def _is_equal(variable: Any, untrained: Any) -> bool:
+    if untrained is None:
         return False
-    if isinstance(other, nnx.RngState):
+    if isinstance(untrained, nnx.RngState):
         return True
-    return bool(jnp.array_equal(variable.get_value(), other.get_value(), equal_nan=True))
+    return bool(jnp.array_equal(variable.get_value(), untrained.get_value(), equal_nan=True))

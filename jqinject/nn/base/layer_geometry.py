@@ -144,14 +144,16 @@ def check_features(
             )
         if shape[axis] != size:
             where = "last axis" if axis in (-1, len(shape) - 1) else f"axis {axis}"
-            found = tuple(shape[each] for each in expected if -len(shape) <= each < len(shape))
-            contracted = f"{found} and {tuple(expected.values())}"
+            sizes = tuple(shape[place] for place in expected if -len(shape) <= place < len(shape))
+            contracted = f"{sizes} and {tuple(expected.values())}"
             by = f"the layer's {argument}" + (
                 f" (contracted: {contracted})" if argument in CONTRACTED else ""
             )
-            other = f"{argument}={shape[axis]}" if argument != "kernel_shape" else "another kernel_shape"
+            argument_cure = (
+                f"{argument}={shape[axis]}" if argument != "kernel_shape" else "another kernel_shape"
+            )
             cure = _moved(shape, axis, size, channels_last)
-            cure = cure or f"{what} with {size} features, or {kind} with {other}"
+            cure = cure or f"{what} with {size} features, or {kind} with {argument_cure}"
             raise WrongFeaturesError(
                 f"{kind} got {what} of shape {shape}, whose {where} is {shape[axis]}; expected {size}, {by}.\n"
                 f"  cure: {cure}"

@@ -50,13 +50,13 @@ def by_scheme(
     left, kind = dict(arguments), type(layer).__name__
     if left["weight_quant"] is DEFAULT_WEIGHT:
         left["weight_quant"] = None
-    given = [name for name in OPERANDS if left[name] is not None]
-    given += [] if layer._contracts_as_flax() else [layer.contraction_name]
-    given += [] if left["contraction"] == "auto" else ["contraction"]
-    if given:
+    refused = [name for name in OPERANDS if left[name] is not None]
+    refused += [] if layer._contracts_as_flax() else [layer.contraction_name]
+    refused += [] if left["contraction"] == "auto" else ["contraction"]
+    if refused:
         raise ValueError(
-            f"{kind}(scheme=...) quantizes weights, inputs and gradients by itself, got {given[0]} too.\n"
-            f"  cure: leave {given[0]} out, or declare it in the scheme: scheme.let(fprop_lhs=..., fprop_rhs=...)"
+            f"{kind}(scheme=...) quantizes weights, inputs and gradients by itself, got {refused[0]} too.\n"
+            f"  cure: leave {refused[0]} out, or declare it in the scheme: scheme.let(fprop_lhs=..., fprop_rhs=...)"
         )
     check_features(SchemeSpec.of(checked_scheme(scheme)), *features_of(layer), kind)
     name = layer.contraction_name

@@ -50,8 +50,8 @@ class _Facts:
     @property
     def output_channel_dim(self) -> int | tuple[int, ...]:
         """The axes that none of the contractions sums over."""
-        found = tuple(axis for axis in range(self._ndim) if axis not in self.shared)
-        return found[0] if len(found) == 1 else found
+        channels = tuple(axis for axis in range(self._ndim) if axis not in self.shared)
+        return channels[0] if len(channels) == 1 else channels
 
     @property
     def summed_axes(self) -> tuple[int, ...]:
@@ -124,13 +124,13 @@ class ParameterSite(_Facts, InnerModule):
         Raises:
             ValueError: no walk of this copy of the model has found it yet.
         """
-        found = BOUND.get(self)
-        if found is None:
+        variable = BOUND.get(self)
+        if variable is None:
             raise ValueError(
                 f"the site of {'.'.join(map(str, self.weight_path))} belongs to a copy of a model and does not know "
                 "the copy's parameter yet.\n  cure: jqinject.reassemble(model), which finds it by walking the model"
             )
-        return found
+        return variable
 
     def input_format(self) -> None:
         """Not known: several contractions may read the parameter."""

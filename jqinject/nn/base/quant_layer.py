@@ -22,10 +22,11 @@ from typing import (
 
 from flax import nnx
 
+from jqinject.core.flax_internals import flax_layer, flax_parameters, init_flax
 from jqinject.inject import Node, explain, requested_names
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.show import brief
-from jqinject.nn.base.slots import Slot, binding_of, flax_layer, flax_parameters, init_flax, slots_of
+from jqinject.nn.base.slots import Slot, binding_of, slots_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant.override_names import NAMES, PASSED
@@ -146,7 +147,7 @@ def _injector(layer: type, argument: str, quantizer: Any) -> Any:
 
 def keywords_of(slot: Slot, slots: Sequence[Slot], names: Iterable[str]) -> dict[str, str]:
     """The keyword of each name of a quantizer: that with the longest prefix of the layer takes a keyword."""
-    longer = tuple(other.prefix for other in slots if len(other.prefix) > len(slot.prefix))
+    longer = tuple(rival.prefix for rival in slots if len(rival.prefix) > len(slot.prefix))
     keywords = {slot.prefix + name: name for name in sorted(set(names) - PASSED)}
     return {name: keyword for keyword, name in keywords.items() if not keyword.startswith(longer)}
 

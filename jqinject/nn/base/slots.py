@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from flax import nnx
 
+from jqinject.core.flax_internals import note_child
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.proxy import (
@@ -54,7 +55,7 @@ class LayerParameters(NamedTuple):
 
 
 def check_input_for_weight(layer: Any) -> None:
-    """Refuse a weight quantizer that goes by the input where there is none, or an input that it cannot go by.
+    """Refuse a weight quantizer that reads the input's format where no input is quantized, or not to integers.
 
     Args:
         layer: a layer that holds its quantizers.
@@ -106,7 +107,7 @@ def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
 
 
 def input_format(layer: Any) -> IntegerFormat | None:
-    """The format of a layer's quantized input, as far as its `input_quant` says it; None if there is none."""
+    """The format of a layer's quantized input, as far as its `input_quant` says it; None without one."""
     proxy = layer.input_quant
     sample = _sample(proxy) if proxy is not None and proxy.is_quant_enabled else None
     return IntegerFormat(sample.bit_width, sample.signed) if on_integers(sample) else None
@@ -133,7 +134,7 @@ class Slot:
         name: the attribute, as in `weight_quant`.
         prefix: what overrides for it start with, as in `weight_`; empty for an activation layer's own quantizer.
         proxy_class: the proxy of injectors that name none.
-        what: what it quantizes, in words.
+        what: what it quantizes, for error texts.
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
         argument: the argument of the layer; if it is not given, it is called as the attribute.
     """
@@ -166,10 +167,7 @@ class Slot:
 
     def __set__(self, layer: Any, proxy: Any) -> None:
         vars(layer)[self.name] = proxy
-        # From Flax 0.12.10 on an attribute with a descriptor is the descriptor's own: NNX would take it for static.
-        nodes = vars(layer).get("_pytree__nodes")  # NNX restores it by itself where it makes a copy
-        if nodes is not None and self.name not in nodes:
-            vars(layer)["_pytree__nodes"] = nodes.update({self.name: nnx.is_data(proxy)})
+        note_child(layer, self.name, proxy)
 
     def __delete__(self, layer: Any) -> None:
         if self.name not in vars(layer):
@@ -201,48 +199,6 @@ def slots_of(layer: type) -> tuple[Slot, ...]:
     names = dict.fromkeys(name for body in bodies for name in body if isinstance(body[name], Slot))
     declared = (getattr(layer, name) for name in names)
     return tuple(slot for slot in declared if isinstance(slot, Slot))
-
-
-@functools.cache
-def flax_layer(layer: type) -> type[nnx.Module] | None:
-    """The layer of Flax that a class of layers derives from; None without one."""
-    parent = next(cls for cls in layer.__mro__ if cls.__module__.startswith("flax."))
-    return None if parent is nnx.Module else parent
-
-
-@functools.cache
-def flax_parameters(layer: type) -> dict[str, inspect.Parameter]:
-    """The parameters of a Flax layer's constructor, those that it hands to its bases included."""
-    parameters: dict[str, inspect.Parameter] = {}
-    for cls in layer.__mro__:
-        if "__init__" in vars(cls):
-            _, *own = inspect.signature(cls.__init__).parameters.values()
-            parameters = {p.name: p for p in own if p.kind is not p.VAR_KEYWORD} | parameters
-            if all(p.kind is not p.VAR_KEYWORD for p in own):
-                break
-    return parameters
-
-
-def init_flax(layer: nnx.Module, arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the layer of Flax that a layer derives from.
-
-    Args:
-        layer: under construction.
-        arguments: the `locals()` of `__init__`.
-        more: the user's further keywords.
-
-    Returns:
-        The keywords that are not Flax's: overrides of quantizers.
-    """
-    parent: Any = flax_layer(type(layer))
-    of_flax, overrides = {}, dict(more)
-    for name in flax_parameters(parent):
-        if name in arguments:
-            of_flax[name] = arguments[name]
-        elif name in overrides:
-            of_flax[name] = overrides.pop(name)
-    parent.__init__(layer, **of_flax)
-    return overrides
 
 
 def split_overrides(

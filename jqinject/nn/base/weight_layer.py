@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from flax import nnx
 from flax.typing import Dtype, PromoteDtypeFn
 
+from jqinject.core.flax_internals import ParameterView, promote_dtype
 from jqinject.dot import FrozenParam
 from jqinject.dot.tensors.choice import KINDS, ChosenKernel, choose, describe
 from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.layer_geometry import DeclaresGeometry, check_features
 from jqinject.nn.base.layer_schemes import by_scheme
+from jqinject.nn.base.placed_contraction import LayerArrays, Placement, placed_by
 from jqinject.nn.base.quant_layer import Out, QuantLayer
 from jqinject.nn.base.slots import (
     BIAS,
@@ -38,8 +40,6 @@ from jqinject.quant_tensor import (
     on_integers,
 )
 
-LayerArrays: TypeAlias = tuple[Any, Any, Any]
-"""Input, weight and bias of a call; None for no bias."""
 _VALUE, _CARRIER = attrgetter("value"), attrgetter("carrier")
 
 
@@ -50,24 +50,25 @@ def checked_contraction(layer: str, contraction: ContractionKind) -> Contraction
         ValueError: it is not.
     """
     if contraction not in KINDS:
-        known = ", ".join(map(repr, KINDS))
-        raise ValueError(f"{layer}: contraction must be one of {known}, got {contraction!r}")
+        kinds = ", ".join(map(repr, KINDS))
+        raise ValueError(f"{layer}: contraction must be one of {kinds}, got {contraction!r}")
     return contraction
 
 
-class ParameterView:
-    """A layer with other parameters: what the forward of a Flax layer is run on instead of the layer.
+def contracted(parameter_view: Any, inputs: jax.Array, *, out_sharding: Any = None) -> jax.Array:
+    """Contract floats as the geometry of a layer declares it: the forward of a layer that derives from none of Flax.
 
     Args:
-        layer: the layer; whatever is not in `parameters` is its own.
-        parameters: attribute -> what is read instead.
+        parameter_view: the layer, with `weight_name` and `bias` to read.
+        inputs: the input.
+        out_sharding: of the output.
     """
-
-    def __init__(self, layer: Any, parameters: Mapping[str, Any]) -> None:
-        self.__dict__.update(vars(layer), _layer=layer, **parameters)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._layer, name)
+    parameters = inputs, vars(parameter_view)[parameter_view.weight_name], parameter_view.bias
+    x, weight, bias = parameter_view.promote_dtype(parameters, dtype=parameter_view.dtype)
+    placed = placed_by(parameter_view.geometry, x.ndim)
+    options = {"preferred_element_type": parameter_view.preferred_element_type, "out_sharding": out_sharding}
+    y = jax.lax.dot_general(x, weight, placed.dims.numbers, **options)
+    return y if bias is None else y + bias.reshape(placed.shape_of_bias(y.shape))
 
 
 class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
@@ -98,13 +99,17 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     contraction: ContractionKind = "auto"
     return_quant_tensor: bool
     in_features: Any
-    bias: Any
-    dtype: Dtype | None
-    preferred_element_type: Dtype | None
-    promote_dtype: PromoteDtypeFn
+    bias: Any = None
+    dtype: Dtype | None = None
+    preferred_element_type: Dtype | None = None
+    promote_dtype: PromoteDtypeFn = staticmethod(promote_dtype)
+    _flax_forward: ClassVar[Callable[..., Any]] = staticmethod(contracted)
     _flax_contraction: ClassVar[Any] = staticmethod(jax.lax.dot_general)
     contraction_name: ClassVar[str] = "dot_general"
-    contraction_needs: ClassVar[Mapping[str, str]]
+    contraction_needs: ClassVar[Mapping[str, str]] = {
+        "int": "an input and a weight in integers of at most 8 bits, known before the program runs",
+        "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
+    }
     returns_accumulator: ClassVar[bool] = True
     reads_input: ClassVar[bool] = False
 
@@ -148,7 +153,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         return input_format(self)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        """The forward of the Flax layer this one derives from, on other parameters."""
+        """The forward of the Flax layer this one derives from, on other parameters; else the product it declares."""
         return self._flax_forward(parameter_view, inputs, out_sharding=out_sharding)
 
     def merge_bn_in(self, norm: nnx.BatchNorm) -> None:
@@ -199,7 +204,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     @property
     def weight(self) -> nnx.Variable[Any]:
         """The weight Variable, which the quantizer quantizes; a `FrozenParam` where the float one was not kept."""
-        return getattr(self, self.weight_name) if self.master is None else self.master
+        return vars(self)[self.weight_name] if self.master is None else self.master
 
     @property
     def frozen(self) -> FrozenParam | None:
@@ -210,7 +215,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Shape of the weight, frozen or not, with the axes of a stack."""
-        return tuple(getattr(self, self.weight_name).shape)
+        return tuple(vars(self)[self.weight_name].shape)
 
     def quant_weight(
         self, quant_input: Any = None, subtensor_slice_list: Sequence[tuple[int, int] | None] | None = None
@@ -218,7 +223,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         """The weight as the layer contracts it.
 
         Args:
-            quant_input: the quantized input, for a weight quantizer that goes by it; None takes what is known of it.
+            quant_input: the quantized input, for a weight quantizer that reads its format; None for what is known.
             subtensor_slice_list: for a part of the weight, (start, stop) along every axis, None for all of an axis; the
                 scales are those of the whole weight.
 
@@ -226,7 +231,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             A QuantTensor, or the array if the weight is not quantized.
 
         Raises:
-            TypeError: the weight quantizer goes by the input, and that is not quantized to integers.
+            TypeError: the weight quantizer reads the input's format, and that is not quantized to integers.
             ValueError: nothing is known of the input, or it is too wide for the accumulator.
         """
         weight = self._quantized_weight(quant_input)
@@ -235,10 +240,10 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         return weight[tuple(slice(None) if part is None else slice(*part) for part in subtensor_slice_list)]
 
     def _quantized_weight(self, quant_input: Any) -> Any:
-        held = getattr(self, self.weight_name)
-        if isinstance(held, FrozenParam):
-            return held.quant_tensor()
-        weight, proxy = held[...], vars(self).get("weight_quant")
+        stored = vars(self)[self.weight_name]
+        if isinstance(stored, FrozenParam):
+            return stored.quant_tensor()
+        weight, proxy = stored[...], vars(self).get("weight_quant")
         if proxy is None:
             return weight
         if not proxy.quant_metadata.requires_quant_input:
@@ -269,14 +274,22 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         if proxy is None:
             return bias
         weight = self._quantized_weight(quant_input) if quant_weight is None else quant_weight
-        return proxy(bias, *self._beside_bias(quant_input, weight))
+        x, weight = self._scales_on_weight(quant_input, weight)
+        return proxy(bias, x, weight, self._bias_scale(x, weight))
 
-    def _beside_bias(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any, jax.Array | None]:
-        """Input and weight that a bias takes its scale from, and the weight's scale in the shape of the bias.
-
-        The scale is None if both have channels along one axis only.
-        """
-        return *self._scales_on_weight(quant_input, quant_weight), None
+    def _bias_scale(self, x: Any, weight: Any) -> jax.Array | None:
+        """The weight's scale in the shape of the bias; None if both have channels along one axis only."""
+        if not (on_integers(x) and on_integers(weight)) or weight.scale.size == 1:
+            return None
+        placed = self._placed(x.shape)
+        scale = None if placed is None else placed.bias_scale(x, weight)
+        if scale is None and self.geometry.summed:
+            raise ValueError(
+                f"{type(self).__name__}: the bias takes its scale from the weight, whose scales of shape "
+                f"{weight.scale.shape} are not those of the output.\n  cure: one scale for the weight, or a bias "
+                "quantizer with a scale of its own (Int8BiasPerTensorFloatInternalScaling)"
+            )
+        return None if scale is None else scale.reshape(self.bias.shape)
 
     def _check_features(self, inputs: Any) -> None:
         """Refuse an input of other features than the layer's, in the layer's own words."""
@@ -357,21 +370,10 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         grad_quant: GradQuantProxyFromInjector | None,
         out_sharding: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The parent's forward, which contracts payloads by a kernel of the table.
-
-        Args:
-            choice: the kernel and the operands.
-            arrays: input and weight, which receive the gradients, and the bias or None.
-            grad_quant: quantizer of the output's gradient, or None.
-            out_sharding: as for the parent.
-
-        Returns:
-            (the output, the token for the gradient's scale, or None).
-
-        Raises:
-            TypeError: the layer places no contraction (`_placed`), so no kernel was to be chosen.
-        """
-        raise TypeError(f"{type(self).__name__} contracts floats alone, got a kernel for {choice.kernel}")
+        """The contraction of payloads by a kernel of the table; see `Placement.contract`."""
+        placed = self._placed(np.shape(arrays[0]))
+        assert placed is not None, "the table has no kernel for a layer without a contraction"
+        return placed.contract(self, choice, arrays, grad_quant, out_sharding)
 
     def _choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> ChosenKernel | None:
         """The row of the table for input and weight; None where the parent's function contracts floats in any case.
@@ -383,11 +385,11 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        asked, attributes = self.contraction, vars(self)
-        if asked == "float":
+        requested, attributes = self.contraction, vars(self)
+        if requested == "float":
             return None
-        if attributes.get(self.contraction_name, self._flax_contraction) is not self._flax_contraction:
-            self._check_function(asked)
+        if not self._contracts_as_flax():
+            self._check_function(requested)
             return None
         proxy, stored = attributes.get("weight_quant"), isinstance(weight, FrozenParam)
         operand = weight
@@ -395,19 +397,20 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
         placed = self._placed(np.shape(x))
         dims = None if placed is None else placed.dims
-        choice = choose(x, operand, dims, asked, rounded=False, gradient=integer_gradient)
-        if asked not in ("auto", choice.numbers):
+        choice = choose(x, operand, dims, requested, rounded=False, gradient=integer_gradient)
+        if requested not in ("auto", choice.numbers):
             weight = weight.quant_tensor() if stored else weight
             raise ValueError(
-                f"{type(self).__name__}(contraction={asked!r}) needs {self.contraction_needs[asked]}; got "
+                f"{type(self).__name__}(contraction={requested!r}) needs {self.contraction_needs[requested]}; got "
                 f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
                 "contraction='auto'"
             )
         return choice
 
-    def _placed(self, shape: tuple[int, ...]) -> Any:
-        """The contraction with an input of this shape, whose `dims` the table asks for; None if there is none."""
-        return None
+    def _placed(self, shape: tuple[int, ...]) -> Placement | None:
+        """How inputs of this shape are contracted; None for a layer, or an input, without a contraction."""
+        geometry = self.geometry
+        return placed_by(geometry, len(shape)) if shape and geometry.summed else None
 
     def _check_function(self, contraction: ContractionKind) -> None:
         if contraction in ("int", "fp8") and not self._contracts_as_flax():
@@ -423,11 +426,12 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
 
     # --- the scale of the output
 
-    def _scales_on_weight(self, quant_input: Any, quant_weight: Any) -> tuple[Any, Any]:
+    def _scales_on_weight(self, x: Any, weight: Any) -> tuple[Any, Any]:
         """Operands with the same products, whose scales lie on the weight if the input has one for each output."""
-        return quant_input, quant_weight
+        placed = self._placed(x.shape) if on_integers(x) and on_integers(weight) else None
+        return (x, weight) if placed is None else placed.scales_on_weight(x, weight)
 
-    def _bias_on_grid(self, bias: Any, weight: Any) -> bool | jax.Array | None:
+    def _bias_on_grid(self, bias: Any) -> bool | None:
         """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
         on_grid = is_quantized(bias) and self.bias_quant.requires_input_scale
         return True if on_grid else None
@@ -454,7 +458,10 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
         """The output with the scale of the sums; the array if they have none."""
-        return y
+        placed = self._placed(x.shape)
+        if placed is None:
+            return y
+        return placed.output(y, (x, weight), bias, self._bias_on_grid(bias), self._zero_points())
 
     def _zero_points(self) -> tuple[bool | None, bool | None]:
         """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""

@@ -1,0 +1,244 @@
+"""How a layer contracts its input with its weight: the protocol, and a single `lax.dot_general` with its axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax.typing import PromoteDtypeFn
+
+from jqinject.dot import contraction_output
+from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.kernels.convolution import Filters
+from jqinject.dot.kernels.integer import are_sharded
+from jqinject.dot.tensors.choice import ChosenKernel
+from jqinject.dot.tensors.contract import contract_as
+from jqinject.nn.base.layer_geometry import LayerGeometry
+from jqinject.ops.sharding import asked, before_transpose, with_sharding
+from jqinject.proxy import GradQuantProxyFromInjector
+from jqinject.quant_tensor import (
+    IntQuantTensor,
+    QuantTensor,
+    as_array,
+    on_integers,
+)
+
+LayerArrays: TypeAlias = tuple[Any, Any, jax.Array | None]
+"""Input, weight and bias of a call; None for no bias."""
+
+
+class ContractingLayer(Protocol):
+    """What a placement reads of its layer."""
+
+    dtype: Any
+    preferred_element_type: Any
+    promote_dtype: PromoteDtypeFn
+    contraction_name: ClassVar[str]
+
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any, /) -> jax.Array: ...
+
+
+class Placement(Protocol):
+    """How a layer contracts inputs of one shape with its weight, and where axes and scales are in its output.
+
+    Attributes:
+        dims: what the table of kernels is asked with; None where floats alone are contracted.
+    """
+
+    @property
+    def dims(self) -> Dimensions | Filters | None: ...
+
+    def contract(
+        self,
+        layer: ContractingLayer,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Contract payloads by a kernel of the table, and add the bias.
+
+        Args:
+            layer: the layer.
+            choice: the kernel and the operands.
+            arrays: input and weight, which receive the gradients, and the bias or None.
+            grad_quant: quantizer of the output's gradient, or None.
+            out_sharding: as for the layer of Flax.
+
+        Returns:
+            (the output, the token for the gradient's scale, or None).
+        """
+        ...
+
+    def scales_on_weight(
+        self, x: IntQuantTensor, weight: IntQuantTensor
+    ) -> tuple[IntQuantTensor, IntQuantTensor]:
+        """Return operands with the same products, whose scales are the weight's if the input has one per output."""
+        ...
+
+    def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> jax.Array | None:
+        """Return the weight's scale in the shape in which a bias is added; None if it is not one for each output."""
+        ...
+
+    def output(
+        self,
+        y: jax.Array,
+        operands: tuple[QuantTensor, QuantTensor],
+        bias: Any,
+        bias_on_grid: bool | None,
+        zero_points: tuple[bool | None, bool | None],
+    ) -> IntQuantTensor | jax.Array:
+        """Return the output with the scale of its sums; the array if they have none."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlacedContraction:
+    """A contraction of input and weight, and the place of its axes in the layer's output.
+
+    Attributes:
+        dims: of the contraction.
+        order: its result's axes in the order of the output; None if unchanged.
+    """
+
+    dims: Dimensions
+    order: tuple[int, ...] | None = None
+
+    @cached_property
+    def of_input(self) -> dict[int, int]:
+        """Axis of the input -> axis of the output."""
+        return {axis: self._place(place) for axis, place in self.dims.lhs_places.items()}
+
+    @cached_property
+    def of_weight(self) -> dict[int, int]:
+        """Axis of the weight -> axis of the output."""
+        return {axis: self._place(place) for axis, place in self.dims.rhs_places.items()}
+
+    def _place(self, place: int) -> int:
+        return place if self.order is None else self.order.index(place)
+
+    def weight_scale(self, weight: IntQuantTensor) -> jax.Array | None:
+        """The weight's scale laid out to multiply the output; None if it varies along summed axes."""
+        return scale_in_output(weight.scale, weight.ndim, self.of_weight, self.dims.out_ndim)
+
+    def out_shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the output of operands of these shapes."""
+        shape = self.dims.out_shape(lhs, rhs)
+        return shape if self.order is None else tuple(shape[axis] for axis in self.order)
+
+    @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
+    def shape_of_bias(self, output: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in which a bias is added: the output's, with 1 along the axes that the weight does not have."""
+        places = self.of_weight.values()
+        return tuple(size if place in places else 1 for place, size in enumerate(output))
+
+    def contract(
+        self,
+        layer: ContractingLayer,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Contract payloads; see `Placement`."""
+        x, weight, bias = layer.promote_dtype(arrays, dtype=layer.dtype)
+        dims, order, sharding = self.dims, self.order, out_sharding
+        if order is not None:
+            sharding = before_transpose(asked(out_sharding, x, weight), order)
+        dtype = layer.preferred_element_type or x.dtype
+        gradient = None
+        if grad_quant is not None:
+            shape = self.out_shape(x.shape, choice.rhs.shape)
+            gradient = grad_quant.gradient_format(jax.ShapeDtypeStruct(shape, dtype))
+            if gradient is not None and (order is not None or are_sharded(x, weight)):
+                gradient = gradient.in_one()
+        y, token = contract_as(choice, dims, dtype, (x, weight), gradient=gradient, out_sharding=sharding)
+        if order is not None:
+            y = with_sharding(y.transpose(order), out_sharding)
+        if bias is not None:
+            y += jnp.reshape(bias, self.shape_of_bias(y.shape))
+        return y, token
+
+    def scales_on_weight(
+        self, x: IntQuantTensor, weight: IntQuantTensor
+    ) -> tuple[IntQuantTensor, IntQuantTensor]:
+        """Move scales along a batch axis, where each index of the weight has one input scale, to the weight."""
+        if x.scale.size == 1:
+            return x, weight
+        partners = dict(zip(self.dims.lhs_batch, self.dims.rhs_batch, strict=True))
+        scale = scale_in_output(x.scale, x.ndim, partners, weight.ndim)
+        if scale is None:
+            return x, weight
+        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scale)
+
+    def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> jax.Array | None:
+        """Return the weight's scale as a bias is added; None if it varies along summed axes."""
+        if _lies_as_bias(self, weight.scale.shape, weight.shape):
+            return weight.scale
+        expanded = self.weight_scale(weight)
+        if expanded is None:
+            return None
+        return jnp.broadcast_to(expanded, self.shape_of_bias(self.out_shape(x.shape, weight.shape)))
+
+    def output(
+        self,
+        y: jax.Array,
+        operands: tuple[QuantTensor, QuantTensor],
+        bias: Any,
+        bias_on_grid: bool | None,
+        zero_points: tuple[bool | None, bool | None],
+    ) -> IntQuantTensor | jax.Array:
+        """Return the output with the scale of its sums; see `Placement`."""
+        if bias is not None:
+            addend = bias if on_integers(bias) else as_array(bias)
+            bias = addend.reshape(self.shape_of_bias(y.shape))
+        x, weight = operands
+        return contraction_output(
+            y,
+            x,
+            weight,
+            terms=math.prod(x.shape[axis] for axis in self.dims.lhs_contract),
+            lhs_places=self.of_input,
+            rhs_places=self.of_weight,
+            bias=bias,
+            bias_on_grid=bias_on_grid,
+            zero_points=zero_points,
+        )
+
+
+@lru_cache(maxsize=1024)
+def _lies_as_bias(placed: PlacedContraction, scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+    """Whether scales of a weight, of these shapes, are one for each element of a bias and in the same order."""
+    if len(scale) != len(weight):
+        return False
+    channels = [axis for axis, size in enumerate(weight) if axis in placed.of_weight and size != 1]
+    places = [placed.of_weight[axis] for axis in channels]
+    varying = [axis for axis, size in enumerate(scale) if size != 1]
+    return varying == channels and places == sorted(places)
+
+
+@lru_cache(maxsize=1024)
+def placed_by(geometry: LayerGeometry, ndim: int) -> PlacedContraction:
+    """Return the contraction that a geometry declares, of an input of `ndim` axes."""
+    # Flax contracts axes in the order in which they lie, not in that of its arguments.
+    axes, batch = (
+        tuple(sorted(axis % ndim for axis in axes)) for axes in (geometry.input_axes, geometry.batch_axes)
+    )
+    numbers = (axes, geometry.summed), (batch, tuple(range(len(batch))))
+    return PlacedContraction(Dimensions.of(ndim, geometry.ndim, numbers))
+
+
+@lru_cache(maxsize=1024)
+def of_matrix(in_features: int, out_features: int) -> LayerGeometry:
+    """Return the geometry of a matrix (in, out) that is contracted with the last axis of the input."""
+    return LayerGeometry(
+        2,
+        summed=(0,),
+        features=(in_features,),
+        input_channels=(in_features,),
+        output_channels=(out_features,),
+    )
