@@ -19,7 +19,7 @@ FLOAT_LEARNING_RATE = 3e-3
 QUANT_LEARNING_RATE = 1e-3
 
 
-class Results(NamedTuple):
+class DemoResults(NamedTuple):
     """The rows of both tables: classes of quantizers, and rules for the float model."""
 
     rows: list[display.Row]
@@ -34,7 +34,7 @@ def run(
     recipes: Sequence[DemoRecipe] = RECIPES,
     rule_recipes: Sequence[RuleRecipe] = RULE_RECIPES,
     float_epochs: int = FLOAT_EPOCHS,
-) -> Results:
+) -> DemoResults:
     """Train the float classifier, load it into quantized ones, quantize it by rules, train the models whose recipe says
     so, and show the results.
 
@@ -76,7 +76,7 @@ def run(
     )
     display.save_picture(out, rows)
     console.print(f"\nPicture: {out}")
-    return Results(rows, by_rule)
+    return DemoResults(rows, by_rule)
 
 
 def _measured(

@@ -34,7 +34,7 @@ class _Batch(NamedTuple):
     floats: list[jax.Array]
 
 
-class Descent(NamedTuple, Generic[T]):
+class BestOfDescent(NamedTuple, Generic[T]):
     """The end of a descent.
 
     Attributes:
@@ -81,7 +81,7 @@ class BatchErrors(Generic[T]):
         errors = [float(batch.error(learned, batch.arrays, batch.floats)) for batch in self._batches]
         return sum(errors) / len(errors)
 
-    def descend(self, start: T, step: Callable[[int, T, T], T], steps: Iterable[int]) -> Descent[T]:
+    def descend(self, start: T, step: Callable[[int, T, T], T], steps: Iterable[int]) -> BestOfDescent[T]:
         """Take steps, each by the gradient of the error of one batch: they come in turn.
 
         Args:
@@ -98,7 +98,7 @@ class BatchErrors(Generic[T]):
             error = self.error(learned)
             if error < least:
                 best, least, taken = learned, error, number + 1
-        return Descent(best, before, least, taken)
+        return BestOfDescent(best, before, least, taken)
 
 
 def _error(
