@@ -17,11 +17,12 @@ copyright = "The jqinject authors"
 version = release = jqinject.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.intersphinx",
     "sphinx_copybutton",
+    "sphinx_design",
     "rooms",
 ]
 exclude_patterns = ["_*", "inventories"]
@@ -35,10 +36,14 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!jqinject).*")]
 suppress_warnings = ["ref.python"]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
+nb_execution_mode = "off"  # a test runs the notebooks; the pages show the outputs they were saved with
+nb_merge_streams = True
 myst_heading_anchors = 3
 default_role = "code"
 
 autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True

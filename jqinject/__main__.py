@@ -6,7 +6,7 @@ import sys
 from jqinject.catalogue.catalogue_command import COMMANDS
 from jqinject.catalogue.catalogue_command import main as catalogue
 from jqinject.demo.cli import main as demo
-from jqinject.formats.command import main as inspect
+from jqinject.formats.contents import main as inspect
 
 
 def main() -> int:

@@ -24,7 +24,9 @@ ROOMS = """
 nn quant core proxy inject dot model program recipes quant_tensor ops odml export native checkpoint_policies
 catalogue formats optim
 """.split()  # noqa: SIM905
-LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+\.md)\)")
+LINK = re.compile(r"\]\(((?:\.\./)+)(README\.md|CONTRIBUTING\.md|CHANGELOG\.md|notebooks/\w+\.ipynb)\)")
+# Files of the project outside the documentation that are pages of it.
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINE = re.compile(r"^<!-- names of ([\w.]+) -->$", flags=re.MULTILINE)
 
 
@@ -154,17 +156,25 @@ def _is_injector(thing: Any) -> bool:
     return isinstance(thing, type) and issubclass(thing, ExtendedInjector)
 
 
-def _fill(app: Any, name: str, source: list[str]) -> None:
-    source[0] = LINE.sub(lambda found: entries(found[1]), source[0])
-    source[0] = LINK.sub(
-        lambda found: _link(found, (Path(app.srcdir) / name).parent, Path(app.srcdir)), source[0]
-    )
+def _fill(_app: Any, _name: str, source: list[str]) -> None:
+    source[0] = LINE.sub(lambda match: entries(match[1]), source[0])
+    source[0] = LINK.sub(_page_link, source[0])
 
 
-def _link(found: re.Match[str], here: Path, top: Path) -> str:
-    """A link to a page beside the documentation, such as the README, is a download: it is no page of the site."""
-    outside = not (here / found[2]).resolve().is_relative_to(top)
-    return f"{{download}}`{found[1]} <{found[2]}>`" if outside else found[0]
+def _page_link(match: re.Match[str]) -> str:
+    """Rewrite a link that leaves the documentation to lead to the page made of that file."""
+    return f"]({match[1].removeprefix('../')}{PAGES.get(match[2], match[2])})"
+
+
+def _copy_notebooks(app: Any, _config: Any) -> None:
+    """Copy the notebooks to where Sphinx looks for pages; links to the documentation become relative to it."""
+    pages = Path(app.srcdir) / "notebooks"
+    pages.mkdir(exist_ok=True)
+    for notebook in sorted(Path(app.srcdir).parent.glob("notebooks/*.ipynb")):
+        text = notebook.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        copy = pages / notebook.name
+        if not copy.exists() or copy.read_text(encoding="utf-8") != text:
+            copy.write_text(text, encoding="utf-8")
 
 
 def _check(app: Any, env: Any) -> None:
@@ -189,16 +199,41 @@ def _skip(_app: Any, _what: str, _name: str, thing: Any, skip: bool, _options: A
 
 
 def _signature(_app: Any, what: str, _name: str, thing: Any, *_: Any) -> tuple[str, str] | None:
-    """NNX modules are made by their metaclass; what they take is what `__init__` takes."""
-    if what != "class" or not isinstance(thing, type) or issubclass(thing, BaseException):
+    """Names and short defaults; the types are in the list of parameters.
+
+    NNX modules are made by their metaclass; what they take is what `__init__` takes.
+    """
+    if what not in ("class", "function", "method") or (what == "class" and issubclass(thing, BaseException)):
         return None
     from sphinx.util.inspect import signature, stringify_signature
 
     try:
-        taken = signature(thing.__init__, bound_method=True)
+        full = signature(thing.__init__ if what == "class" else thing, bound_method=what == "class")
     except (TypeError, ValueError):
         return None
-    return stringify_signature(taken, show_return_annotation=False, unqualified_typehints=True), ""
+    parameters = [parameter for parameter in full.parameters.values() if parameter.name != "self"]
+    short = [
+        parameter.replace(annotation=inspect.Parameter.empty, default=_Shown.of(parameter.default))
+        for parameter in parameters
+    ]
+    return stringify_signature(full.replace(parameters=short), show_return_annotation=False), ""
+
+
+class _Shown:
+    """A default, whose repr is a name where it has one."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of(cls, default: Any) -> Any:
+        if default is inspect.Parameter.empty or isinstance(default, str | int | float | tuple | None):
+            return default
+        name = getattr(default, "__name__", None) or getattr(default, "name", None)
+        return cls(name if isinstance(name, str) else "...")
 
 
 def _resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
@@ -224,6 +259,7 @@ def _attribute(owner: type, name: str, *default: Any) -> Any:
 def setup(app: Any) -> dict[str, bool]:
     """For Sphinx."""
     app.add_autodoc_attrgetter(type, _attribute)
+    app.connect("config-inited", _copy_notebooks)
     app.connect("source-read", _fill)
     app.connect("autodoc-process-docstring", _markdown, priority=400)
     app.connect("autodoc-skip-member", _skip)

@@ -1,10 +1,10 @@
 """Finds and explains the ready-made quantizers: `python -m jqinject list`, `explain NAME`, `catalogue FOLDER`.
 
-`entry`, `index`, `goals`, `pages` and `command` import no JAX. `entries`, `examples`, `curves`, `overriding` and
-`write_index` read the quantizers themselves.
+`index`, `pages` and `catalogue_command` import no JAX. `entries`, `examples` and `write_index` read the quantizers
+themselves.
 """
 
-from jqinject.catalogue.entry import Entry as Entry
+from jqinject.catalogue.index import Entry as Entry
 from jqinject.catalogue.index import all_entries as all_entries
 from jqinject.catalogue.index import entry_of as entry_of
 from jqinject.catalogue.index import find as find

@@ -10,9 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jqinject.catalogue.entry import FILTERS, Entry
-from jqinject.catalogue.goals import GOALS
-from jqinject.catalogue.index import entry_of, find
+from jqinject.catalogue.index import FILTERS, GOALS, Entry, entry_of, find
 from jqinject.catalogue.pages import described, write_catalogue
 from jqinject.inject import DependencyError
 from jqinject.terminal import table
@@ -21,13 +19,13 @@ COMMANDS = ("list", "explain", "catalogue")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the three commands."""
-    made = argparse.ArgumentParser(prog="python -m jqinject", description=__doc__)
-    commands = made.add_subparsers(dest="command", required=True)
+    """Return the parser of the three commands."""
+    command = argparse.ArgumentParser(prog="python -m jqinject", description=__doc__)
+    commands = command.add_subparsers(dest="command", required=True)
     goals = "\n".join(f"  {name}\n    {goal.aim}" for name, goal in GOALS.items())
     listing = commands.add_parser(
         "list",
-        help="the ready-made quantizers, filtered",
+        help="the ready-command quantizers, filtered",
         epilog=f"goals:\n{goals}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     pages = commands.add_parser("catalogue", help="write pages of all quantizers")
     pages.add_argument("folder", type=Path, help="where to")
     pages.add_argument("--golden", type=Path, help="a manifest of reference cases to name")
-    return made
+    return command
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,25 +55,24 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit status: 2 if an argument is wrong, with one line on stderr.
     """
-    given = parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        if given.command == "list":
-            asked = {name: getattr(given, name) for name in FILTERS}
-            found = find(text=given.text, goal=given.goal, **asked)
-            print(*_listed(found, given.goal), sep="\n")
-        elif given.command == "explain":
-            print(explained(given.name, given.overrides))
+        if options.command == "list":
+            criteria = {name: vars(options)[name] for name in ("text", "goal", *FILTERS)}
+            print(*_listed(find(**criteria), options.goal), sep="\n")
+        elif options.command == "explain":
+            print(explained(options.name, options.overrides))
         else:
-            written = write_catalogue(given.folder, golden=given.golden)
-            print(f"{len(written)} files in {given.folder}")
+            files = write_catalogue(options.folder, golden=options.golden)
+            print(f"{len(files)} files in {options.folder}")
     except (ValueError, TypeError, DependencyError, OSError) as error:
-        print(f"python -m jqinject {given.command}: {error}", file=sys.stderr)
+        print(f"python -m jqinject {options.command}: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def explained(name: str, overrides: Sequence[str]) -> str:
-    """The text of `explain`.
+    """Return the text of `explain`.
 
     Args:
         name: a quantizer of `jqinject.quant`, or `package.module:Name`.
@@ -92,17 +89,17 @@ def explained(name: str, overrides: Sequence[str]) -> str:
         '│   ├── bit_width = 4  <- override by let'
     """
     if ":" not in name:
-        ready = entry_of(name)
+        entry = entry_of(name)
         if not overrides:
-            return described(ready)
-    from jqinject.catalogue.overriding import explained_anew
+            return described(entry)
+    from jqinject.catalogue.write_index import explained_anew
 
     return explained_anew(name, overrides)
 
 
-def _listed(found: Sequence[Entry], goal: str) -> list[str]:
-    """The table of quantizers, as wide as the terminal; on two lines each where their names leave no room."""
-    if not found:
+def _listed(entries: Sequence[Entry], goal: str) -> list[str]:
+    """Return the table of quantizers, as wide as the terminal; on two lines each where their names leave no room."""
+    if not entries:
         return ["no quantizer is of all these kinds"]
-    rows = [(entry.name, *(getattr(entry, name) for name in FILTERS)) for entry in found]
+    rows = [(entry.name, *entry.facts.values()) for entry in entries]
     return [*([GOALS[goal].aim, ""] if goal else []), *table(("quantizer", *FILTERS), rows)]

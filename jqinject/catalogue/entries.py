@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import jqinject.quant
-from jqinject.catalogue.entry import Entry
 from jqinject.catalogue.examples import kind_of, wiring_of
+from jqinject.catalogue.index import Entry
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.inject.errors import did_you_mean
@@ -49,17 +49,17 @@ METHODS = {
 @functools.cache
 def ready_made() -> dict[str, type[ExtendedInjector]]:
     """The quantizers that `jqinject.quant` offers, by name."""
-    found = {
+    quantizers = {
         name: member
         for name, member in vars(jqinject.quant).items()
         if isinstance(member, type)
         and issubclass(member, ExtendedInjector)
         and not issubclass(member, Scheme)
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(quantizers.items()))
 
 
-def entry_for(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Entry:
+def entry_for(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> Entry:
     """The entry of any quantizer, also a user's own, with some names redeclared; nothing is built."""
     wiring = wiring_of(quantizer, overrides)
     kind = kind_of(quantizer)
@@ -71,7 +71,7 @@ def quantizer_named(name: str) -> type[ExtendedInjector]:
     """The ready-made quantizer of a name.
 
     Raises:
-        ValueError: there is none; the message suggests the nearest.
+        ValueError: no quantizer has it; the message suggests the nearest.
     """
     if name not in ready_made():
         hint = did_you_mean(name, ready_made())
@@ -87,11 +87,11 @@ def summary_of(quantizer: type) -> str:
 
 def components_of(wiring: Node) -> Iterable[Node]:
     """The components of a wiring, the outermost first, each kind once."""
-    seen: set[Any] = set()
+    kinds: set[type] = set()
     for node in wiring.walk():
         is_component = node.kind in ("component", "link") and isinstance(node.value, type)
-        if is_component and node.value not in seen:
-            seen.add(node.value)
+        if is_component and node.value not in kinds:
+            kinds.add(node.value)
             yield node
 
 

@@ -1,4 +1,4 @@
-"""A small example layer for every quantizer, from which its wiring and its curve are made."""
+"""An example layer for every quantizer, from which its wiring and its transfer curve, output over input, are made."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike, DTypeLike
 
+from jqinject.catalogue.pages import HEIGHT, MARGIN, WIDTH
 from jqinject.inject import Binding, ExtendedInjector, Node, explain
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
 from jqinject.quant import Int8ActPerTensorFloat, IntBias
@@ -24,6 +27,7 @@ from jqinject.quant.solver import (
     TruncQuantSolver,
     WeightQuantSolver,
 )
+from jqinject.quant_tensor import IntQuantTensor, as_array
 
 IN_FEATURES, OUT_FEATURES = 64, 4
 CHANNELS = 4
@@ -64,7 +68,7 @@ class Example:
 
     layer: Any
     slot: str
-    overrides: Mapping[str, Any]
+    overrides: Mapping[str, object]
 
     @property
     def proxy(self) -> Any:
@@ -93,7 +97,7 @@ def kind_of(quantizer: type[ExtendedInjector]) -> str:
     )
 
 
-def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Example:
+def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> Example:
     """A layer with a quantizer: a `QuantLinear` of 64 inputs and 4 outputs, a `QuantIdentity` for activations.
 
     Args:
@@ -104,12 +108,12 @@ def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) 
         DependencyError, TypeError, ValueError: the quantizer cannot be assembled like this.
     """
     kind = kind_of(quantizer)
-    given = {**left_to_users(quantizer), **overrides}
+    names: dict[str, Any] = {**left_to_users(quantizer), **overrides}
     slot = f"{kind}_quant"
     if kind == "act":
-        return Example(QuantIdentity(quantizer, rngs=nnx.Rngs(0), **given), slot, given)
+        return Example(QuantIdentity(quantizer, rngs=nnx.Rngs(0), **names), slot, names)
     if kind == "trunc":
-        return Example(TruncAvgPool((1,), trunc_quant=quantizer, **given), slot, given)
+        return Example(TruncAvgPool((1,), trunc_quant=quantizer, **names), slot, names)
     needs_input = kind == "bias" or issubclass(quantizer, AccumulatorAwareWeightQuant)
     more = {"input_quant": Int8ActPerTensorFloat} if needs_input else {}
     layer = QuantLinear(
@@ -120,12 +124,12 @@ def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) 
         rngs=nnx.Rngs(0),
         **{slot: quantizer},
         **more,
-        **{f"{kind}_{name}": value for name, value in given.items()},
+        **{f"{kind}_{name}": value for name, value in names.items()},
     )
-    return Example(layer, slot, given)
+    return Example(layer, slot, names)
 
 
-def wiring_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Node:
+def wiring_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> Node:
     """The wiring of a quantizer in such a layer; no component is built, unless another reads from it."""
     kind = kind_of(quantizer)
     declared = Binding(quantizer, {**left_to_users(quantizer), **overrides})
@@ -135,27 +139,29 @@ def wiring_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -
 
 
 @functools.cache
-def _plain_layer() -> Any:
+def _plain_layer() -> QuantLinear:
     return QuantLinear(
         IN_FEATURES, OUT_FEATURES, kernel_init=_ramp, bias_init=_spread, weight_quant=None, rngs=nnx.Rngs(0)
     )
 
 
-def _ramp(key: Any, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Any:
+def _ramp(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike, out_sharding: object = None) -> jax.Array:
     """Evenly spaced numbers from -1 to 1 in every output channel. By NumPy: there is nothing to compile."""
     rising = np.linspace(-1.0, 1.0, shape[0])
     return jnp.asarray(np.broadcast_to(rising[:, None], shape), dtype)
 
 
-def _spread(key: Any, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Any:
+def _spread(
+    key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike, out_sharding: object = None
+) -> jax.Array:
     """Evenly spaced numbers from -0.5 to 0.5."""
     return jnp.asarray(np.linspace(-0.5, 0.5, shape[0]), dtype)
 
 
-def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, Any]:
+def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, object]:
     """An example of each name that a quantizer leaves to its user; permutations are those of channels-last data."""
     declared = Binding(quantizer)
-    given = {
+    examples: dict[str, object] = {
         name: LEFT_TO_USERS[name]
         for fragment, names in ASKS.items()
         if issubclass(quantizer, fragment)
@@ -166,11 +172,104 @@ def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, Any]:
         declared.resolve("scaling_per_output_type") if declared.declares("scaling_per_output_type") else None
     )
     if kind == "group" and not declared.declares("group_size"):
-        given["group_size"] = LEFT_TO_USERS["group_size"]
+        examples["group_size"] = LEFT_TO_USERS["group_size"]
     if declared.declares("scaling_stats_permute_dims"):
         permutation = declared.resolve("scaling_stats_permute_dims")
         if permutation is not None:
-            given["scaling_stats_permute_dims"] = CHANNELS_LAST[len(permutation)]
+            examples["scaling_stats_permute_dims"] = CHANNELS_LAST[len(permutation)]
     if kind == "channel" and kind_of(quantizer) == "act":
-        given["per_channel_broadcastable_shape"] = (CHANNELS,)
-    return given
+        examples["per_channel_broadcastable_shape"] = (CHANNELS,)
+    return examples
+
+
+POINTS = 512
+BEYOND = 1.25  # curves of activations extend past the collected range
+
+
+def transfer_curve(example: Example) -> tuple[np.ndarray, np.ndarray]:
+    """The outputs of a quantizer for evenly spaced numbers.
+
+    A weight is a column of a `QuantLinear` from -1 to 1. An activation's range is collected from numbers between -1 and
+    1, and its curve drawn between -1.25 and 1.25. A truncating quantizer gets 11-bit integers.
+
+    Args:
+        example: a layer with the quantizer.
+
+    Returns:
+        The inputs, ascending, and the outputs.
+
+    Raises:
+        ValueError: a quantizer of gradients, which changes only the backward pass.
+    """
+    if example.slot == "weight_quant":
+        return _of_weight(example.layer)
+    if example.slot == "act_quant":
+        return _of_activation(example)
+    if example.slot == "trunc_quant":
+        return _of_accumulator(example.layer)
+    if example.slot == "bias_quant":
+        return _of_bias(example.layer)
+    raise ValueError("a quantizer of gradients leaves the forward pass as it is")
+
+
+def curve_points(x: np.ndarray, y: np.ndarray) -> str:
+    """The curve as the points of a line in a picture of `WIDTH` by `HEIGHT`.
+
+    Args:
+        x: the inputs, ascending.
+        y: the outputs.
+    """
+    low = float(min(x.min(), y.min()))
+    high = float(max(x.max(), y.max()))
+    across, up = (WIDTH - 2 * MARGIN) / (high - low or 1.0), (HEIGHT - 2 * MARGIN) / (high - low or 1.0)
+    return " ".join(
+        f"{MARGIN + (float(x[i]) - low) * across:.1f},{HEIGHT - MARGIN - (float(y[i]) - low) * up:.1f}"
+        for i in _corners(x, y)
+    )
+
+
+def _corners(x: np.ndarray, y: np.ndarray) -> list[int]:
+    """The points at which a line through all of them changes direction."""
+    slope = np.diff(y) / np.diff(x)
+    turns = 1 + np.flatnonzero(np.abs(np.diff(slope)) > 1e-6 * max(np.abs(slope).max(initial=0.0), 1.0))
+    return [0, *turns.tolist(), len(x) - 1]
+
+
+def _of_weight(layer: QuantLinear) -> tuple[np.ndarray, np.ndarray]:
+    x = layer.weight[...][:, 0]
+    return _numpy(x), _numpy(as_array(layer.quant_weight())[:, 0])
+
+
+def _of_bias(layer: QuantLinear) -> tuple[np.ndarray, np.ndarray]:
+    layer.bias[...] = jnp.linspace(-1.0, 1.0, OUT_FEATURES)
+    x = layer.bias[...]
+    inputs = jnp.ones((1, layer.weight_shape[0]))
+    quant_input = None if layer.input_quant is None else layer.input_quant(inputs)
+    return _numpy(x), _numpy(as_array(layer.quant_bias(quant_input)))
+
+
+def _of_activation(example: Example) -> tuple[np.ndarray, np.ndarray]:
+    permutation: Any = example.overrides.get("scaling_stats_permute_dims", (1, 0))
+    around = (1,) * (len(permutation) - 2)
+
+    def spread(most: float) -> jax.Array:
+        rising = jnp.linspace(-most, most, POINTS)
+        return jnp.broadcast_to(rising.reshape(POINTS, *around, 1), (POINTS, *around, CHANNELS))
+
+    example.layer(spread(1.0))
+    example.layer.eval()
+    x = spread(BEYOND)
+    y = as_array(example.layer(x))
+    return _numpy(x).reshape(POINTS, CHANNELS)[:, 0], _numpy(y).reshape(POINTS, CHANNELS)[:, 0]
+
+
+def _of_accumulator(layer: TruncAvgPool) -> tuple[np.ndarray, np.ndarray]:
+    integers = jnp.arange(-1024, 1024).reshape(1, -1, 1)
+    sums = IntQuantTensor.from_int(integers, 2.0**-10, 0.0, 11, signed=True)
+    layer(sums)
+    layer.eval()
+    return _numpy(sums.value).ravel(), _numpy(as_array(layer(sums))).ravel()
+
+
+def _numpy(x: ArrayLike) -> np.ndarray:
+    return np.asarray(x, np.float64)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from jqinject.catalogue.entry import FILTERS, Entry
-from jqinject.catalogue.index import all_entries
+from jqinject.catalogue.index import FILTERS, Entry, all_entries
 from jqinject.terminal import wrapped, wrapped_tree
 
 CURVES = "curves"
@@ -31,9 +30,9 @@ def write_catalogue(folder: Path, *, golden: Path | None = None) -> list[Path]:
     """
     cases = golden_cases(golden)
     (folder / CURVES).mkdir(parents=True, exist_ok=True)
-    known = sorted(all_entries(), key=lambda entry: (entry.kind, entry.name))
-    written = {folder / "README.md": index_page(known)}
-    for kind, members in groupby(known, key=lambda entry: entry.kind):
+    entries = sorted(all_entries(), key=lambda entry: (entry.kind, entry.name))
+    written = {folder / "README.md": index_page(entries)}
+    for kind, members in groupby(entries, key=lambda entry: entry.kind):
         parts = [f"# Quantizers of {PLURALS[kind]}\n"]
         for entry in members:
             curve = ""
@@ -56,13 +55,11 @@ PLURALS = {
 }
 
 
-def index_page(known: Iterable[Entry]) -> str:
+def index_page(entries: Iterable[Entry]) -> str:
     """The table of all quantizers, each with a link to its section."""
     rows = [
-        f"| [`{entry.name}`]({entry.kind}.md#{entry.name.lower()}) | "
-        + " | ".join(getattr(entry, name) for name in FILTERS)
-        + " |"
-        for entry in known
+        f"| [`{entry.name}`]({entry.kind}.md#{entry.name.lower()}) | {' | '.join(entry.facts.values())} |"
+        for entry in entries
     ]
     return "\n".join(
         [
@@ -89,7 +86,7 @@ GROUPS_RUN = (
 def section(entry: Entry, curve: str, cases: Iterable[str]) -> str:
     """The section of one quantizer."""
     parts = [f"## {entry.name}", "", entry.summary, ""]
-    facts = ", ".join(f"{name}: {getattr(entry, name)}" for name in FILTERS[1:])
+    facts = ", ".join(f"{name}: {entry.facts[name]}" for name in FILTERS[1:])
     parts += [facts + entry.given, ""]
     if entry.granularity == "group":
         parts += [GROUPS_RUN, ""]
@@ -106,11 +103,11 @@ def golden_cases(manifest: Path | None) -> dict[str, list[str]]:
     """The ids of reference cases by quantizer."""
     if manifest is None:
         return {}
-    found: dict[str, list[str]] = {}
+    ids: dict[str, list[str]] = {}
     for case in json.loads(manifest.read_text(encoding="utf-8"))["cases"]:
         if case.get("quantizer"):
-            found.setdefault(case["quantizer"], []).append(case["id"])
-    return found
+            ids.setdefault(case["quantizer"], []).append(case["id"])
+    return ids
 
 
 def described(entry: Entry, changed: str = "") -> str:
@@ -121,7 +118,7 @@ def described(entry: Entry, changed: str = "") -> str:
         changed: the names that the reader redeclared, as text; the docstring describes the quantizer without them.
     """
     width = max(map(len, FILTERS))
-    facts = [f"  {name.ljust(width)}  {getattr(entry, name)}" for name in FILTERS]
+    facts = [f"  {name.ljust(width)}  {fact}" for name, fact in entry.facts.items()]
     several = ", " in changed
     return "\n".join(
         [

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flax import nnx
 
@@ -122,9 +122,9 @@ def _renamed(annotation: str) -> str:
 
 
 def _enums() -> Iterable[str]:
-    for name, found in sorted(vars(enums).items()):
-        if inspect.isclass(found) and issubclass(found, enum.StrEnum) and len(found):
-            texts = [repr(text) for member in found for text in (member.value, member.name)]
+    for name, choices in sorted(vars(enums).items()):
+        if inspect.isclass(choices) and issubclass(choices, enum.StrEnum) and len(choices):
+            texts = [repr(text) for member in choices for text in (member.value, member.name)]
             yield f"{name}: TypeAlias = enums.{name} | Literal[{', '.join(texts)}]"
 
 
@@ -136,12 +136,12 @@ def _keywords(name: str, layer: _Layer, groups: dict[str, str]) -> str:
         group = (
             "".join(word.capitalize() for word in slot.prefix.split("_")) + f"{_kind(slot).capitalize()}Names"
         )
-        types = {slot.prefix + known: NAMES[known][0] for known in names_of(slot)}
+        types = {slot.prefix + override: NAMES[override][0] for override in names_of(slot)}
         if layer.own.isdisjoint(types) and len(keywords) == len(types):
             groups.setdefault(group, _class(group, (), types))
             bases.append(group)
         else:
-            fields |= {k: NAMES[known][0] for known, k in keywords.items() if k not in layer.own}
+            fields |= {k: NAMES[override][0] for override, k in keywords.items() if k not in layer.own}
     return _class(f"{name}Keywords", bases, {**layer.flax, **fields})
 
 
@@ -163,11 +163,11 @@ def names_of(slot: Slot) -> frozenset[str]:
 @cache
 def names_by_kind() -> Mapping[str, frozenset[str]]:
     """Kind of quantizer -> every name that the ready-made ones declare or ask for."""
-    found: dict[str, frozenset[str]] = {}
+    names: dict[str, frozenset[str]] = {}
     for quantizer in ready_made().values():
-        kind: Any = kind_of(quantizer)
-        found[kind] = found.get(kind, frozenset()) | requested_names(quantizer)
-    return found
+        kind = kind_of(quantizer)
+        names[kind] = names.get(kind, frozenset()) | requested_names(quantizer)
+    return names
 
 
 if __name__ == "__main__":

@@ -7,21 +7,23 @@ A test compares the index with what this makes.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
 import inspect
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from jqinject.catalogue.curves import curve_points, transfer_curve
-from jqinject.catalogue.entries import components_of, entry_for, ready_made, summary_of
-from jqinject.catalogue.entry import Entry
-from jqinject.catalogue.examples import Example, example_of
-from jqinject.catalogue.index import INDEX
+import jqinject.core
+from jqinject.catalogue.entries import components_of, entry_for, quantizer_named, ready_made, summary_of
+from jqinject.catalogue.examples import Example, curve_points, example_of, transfer_curve
+from jqinject.catalogue.index import INDEX, Entry
+from jqinject.catalogue.pages import described
 from jqinject.inject import ExtendedInjector, explain
+from jqinject.inject.show import brief
 
 
-def entry_made(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, Any]) -> Entry:
+def entry_made(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> Entry:
     """The entry of any quantizer, also a user's own, with some names redeclared; all but its curve.
 
     Args:
@@ -60,17 +62,46 @@ def line_of(entry: Entry) -> str:
 
 def main() -> None:
     """Write the index."""
-    made = (
+    entries = (
         with_curve(entry_made(name, quantizer, {}), example_of(quantizer, {}))
         for name, quantizer in ready_made().items()
     )
-    INDEX.write_text("".join(line_of(entry) + "\n" for entry in made), encoding="utf-8")
+    INDEX.write_text("".join(line_of(entry) + "\n" for entry in entries), encoding="utf-8")
 
 
-def _shown(overrides: Mapping[str, Any]) -> str:
+def _shown(overrides: Mapping[str, object]) -> str:
     if not overrides:
         return ""
     return "; here with " + ", ".join(f"`{name}={value!r}`" for name, value in overrides.items())
+
+
+def explained_anew(name: str, overrides: Sequence[str]) -> str:
+    """The text of `explain`, made from the classes. See `jqinject.catalogue.catalogue_command.explained`."""
+    quantizer = _imported(name) if ":" in name else quantizer_named(name)
+    values = dict(_override(text) for text in overrides)
+    changed = ", ".join(f"{name}={brief(value)}" for name, value in values.items())
+    return described(entry_made(name, quantizer, values), changed)
+
+
+def _imported(name: str) -> type[ExtendedInjector]:
+    module, _, attribute = name.partition(":")
+    try:
+        quantizer = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{name} cannot be imported: {error}") from None
+    if not (isinstance(quantizer, type) and issubclass(quantizer, ExtendedInjector)):
+        raise ValueError(f"{name} is not a quantizer: expected a class derived from ExtendedInjector")
+    return quantizer
+
+
+def _override(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not (equals and name.isidentifier()):
+        raise ValueError(f"an override is name=value, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, getattr(jqinject.core, value, value)
 
 
 if __name__ == "__main__":

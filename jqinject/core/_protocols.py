@@ -37,6 +37,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
+from jqinject.ops.lean import Bits
+
+Threshold = float | jax.Array | None
+"""How many steps span a scale; None for 1."""
+
 
 @runtime_checkable
 class Packable(Protocol):
@@ -92,13 +97,13 @@ class BitWidth(Protocol):
 class IntScalingImpl(Protocol):
     """`int_scaling_impl`: how many integer steps the scaled value spans."""
 
-    def __call__(self, bit_width: Any, /) -> Any: ...
+    def __call__(self, bit_width: Bits, /) -> Any: ...
 
 
 class FloatScalingImpl(Protocol):
     """`float_scaling_impl`: which minifloat the statistic maps to."""
 
-    def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any, /) -> Any: ...
+    def __call__(self, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any, /) -> Any: ...
 
 
 class FloatClampImpl(Protocol):
@@ -108,7 +113,7 @@ class FloatClampImpl(Protocol):
     """
 
     def __call__(
-        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, bias: Any, /
+        self, x: jax.Array, exponent_bit_width: Bits, max_mantissa: Any, bias: Any, /
     ) -> jax.Array: ...
 
 
@@ -119,22 +124,24 @@ class Scaling(Protocol):
     `settle(scale, threshold)`; one by which numbers are not divided has a method `divisor(scale)`.
     """
 
-    def __call__(self, x: jax.Array, threshold: Any = None, /) -> jax.Array: ...
+    def __call__(self, x: jax.Array, threshold: Threshold = None, /) -> jax.Array: ...
 
 
 class ZeroPoint(Protocol):
-    """`zero_point_impl`: the integer that stands for zero, as float32."""
+    """`zero_point_impl`: the integer that represents zero, as float32."""
 
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any, /) -> jax.Array: ...
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Bits, /) -> jax.Array: ...
 
 
 class IntQuantizer(Protocol):
     """`int_quant`: to integers and back, given scale, zero point and bit width."""
 
-    def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Any, x: jax.Array) -> jax.Array: ...
-    def min_int(self, bit_width: Any) -> Any: ...
-    def max_int(self, bit_width: Any) -> Any: ...
-    def __call__(self, scale: jax.Array, zero_point: Any, bit_width: Any, x: jax.Array) -> jax.Array: ...
+    def to_int(self, scale: jax.Array, zero_point: jax.Array, bit_width: Bits, x: jax.Array) -> jax.Array: ...
+    def min_int(self, bit_width: Bits) -> Any: ...
+    def max_int(self, bit_width: Bits) -> Any: ...
+    def __call__(
+        self, scale: jax.Array, zero_point: jax.Array | None, bit_width: Bits, x: jax.Array
+    ) -> jax.Array: ...
 
 
 @runtime_checkable
@@ -172,7 +179,7 @@ class StepStatistic(Protocol):
     def begin_step(self) -> None:
         """Start collecting; discard an unfinished step."""
 
-    def collect(self, seen: jax.Array) -> None:
+    def collect(self, amax: jax.Array) -> None:
         """Record a call's or a backward pass's amax, keeping the maximum."""
 
     def end_step(self) -> None:
@@ -186,6 +193,19 @@ class TensorQuant(Protocol):
     """`tensor_quant`: the assembled quantizer. It may state every fact below."""
 
     def __call__(self, x: jax.Array, /) -> Packable: ...
+
+
+class ServedLayer(Protocol):
+    """A layer with a weight, as the proxies that it holds ask for it; see `jqinject.proxy.base`."""
+
+    @property
+    def weight(self) -> Any: ...
+    @property
+    def bias(self) -> Any: ...
+    @property
+    def weight_shape(self) -> tuple[int, ...]: ...
+    @property
+    def weight_ndim(self) -> int: ...
 
 
 # A fact is an optional member of a protocol, looked up with what counts if it is missing: an `isinstance` of a protocol
@@ -218,7 +238,12 @@ def class_fact(kind: type, name: str) -> Any:
     return None
 
 
-def has_zero_point(component: Any) -> bool:
+def stated(component: object, name: str, unstated: Any) -> Any:
+    """A fact that a component states about itself, else what counts if it does not."""
+    return getattr(component, name, unstated)
+
+
+def has_zero_point(component: object) -> bool:
     """Whether the zero point of a quantizer or a `zero_point_impl` may be nonzero; True if unstated.
 
     Example:
@@ -226,27 +251,27 @@ def has_zero_point(component: Any) -> bool:
         >>> has_zero_point(ZeroZeroPoint()), has_zero_point(lambda x, scale, bit_width: scale)
         (False, True)
     """
-    return getattr(component, "has_zero_point", True)
+    return stated(component, "has_zero_point", True)
 
 
-def scale_dtype(component: Any) -> np.dtype | None:
+def scale_dtype(component: object) -> np.dtype | None:
     """The 8-bit dtype that holds every scale of a quantizer, a scaling or a restriction; None if unstated."""
-    return getattr(component, "scale_dtype", None)
+    return stated(component, "scale_dtype", None)
 
 
-def is_learned(component: Any) -> bool:
+def is_learned(component: object) -> bool:
     """Whether a bit width is learned; False if unstated."""
-    return getattr(component, "is_learned", False)
+    return stated(component, "is_learned", False)
 
 
-def searches(component: Any) -> bool:
+def searches(component: object) -> bool:
     """Whether a statistic, a scaling or a zero point is searched by trying candidates; False if unstated."""
-    return getattr(component, "searches", False)
+    return stated(component, "searches", False)
 
 
-def takes_axes(component: Any) -> bool:
+def takes_axes(component: object) -> bool:
     """Whether a statistic can be taken along other axes, by its method `along`; False if unstated."""
-    return getattr(component, "takes_axes", False)
+    return stated(component, "takes_axes", False)
 
 
 def takes_cut(component: Any) -> bool:
@@ -260,74 +285,74 @@ def takes_cut(component: Any) -> bool:
     return class_fact(type(component), "takes_cut") is not None and component.takes_cut
 
 
-def never_negative(component: Any) -> bool:
+def never_negative(component: object) -> bool:
     """Whether a statistic is never negative; False if unstated."""
-    return getattr(component, "never_negative", False)
+    return stated(component, "never_negative", False)
 
 
-def keeps_sign(component: Any) -> bool:
+def keeps_sign(component: object) -> bool:
     """Whether a restriction leaves negative values unchanged; False if unstated."""
-    return getattr(component, "keeps_sign", False)
+    return stated(component, "keeps_sign", False)
 
 
-def groups_of(component: Any) -> tuple[int, int] | None:
+def groups_of(component: object) -> tuple[int, int] | None:
     """Group size and grouped axis of a quantizer or a view; None if unstated."""
-    return getattr(component, "groups", None)
+    return stated(component, "groups", None)
 
 
-def block_width(component: Any) -> int:
+def block_width(component: object) -> int:
     """How many groups of a quantizer or a view share a scale, beside each other; 1 if unstated."""
     for name in ("input_view_impl", "int_quant"):
-        inner = getattr(component, name, None)
+        inner = stated(component, name, None)
         if inner is not None:
             return block_width(inner)
-    return getattr(component, "block_width", 1)
+    return stated(component, "block_width", 1)
 
 
-def is_dynamic(component: Any) -> bool:
+def is_dynamic(component: object) -> bool:
     """Whether the scale is computed from the given tensor.
 
     A quantizer defaults to its `scaling_impl`, a scaling to False.
     """
-    said = getattr(component, "is_dynamic", None)
-    return getattr(getattr(component, "scaling_impl", None), "is_dynamic", False) if said is None else said
+    said = stated(component, "is_dynamic", None)
+    return stated(stated(component, "scaling_impl", None), "is_dynamic", False) if said is None else said
 
 
 @cache
 def by_range(scaling: type) -> bool:
     """Whether a class of scalings finds scale and zero point together, from a range; False if unstated."""
-    return getattr(scaling, "by_range", False)
+    return stated(scaling, "by_range", False)
 
 
-def needs_input_format(component: Any) -> bool:
+def needs_input_format(component: object) -> bool:
     """Whether a quantizer of weights is called with the format of the layer's input; False if unstated."""
-    return getattr(component, "needs_input_format", False)
+    return stated(component, "needs_input_format", False)
 
 
 def amax_history(quantizer: Any) -> Any:
     """The scaling of a quantizer whose `amax_history` records amaxes; None if unstated."""
-    scaling = getattr(quantizer, "scaling_impl", None)
-    return scaling if hasattr(scaling, "amax_history") else None
+    scaling = stated(quantizer, "scaling_impl", None)
+    return scaling if stated(scaling, "amax_history", None) is not None else None
 
 
-def collects_in_steps(component: Any) -> bool:
+def collects_in_steps(component: object) -> bool:
     """Whether a component is a `StepStatistic`; False if unstated."""
-    return getattr(component, "in_step", None) is not None
+    return stated(component, "in_step", None) is not None
 
 
-def number_format(component: Any) -> Any:
+def number_format(component: object) -> Any:
     """A quantizer's minifloat format or table; None if unstated."""
-    return getattr(component, "format", None)
+    return stated(component, "format", None)
 
 
-def is_nearest(*components: Any) -> bool:
+def is_nearest(*components: object) -> bool:
     """Whether quantizers, roundings and clamps do what QuantizeLinear does; False if any does not state it."""
-    return all(getattr(component, "is_nearest", False) for component in components)
+    return all(stated(component, "is_nearest", False) for component in components)
 
 
 def grid_of(quantizer: Any) -> Any:
     """The grid that a quantizer rounds to nearest on; None if it does something else, or does not state it."""
-    return getattr(quantizer, "grid", None)
+    return stated(quantizer, "grid", None)
 
 
 class Factors(Protocol):

@@ -18,6 +18,7 @@ from jqinject.core.component import Component, InnerModule, component
 from jqinject.core.scaling.rule import IntRestrictValue
 from jqinject.core.state import QuantParam, QuantStat, float_array
 from jqinject.ops import tensor_clamp_ste
+from jqinject.ops.lean import Bits
 from jqinject.ops.minifloat import MOST_EXPONENT_BITS, MOST_MANTISSA_BITS, checked_width, max_mantissa
 from jqinject.ops.power import power
 from jqinject.ops.ste import abs_binary_sign_grad
@@ -182,8 +183,8 @@ class RemoveBitwidthParameter(InnerModule):
         Returns:
             The entries to load.
         """
-        kept = {"bit_width_coeff": self.bit_width_coeff.get_value()}
-        return kept if self.override_pretrained_bit_width and entries else dict(entries)
+        entry = {"bit_width_coeff": self.bit_width_coeff.get_value()}
+        return entry if self.override_pretrained_bit_width and entries else dict(entries)
 
 
 @component
@@ -265,7 +266,7 @@ class StaticMaxMantissa(MantissaWidthConst):
         1.875
     """
 
-    def __call__(self, mantissa_bit_width: Any = None) -> float:  # type: ignore[override]
+    def __call__(self, mantissa_bit_width: Bits | None = None) -> float:  # type: ignore[override]
         """The largest mantissa, whatever the argument."""
         return max_mantissa(self.bit_width)
 
@@ -280,7 +281,7 @@ class ComputeMaxMantissa:
         1.875
     """
 
-    def __call__(self, mantissa_bit_width: Any) -> Any:
+    def __call__(self, mantissa_bit_width: Bits) -> Any:
         """The largest mantissa of `mantissa_bit_width` bits."""
         return max_mantissa(mantissa_bit_width)
 

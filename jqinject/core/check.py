@@ -84,7 +84,7 @@ def between(low: float, high: float, kind: Check | None = None, why: str = ".", 
     bounds = bounds if math.isinf(low) or math.isinf(high) else f"in {low} .. {high}"
     required = expected or f"must be {bounds}"
 
-    def check(value: Any, where: str, name: str) -> Any:
+    def check(value: object, where: str, name: str) -> Any:
         plain = (kind or number)(value, where, name)
         if not low <= plain <= high:
             raise ValueError(f"{where}: {name} {required}, got {value!r}{why}")
@@ -93,7 +93,7 @@ def between(low: float, high: float, kind: Check | None = None, why: str = ".", 
     return check
 
 
-def flag(value: Any, where: str, name: str) -> bool:
+def flag(value: object, where: str, name: str) -> bool:
     """A boolean.
 
     Raises:
@@ -107,7 +107,7 @@ def flag(value: Any, where: str, name: str) -> bool:
     return bool(value)
 
 
-def integer(value: Any, where: str, name: str) -> int:
+def integer(value: object, where: str, name: str) -> int:
     """An integer as a Python int.
 
     Raises:
@@ -146,12 +146,12 @@ def number(value: Any, where: str, name: str) -> Any:
     return value
 
 
-def real(value: Any, where: str, name: str) -> float:
+def real(value: object, where: str, name: str) -> float:
     """A finite number, as a Python float."""
     return float(number(value, where, name))
 
 
-def integers(value: Any, where: str, name: str) -> tuple[int, ...]:
+def integers(value: object, where: str, name: str) -> tuple[int, ...]:
     """A sequence of integers, as a tuple.
 
     Raises:
@@ -162,7 +162,7 @@ def integers(value: Any, where: str, name: str) -> tuple[int, ...]:
     return tuple(integer(item, where, f"each of {name}") for item in value)
 
 
-def numbers(value: Any, where: str, name: str) -> tuple[Any, ...]:
+def numbers(value: object, where: str, name: str) -> tuple[Any, ...]:
     """A sequence of finite numbers, at least one, as a tuple.
 
     Raises:
@@ -176,7 +176,7 @@ def numbers(value: Any, where: str, name: str) -> tuple[Any, ...]:
     return tuple(number(item, where, f"each of {name}") for item in value)
 
 
-def component(value: Any, where: str, name: str) -> Any:
+def component(value: object, where: str, name: str) -> Any:
     """A component: a callable object.
 
     Raises:
@@ -195,7 +195,7 @@ def component(value: Any, where: str, name: str) -> Any:
     return value
 
 
-def above_zero(value: Any, where: str, name: str) -> Any:
+def above_zero(value: object, where: str, name: str) -> Any:
     """A positive finite number.
 
     Raises:
@@ -210,7 +210,7 @@ def above_zero(value: Any, where: str, name: str) -> Any:
 MOST_STEPS = 2**24 - 1  # counters are float32, and go one further
 
 
-def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
+def ordered(low: jax.Array | float, high: jax.Array | float, where: str, names: tuple[str, str]) -> None:
     """Check that two ends are in order.
 
     Raises:
@@ -220,7 +220,7 @@ def ordered(low: Any, high: Any, where: str, names: tuple[str, str]) -> None:
         raise ValueError(f"{where}: {names[0]}={low!r} is above {names[1]}={high!r}. Swap them.")
 
 
-def positive(value: Any, where: str, name: str) -> Any:
+def positive(value: object, where: str, name: str) -> Any:
     """A positive number, or an array of them; traced values are not checked.
 
     Raises:
@@ -240,7 +240,7 @@ def positive(value: Any, where: str, name: str) -> Any:
     return value
 
 
-def float_input(x: Any, where: str) -> jax.Array:
+def float_input(x: jax.Array, where: str) -> jax.Array:
     """`x` as a JAX array of a float dtype.
 
     Raises:
@@ -255,7 +255,7 @@ def float_input(x: Any, where: str) -> jax.Array:
     return array
 
 
-def bit_width(value: Any, where: str, *, least: int = 1) -> int:
+def bit_width(value: object, where: str, *, least: int = 1) -> int:
     """A bit width as a Python int.
 
     Raises:
@@ -290,7 +290,7 @@ def momentum(value: Any, where: str, name: str) -> float | None:
     return float(value)
 
 
-def shape(value: Any, where: str, name: str) -> tuple[int, ...]:
+def shape(value: object, where: str, name: str) -> tuple[int, ...]:
     """A shape as a tuple of Python ints.
 
     Raises:
@@ -360,24 +360,24 @@ def _of_annotation(kind: Any) -> Check | None:
 
 
 def statistic_shape(
-    stat: jax.Array, wanted: tuple[int, ...], where: str, name: str = "scaling_shape"
+    stat: jax.Array, expected: tuple[int, ...], where: str, name: str = "scaling_shape"
 ) -> jax.Array:
     """Reshape a statistic to the scale's shape, within `shard_map` to the shape of the device's part of it.
 
     Raises:
         ValueError: the number of elements differs, and is not that of a part.
     """
-    if stat.shape == wanted:
+    if stat.shape == expected:
         return stat
-    if stat.size != math.prod(wanted):
+    if stat.size != math.prod(expected):
         axes = jax.sharding.get_abstract_mesh()
         devices = math.prod(axes.shape[name] for name in axes.manual_axes)
-        varying = [axis for axis, size in enumerate(wanted) if size != 1]
-        if len(varying) == 1 and stat.size and devices % (wanted[varying[0]] / stat.size) == 0:
-            return stat.reshape([stat.size if axis in varying else 1 for axis in range(len(wanted))])
+        varying = [axis for axis, size in enumerate(expected) if size != 1]
+        if len(varying) == 1 and stat.size and devices % (expected[varying[0]] / stat.size) == 0:
+            return stat.reshape([stat.size if axis in varying else 1 for axis in range(len(expected))])
         raise ValueError(
-            f"{where}: the statistic has shape {stat.shape}, {name} is {wanted}. Over channels use "
+            f"{where}: the statistic has shape {stat.shape}, {name} is {expected}. Over channels use "
             "OverOutputChannelView(permute_dims=...) with the output channel first and stats_reduce_dim=1; over the "
             "whole tensor stats_reduce_dim=None and shape ()."
         )
-    return stat.reshape(wanted)
+    return stat.reshape(expected)

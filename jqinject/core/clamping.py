@@ -20,6 +20,7 @@ from jqinject.core import check
 from jqinject.core._protocols import Clamp, is_nearest
 from jqinject.core.component import frozen_value
 from jqinject.ops import exp2, fake_quant, log2
+from jqinject.ops.lean import Bits
 from jqinject.ops.minifloat import check_codes, max_float
 
 
@@ -174,13 +175,13 @@ class FloatSaturate:
     max_available_float: check.Positive | None = None
     saturating = True
 
-    def bounds(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> tuple[Any, Any]:
+    def bounds(self, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any) -> tuple[Any, Any]:
         """The least and the largest number."""
         largest = max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
         return -largest if self.signed else 0.0, largest
 
     def __call__(
-        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
+        self, x: jax.Array, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any
     ) -> jax.Array:
         """`x` clamped, float32."""
         return TensorClamp()(x, *self.bounds(exponent_bit_width, max_mantissa, exponent_bias))
@@ -223,7 +224,7 @@ class FloatClamp(FloatSaturate):
         return self.saturating and (self.tensor_clamp_impl is None or is_nearest(self.tensor_clamp_impl))
 
     def __call__(
-        self, x: jax.Array, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any
+        self, x: jax.Array, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any
     ) -> jax.Array:
         """`x` clamped, float32."""
         least, largest = self.bounds(exponent_bit_width, max_mantissa, exponent_bias)

@@ -88,20 +88,20 @@ _MODES = ("deterministic", "in_step", "use_running_average")
 class ComponentMeta(type(nnx.Module)):
     """Checks components under construction, and decides whether each is a value or an NNX module."""
 
-    def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: Any, *args: Any, **kwargs: object) -> Any:
         """Construct an NNX module if a part is state, else a value."""
         construct_module: Any = type(nnx.Module).__call__
         if issubclass(cls, nnx.Pytree):
             plain = vars(cls).get("_plain")
             return construct_module(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
-        made = object.__new__(cls)
-        cls._pytree_meta_construct(made, *args, **kwargs)
-        if any(map(_holds_state, vars(made).values())):
-            return construct_module(vars(cls).get("_node") or node_class(cls), vars(made))
-        made._seal()
-        return made
+        instance = object.__new__(cls)
+        cls._pytree_meta_construct(instance, *args, **kwargs)
+        if any(map(_holds_state, vars(instance).values())):
+            return construct_module(vars(cls).get("_node") or node_class(cls), vars(instance))
+        instance._seal()
+        return instance
 
-    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
+    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: object) -> None:
         """Initialize an instance; NNX calls it for modules."""
         self.__init__(*args, **kwargs)
         attributes = vars(self)
@@ -113,7 +113,9 @@ class ComponentMeta(type(nnx.Module)):
             if same and name not in _MODES:
                 del attributes[name]
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> None:
+    def __init__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: object
+    ) -> None:
         super().__init__(name, bases, namespace, **kwargs)
         if not issubclass(cls, nnx.Pytree):
             jax.tree_util.register_static(cls)
@@ -214,7 +216,7 @@ class Component(metaclass=ComponentMeta):
         parts = [*map(vars(self).get, names)]
         vars(self)[_SEALED] = (type(self), *zip(names, map(type, parts), parts, strict=True))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if _SEALED in vars(self):
             self._refuse(f"{name} = {value!r}")
         super().__setattr__(name, value)
@@ -231,18 +233,18 @@ class Component(metaclass=ComponentMeta):
             "the quantizer with it"
         )
 
-    def __eq__(self, other: object) -> bool:
-        if self is other:
+    def __eq__(self, value: object) -> bool:
+        if self is value:
             return True
-        if type(self) is not type(other):
+        if type(self) is not type(value):
             return NotImplemented
-        return bool(vars(self)[_SEALED] == vars(other)[_SEALED])
+        return bool(vars(self)[_SEALED] == vars(value)[_SEALED])
 
     def __hash__(self) -> int:
-        held = vars(self)
-        if _HASH not in held:
-            held[_HASH] = hash(held[_SEALED])
-        return held[_HASH]
+        attributes = vars(self)
+        if _HASH not in attributes:
+            attributes[_HASH] = hash(attributes[_SEALED])
+        return attributes[_HASH]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Component:
         return self
@@ -279,9 +281,9 @@ def node_class(cls: type[Component]) -> type[Component]:
     Returns:
         A cached subclass of it and of `nnx.Module`.
     """
-    found = vars(cls).get("_node")
-    if found is not None:
-        return found
+    cached = vars(cls).get("_node")
+    if cached is not None:
+        return cached
 
     def __init__(self: Any, attributes: dict[str, Any]) -> None:
         for name, part in attributes.items():
@@ -295,9 +297,9 @@ def node_class(cls: type[Component]) -> type[Component]:
     namespace |= {"__eq__": object.__eq__, "__hash__": object.__hash__}
     namespace |= {"__init__": __init__, "_plain": cls, "__doc__": cls.__doc__}
     namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    made = type(cls)(cls.__name__, (cls, nnx.Module), namespace)
-    type.__setattr__(cls, "_node", made)
-    return made
+    derived = type(cls)(cls.__name__, (cls, nnx.Module), namespace)
+    type.__setattr__(cls, "_node", derived)
+    return derived
 
 
 def _reduce_class(cls: ComponentMeta) -> Any:
@@ -308,7 +310,7 @@ def _reduce_class(cls: ComponentMeta) -> Any:
 copyreg.pickle(ComponentMeta, _reduce_class)  # type: ignore[arg-type]
 
 
-def _holds_state(part: Any) -> bool:
+def _holds_state(part: object) -> bool:
     if part is None or isinstance(part, bool | int | float | str):
         return False
     if isinstance(part, Component):
@@ -325,7 +327,7 @@ def parts_of(component: Component) -> list[tuple[str, Any]]:
     return [(name, part) for name, part in vars(component).items() if name not in (_SEALED, _HASH)]
 
 
-def components_in(root: Any) -> Iterator[Any]:
+def components_in(root: object) -> Iterator[Any]:
     """Every NNX module and value component below a component, itself included, once each.
 
     Unlike `nnx.iter_modules`, it also finds values.
@@ -333,14 +335,14 @@ def components_in(root: Any) -> Iterator[Any]:
     Args:
         root: a component or a module; anything else has none.
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
     ahead = [root]
     while ahead:
         node = ahead.pop()
         if isinstance(node, list | tuple | dict):
             below = list(node.values() if isinstance(node, dict) else node)
-        elif isinstance(node, Component | nnx.Pytree) and id(node) not in seen:
-            seen.add(id(node))
+        elif isinstance(node, Component | nnx.Pytree) and id(node) not in visited:
+            visited.add(id(node))
             if not isinstance(node, nnx.List | nnx.Dict):
                 yield node
             hidden = (_SEALED, _HASH, "_pytree__")

@@ -264,8 +264,8 @@ class LearnedRoundSigmoid(LearnedRound):
 
     def start_at(self, fraction: jax.Array) -> jax.Array:
         """The number whose share is `fraction`, as close as a sigmoid gets."""
-        kept = jnp.clip(fraction, 1e-4, 1 - 1e-4)
-        return self.learned_round_temperature * (jnp.log(kept) - jnp.log1p(-kept))
+        clipped = jnp.clip(fraction, 1e-4, 1 - 1e-4)
+        return self.learned_round_temperature * (jnp.log(clipped) - jnp.log1p(-clipped))
 
 
 @dataclass(frozen=True)

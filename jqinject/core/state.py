@@ -7,7 +7,7 @@ The kinds of quantizer state, and how they are made.
 | `QuantParam` | learned scale, zero point, bit width | the optimizer; the forward pass once, to fill it  |
 | `QuantStat`  | running statistics, step counters    | the forward pass in training mode                 |
 | `GradStat`   | amax history and scale of a gradient | `jqinject.value_and_grad`, once per step          |
-| `GradSlot`   | zeros; its cotangent carries an amax | nobody; it exists to be differentiated            |
+| `GradSlot`   | zeros; its cotangent carries an amax | nothing; it exists to be differentiated           |
 | `Frozen`     | integers or 8-bit floats of a weight | `jqinject.freeze`, a `Freezer` that converts      |
 
 `QuantParam` is an `nnx.Param`: optimizers and `nnx.grad` see it. `QuantStat` is not an `nnx.BatchStat`, so that filters
@@ -63,21 +63,21 @@ class _ArrayOrRecord(nnx.Variable[Any]):
     reads it before constructing one for an array.
     """
 
-    def __getitem__(self, index: Any) -> Any:
-        held = self.get_raw_value()
-        return held if isinstance(held, dict) and index is Ellipsis else super().__getitem__(index)
+    def __getitem__(self, index: object) -> Any:
+        arrays = self.get_raw_value()
+        return arrays if isinstance(arrays, dict) and index is Ellipsis else super().__getitem__(index)
 
-    def set_raw_value(self, value: Any, **options: Any) -> None:
+    def set_raw_value(self, value: object, **options: Any) -> None:
         """As of an `nnx.Variable`; of a record, `nnx.as_pure` makes an `nnx.State`."""
         super().set_raw_value(dict(value) if isinstance(value, nnx.State) else value, **options)
 
     @property
     def sharding(self) -> Any:
         """Of the array, or a dict of those of the parts."""
-        held = self.get_raw_value()
-        if isinstance(held, dict):
-            return {name: getattr(part, "sharding", None) for name, part in held.items()}
-        return held.sharding
+        arrays = self.get_raw_value()
+        if isinstance(arrays, dict):
+            return {name: getattr(part, "sharding", None) for name, part in arrays.items()}
+        return arrays.sharding
 
 
 class QuantStat(_ArrayOrRecord):
@@ -115,7 +115,7 @@ class Frozen(nnx.Variable[Any]):
     """
 
 
-def float_array(value: Any, shape: tuple[int, ...] = ()) -> jax.Array:
+def float_array(value: object, shape: tuple[int, ...] = ()) -> jax.Array:
     """A float32 array filled with a number: one transfer, no compilation.
 
     Example:
@@ -130,7 +130,7 @@ def all_counted(counter: Any) -> bool:
     return not has_numbers(counter) or bool(np.all(on_host(counter) > 0))
 
 
-def has_numbers(array: Any) -> bool:
+def has_numbers(array: jax.Array) -> bool:
     """Whether an array can be read: neither traced nor abstract."""
     return isinstance(array, jax.Array | np.ndarray) and is_concrete(array)
 
@@ -151,14 +151,14 @@ class RecordPart:
         """The array."""
         return self.record.get_raw_value()[self.name]
 
-    def set_value(self, value: Any) -> None:
+    def set_value(self, value: object) -> None:
         """Replace the array."""
         self.record.set_value({**self.record.get_raw_value(), self.name: value})
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: object) -> jax.Array:
         return self.get_value()[index]
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         self.set_value(self.get_value().at[index].set(value))
 
     shape = property(lambda self: self.get_value().shape, doc="The array's.")
@@ -181,9 +181,9 @@ class Part:
 
 def state_parts(variable: nnx.Variable[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """A Variable's readable and writable items, by path below its own: itself, or the parts of a record."""
-    held = variable.get_raw_value()
-    if isinstance(held, dict):
-        yield from (((name,), RecordPart(variable, name)) for name in held)
+    arrays = variable.get_raw_value()
+    if isinstance(arrays, dict):
+        yield from (((name,), RecordPart(variable, name)) for name in arrays)
     else:
         yield (), variable
 
@@ -193,16 +193,16 @@ def kind_of(variable: Any) -> type:
     return type(variable.record if isinstance(variable, RecordPart) else variable)
 
 
-def flat_parts(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+def flat_parts(state: nnx.State) -> list[tuple[tuple[Any, ...], Any]]:
     """The readable and writable items of an `nnx.State`, by path: Variables, parts of records, and arrays."""
-    found: list[tuple[tuple[Any, ...], Any]] = []
+    parts: list[tuple[tuple[Any, ...], Any]] = []
     for path, leaf in nnx.to_flat_state(state):
         below = state_parts(leaf) if isinstance(leaf, nnx.Variable) else [((), leaf)]
-        found.extend(((*path, *name), part) for name, part in below)
-    return found
+        parts.extend(((*path, *name), part) for name, part in below)
+    return parts
 
 
-UNSEEN = "its range never saw data: it is what it was initialized to, or that of the tensor at hand"
+UNSEEN = "its range never saw data: it is what it was initialized to, or that of the given tensor"
 CURE = (
     "jqinject.calibrate(model, batches); or train it, or load a state with ranges (jqinject.load_state), before "
     "model.eval()"
@@ -214,7 +214,7 @@ class UncalibratedWarning(UserWarning):
 
 
 class LostStateWarning(UserWarning):
-    """What quantizers record is thrown away: by a part of a program, or by a backward pass that nobody listens to."""
+    """What quantizers record is discarded: by a part of a program, or by a backward pass without a listener."""
 
 
 def warn_of_unheard(quantizer: str) -> None:

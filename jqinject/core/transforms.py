@@ -143,8 +143,8 @@ def along(apply: Callable[[jax.Array], jax.Array], x: jax.Array, axes: tuple[int
     order = (*(axis for axis in range(x.ndim) if axis not in last), *last)
     moved = x.transpose(order)
     front = moved.shape[: x.ndim - len(last)]
-    made = apply(moved.reshape(*front, math.prod(moved.shape[len(front) :])))
-    return made.reshape(moved.shape).transpose([order.index(axis) for axis in range(x.ndim)])
+    y = apply(moved.reshape(*front, math.prod(moved.shape[len(front) :])))
+    return y.reshape(moved.shape).transpose([order.index(axis) for axis in range(x.ndim)])
 
 
 class ChannelScale(Transform):
@@ -225,10 +225,10 @@ class Permutation(Transform):
         Raises:
             ValueError: it is no permutation.
         """
-        held = self.order.get_value()
+        current = self.order.get_value()
         order = jnp.asarray(order)
-        if order.shape != held.shape or not bool((jnp.sort(order) == jnp.arange(held.size)).all()):
-            raise ValueError(f"Permutation: expected each of {held.size} channels once, got {order}")
+        if order.shape != current.shape or not bool((jnp.sort(order) == jnp.arange(current.size)).all()):
+            raise ValueError(f"Permutation: expected each of {current.size} channels once, got {order}")
         self.order.set_value(order.astype(jnp.int32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -240,9 +240,9 @@ class Permutation(Transform):
         return jnp.take(x, jnp.argsort(self.order.get_value()), axis=-1)
 
 
-def _of_shape(value: jax.Array, held: QuantStat, expected: str) -> jax.Array:
+def _of_shape(value: jax.Array, variable: QuantStat, expected: str) -> jax.Array:
     """Numbers as float32; a ValueError if the shape differs from that of the numbers held."""
-    shape = held.get_value().shape
+    shape = variable.get_value().shape
     if jnp.shape(value) != shape:
         raise ValueError(f"{expected} of shape {shape}, got {jnp.shape(value)}")
     return jnp.asarray(value, jnp.float32)
@@ -256,7 +256,7 @@ class Hadamard(Transform):
 
     Args:
         block_size: consecutive channels that are transformed together; None for all of them.
-        signs: 1 or -1 for each channel of a block, by which it is multiplied before; None for none. Static.
+        signs: 1 or -1 for each channel of a block, by which it is multiplied before; None if absent. Static.
         factor_dtype: the dtype that `1 / sqrt(n)` is rounded to, for libraries that build the matrix in 16 bits; None
             for float32. The inverse is the transpose, which then is off by twice the rounding.
 
@@ -278,12 +278,12 @@ class Hadamard(Transform):
         self, block_size: int | None = None, signs: tuple[int, ...] | None = None, factor_dtype: Any = None
     ) -> None:
         if signs is not None:
-            given = np.asarray(signs)
-            if given.ndim != 1 or given.dtype.kind not in "iu" or not np.all(np.abs(given) == 1):
+            array = np.asarray(signs)
+            if array.ndim != 1 or array.dtype.kind not in "iu" or not np.all(np.abs(array) == 1):
                 raise ValueError(
                     f"Hadamard: signs must be 1 or -1, one for each channel of a block, got {signs!r:.80}"
                 )
-            signs = tuple(given.tolist())
+            signs = tuple(array.tolist())
             block_size = len(signs) if block_size is None else block_size
             if len(signs) != block_size:
                 raise ValueError(

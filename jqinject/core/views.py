@@ -241,7 +241,7 @@ class GroupingView(ABC):
         return split_groups(x, fitting_size(self.group_size, x.shape[self.group_dim]), self.group_dim)
 
     @abstractmethod
-    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+    def _misfit(self, x: jax.Array, problem: str) -> ValueError:
         """The error for an array that does not fit."""
 
     def is_seen(self, x: jax.Array) -> bool:
@@ -261,12 +261,12 @@ def cut_of(view: View, x: jax.Array) -> Cut | None:
     return view.cut(x) if isinstance(view, GroupingView) else None
 
 
-def blocks_of(view: Any, x: jax.Array) -> Blocks | None:
+def blocks_of(view: View, x: jax.Array) -> Blocks | None:
     """The `Blocks` of a grouping view; None for any other view, or if each group is one."""
     return view.blocks(x) if isinstance(view, GroupingView) else None
 
 
-def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: Any) -> Any:
+def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: object) -> Any:
     """`quantize(view(x), *numbers)`; if groups may cross shards, `x` is quantized before it is viewed.
 
     Along explicit axes it is not viewed then, since the view would have to be gathered.
@@ -280,11 +280,11 @@ def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: 
     cut = cut_of(view, x)
     if cut is None:
         return quantize(view(x), *numbers)
-    made = quantize(x, *jax.tree.map(lambda number: cut.spread(number, x), numbers))
-    return made if is_split(x) else jax.tree.map(view, made)
+    results = quantize(x, *jax.tree.map(lambda number: cut.spread(number, x), numbers))
+    return results if is_split(x) else jax.tree.map(view, results)
 
 
-def beside(view: View, x: jax.Array, *numbers: Any) -> tuple[Any, ...]:
+def beside(view: View, x: jax.Array, *numbers: object) -> tuple[Any, ...]:
     """Numbers that broadcast against the view, as they broadcast against what `in_layout` returns."""
     cut = cut_of(view, x) if is_split(x) else None
     return numbers if cut is None else jax.tree.map(lambda number: cut.spread(number, x), numbers)
@@ -323,7 +323,7 @@ class OverSubChannelBlockView(GroupingView):
         """View `x`."""
         expanded = self.expanded_groupwise_shape
         if self.is_seen(x):
-            if any(size not in (1, wanted) for size, wanted in zip(x.shape, expanded, strict=True)):
+            if any(size not in (1, expected) for size, expected in zip(x.shape, expanded, strict=True)):
                 raise self._misfit(x, "has as many axes")
             return x
         viewed = super().__call__(x)
@@ -335,10 +335,10 @@ class OverSubChannelBlockView(GroupingView):
         """Whether a tensor has the grouped number of axes."""
         return x.ndim == len(self.expanded_groupwise_shape)
 
-    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+    def _misfit(self, x: jax.Array, problem: str) -> ValueError:
         return ValueError(
             f"OverSubChannelBlockView was made for arrays that are {self.expanded_groupwise_shape} in groups of "
-            f"{self.group_size}, got one of shape {x.shape}, which {found}.\n"
+            f"{self.group_size}, got one of shape {x.shape}, which {problem}.\n"
             "  cure: DynamicOverSubChannelBlockView, which takes any shape; for a quantizer of scales, nested in that "
             "of a weight, upstream_shape = (this << 1).scaling_shape, and around it restrict_threshold_impl = "
             "FloatRestrictValue, as the threshold (a scalar) has no groups"
@@ -371,8 +371,8 @@ class DynamicOverSubChannelBlockView(GroupingView):
     block_width: GroupSize = 1
     block_dim: int | None = -2
 
-    def _misfit(self, x: jax.Array, found: str) -> ValueError:
+    def _misfit(self, x: jax.Array, problem: str) -> ValueError:
         return ValueError(
-            f"DynamicOverSubChannelBlockView: an array of shape {x.shape} {found} to cut into groups.\n"
+            f"DynamicOverSubChannelBlockView: an array of shape {x.shape} {problem} to cut into groups.\n"
             "  cure: group_dim = -1, the features"
         )

@@ -16,7 +16,7 @@ from jqinject.core.memory.memory import Dynamic, Memory
 from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM, Broadcastable, initial_number
 from jqinject.core.statistics.search import Candidate, Task
 from jqinject.ops.groups import ungrouped
-from jqinject.ops.lean import choose, known_zero
+from jqinject.ops.lean import Bits, choose, known_zero
 from jqinject.ops.power import divide
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import abs_binary_sign_grad
@@ -33,7 +33,9 @@ class ZeroZeroPoint:
 
     has_zero_point = False
 
-    def __call__(self, x: Any = None, scale: Any = None, bit_width: Any = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array | None = None, scale: jax.Array | None = None, bit_width: Bits | None = None
+    ) -> jax.Array:
         """A float32 zero."""
         return known_zero()
 
@@ -172,7 +174,7 @@ class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
         zero_point_stats_momentum: weight of the newest batch, in (0, 1]; None for the cumulative mean, which
             calibration takes too unless a momentum is named.
 
-        collected_zero_point: a distance that counts as collected, so that it is learned at once; None for none.
+        collected_zero_point: a distance that counts as collected, so that it is learned at once; None if absent.
 
     Raises:
         TypeError: when `collect_stats_steps` is not an int.

@@ -1,8 +1,8 @@
 """Quantized contractions."""
 
 from jqinject.dot.frozen.frozen_form import FrozenForm as FrozenForm
-from jqinject.dot.frozen.frozen_groups import ScaleForms as ScaleForms
 from jqinject.dot.frozen.frozen_numbers import DEQUANTIZE as DEQUANTIZE
+from jqinject.dot.frozen.frozen_numbers import ScaleForms as ScaleForms
 from jqinject.dot.frozen.frozen_numbers import dequantize as dequantize
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers as frozen_numbers
 from jqinject.dot.frozen.frozen_numbers import numbers_of_leaves as numbers_of_leaves
@@ -11,6 +11,7 @@ from jqinject.dot.frozen.frozen_param import READS_WHOLE as READS_WHOLE
 from jqinject.dot.frozen.frozen_param import FrozenParam as FrozenParam
 from jqinject.dot.frozen.low_bit_cache import LowBitCache as LowBitCache
 from jqinject.dot.frozen.low_bit_cache import is_low_bit_cache as is_low_bit_cache
+from jqinject.dot.geometry.equation import kernel_axes_of as kernel_axes_of
 from jqinject.dot.geometry.output import contraction_bit_width as contraction_bit_width
 from jqinject.dot.geometry.output import contraction_output as contraction_output
 from jqinject.dot.geometry.output import without_zero_points as without_zero_points
@@ -20,8 +21,6 @@ from jqinject.dot.kernels.integer import IntegerOperand as IntegerOperand
 from jqinject.dot.kernels.integer import affine_dot_general as affine_dot_general
 from jqinject.dot.kernels.integer import affine_of as affine_of
 from jqinject.dot.kernels.integer import has_integers as has_integers
-from jqinject.dot.schemes.freezer import Freezer as Freezer
-from jqinject.dot.schemes.freezer import QuantMode as QuantMode
 from jqinject.dot.schemes.functions_of_jax import conv_general_dilated as conv_general_dilated
 from jqinject.dot.schemes.functions_of_jax import dot_general as dot_general
 from jqinject.dot.schemes.functions_of_jax import einsum as einsum
@@ -29,7 +28,8 @@ from jqinject.dot.schemes.modules import QConvGeneralDilated as QConvGeneralDila
 from jqinject.dot.schemes.modules import QDotGeneral as QDotGeneral
 from jqinject.dot.schemes.modules import QEinsum as QEinsum
 from jqinject.dot.schemes.modules import QRaggedDot as QRaggedDot
-from jqinject.dot.schemes.quantized_einsum import kernel_axes_of as kernel_axes_of
+from jqinject.dot.schemes.quantized_op import Freezer as Freezer
+from jqinject.dot.schemes.quantized_op import QuantMode as QuantMode
 from jqinject.dot.schemes.scheme import Kept as Kept
 from jqinject.dot.schemes.scheme import Scheme as Scheme
 from jqinject.dot.schemes.scheme_dot import ExplainedProduct as ExplainedProduct

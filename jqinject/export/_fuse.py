@@ -7,15 +7,24 @@ onnxruntime makes a QLinearConv or QGemm of a Conv or Gemm that has its bias as 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+Node: TypeAlias = Any
+"""`onnx_ir.Node`, of an optional library."""
+Value: TypeAlias = Any
+"""`onnx_ir.Value`."""
+Proto: TypeAlias = Any
+"""`onnx.ModelProto`."""
+Module: TypeAlias = Any
+"""A module of the library."""
 
 CHANNELS = 1  # the axis of the channels of a Conv's result
 MOVING = ("Transpose", "Reshape")
 
 
-def fused(proto: Any, ir: Any, passes: Any) -> Any:
+def fused(proto: Proto, ir: Module, passes: Module) -> Proto:
     """Return the model with each bias as an input of its Conv or Gemm, and `Max(x, 0)` as `Relu(x)`.
 
     Args:
@@ -34,7 +43,7 @@ def fused(proto: Any, ir: Any, passes: Any) -> Any:
     return ir.to_proto(model)
 
 
-def _give_bias(add: Any, ir: Any) -> None:
+def _give_bias(add: Node, ir: Module) -> None:
     """Move an added vector into the Conv or Gemm of dequantized numbers before it."""
     for result, added in (tuple(add.inputs), tuple(add.inputs)[::-1]):
         contraction = _contraction(result)
@@ -49,14 +58,14 @@ def _give_bias(add: Any, ir: Any) -> None:
             return
 
 
-def _contraction(value: Any) -> Any:
+def _contraction(value: Value) -> Node | None:
     """Return the Conv or Gemm that made a value that nothing else takes.
 
     None if it has a bias, or contracts floats: onnxruntime quantizes the operand of a float Gemm with a bias.
     """
     if len(value.uses()) != 1 or value.is_graph_output():
         return None
-    node: Any = value.producer()
+    node: Node = value.producer()
     kind = "Gemm"
     if _kind(node) == "Transpose" and node.attributes["perm"].as_ints()[-1] == CHANNELS:
         (value,), kind = node.inputs, "Conv"
@@ -67,15 +76,15 @@ def _contraction(value: Any) -> Any:
     return node if free and all(_dequantized(x) is not None for x in node.inputs[:2]) else None
 
 
-def _dequantized(value: Any) -> Any:
+def _dequantized(value: Value) -> Node:
     """Return the DequantizeLinear that made a value, which may have been moved since; None if none did."""
-    node: Any = value.producer()
+    node: Node = value.producer()
     while _kind(node) in MOVING:
         node = node.inputs[0].producer()
     return node if _kind(node) == "DequantizeLinear" else None
 
 
-def _is_quantized_next(value: Any) -> bool:
+def _is_quantized_next(value: Value) -> bool:
     """Whether a value goes on to QuantizeLinear alone."""
     while len(value.uses()) == 1 and not value.is_graph_output():
         ((node, _),) = value.uses()
@@ -87,24 +96,24 @@ def _is_quantized_next(value: Any) -> bool:
     return False
 
 
-def _vector(added: Any, result: Any) -> Any:
+def _vector(added: Value, result: Value) -> Value | None:
     """Return what is added to `result`, a vector along its last axis; None if anything else is."""
     shape, target = _sizes(added), _sizes(result)
     if not shape or not target or not shape[-1] == target[-1] == math.prod(shape):
         return None
-    node: Any = added.producer()
+    node: Node = added.producer()
     vector = node.inputs[0] if _kind(node) == "Reshape" else added
     return vector if vector.const_value is not None or _sizes(vector) == shape[-1:] else None
 
 
-def _stored(vector: Any, ir: Any) -> Any:
+def _stored(vector: Value, ir: Module) -> Value:
     """Return a vector as one with a single axis."""
     if vector.const_value is None:
         return vector
     return _constant(vector, "vector", vector.const_value.numpy().reshape(-1), ir)
 
 
-def _bias(contraction: Any, vector: Any, ir: Any) -> Any:
+def _bias(contraction: Node, vector: Value, ir: Module) -> Value | None:
     """Return a float bias as int32, whose step is the product of the operands' scales; None if it does not fit."""
     data, weight = (_dequantized(x) for x in contraction.inputs[:2])
     scales = [node.inputs[1].const_value for node in (data, weight)]
@@ -127,13 +136,13 @@ def _bias(contraction: Any, vector: Any, ir: Any) -> Any:
     return node.outputs[0]
 
 
-def _constant(like: Any, name: str, array: np.ndarray, ir: Any) -> Any:
+def _constant(like: Value, name: str, array: np.ndarray, ir: Module) -> Value:
     value = ir.val(f"{like.name}_{name}", const_value=ir.tensor(array))
     like.graph.register_initializer(value)
     return value
 
 
-def _write_relu(node: Any, ir: Any) -> None:
+def _write_relu(node: Node, ir: Module) -> None:
     """Write the maximum of a value and 0 as a Relu."""
     if len(node.inputs) != 2:
         return
@@ -147,20 +156,20 @@ def _write_relu(node: Any, ir: Any) -> None:
             return
 
 
-def _replace(value: Any, replacement: Any) -> None:
+def _replace(value: Value, replacement: Value) -> None:
     """Use another value in the place of one; an output of the graph keeps its name."""
     if value.is_graph_output():
         value.name, replacement.name = f"{value.name}_before", value.name
     value.replace_all_uses_with(replacement, replace_graph_outputs=True)
 
 
-def _kind(node: Any) -> str | None:
+def _kind(node: Node) -> str | None:
     return None if node is None else node.op_type
 
 
-def _is_zero(value: Any) -> bool:
+def _is_zero(value: Value) -> bool:
     return value.const_value is not None and not np.any(value.const_value.numpy())
 
 
-def _sizes(value: Any) -> tuple[Any, ...] | None:
+def _sizes(value: Value) -> tuple[int, ...] | None:
     return None if value.shape is None else tuple(value.shape)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from flax import nnx
 from jax import export
 
-from jqinject.export._model import checked_path, needed
+from jqinject.export._fuse import Module
+from jqinject.export._model import PyTree, checked_path, needed
 from jqinject.export._stablehlo import has_composites, stablehlo
 from jqinject.program import CALL, Call, Method
 from jqinject.proxy import QuantProxyFromInjector
@@ -19,12 +19,12 @@ EXTRA = "litert"
 
 def tflite(
     model: nnx.Module,
-    *inputs: Any,
+    *inputs: PyTree,
     path: str | os.PathLike[str] | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     method: Method = CALL,
-    **keywords: Any,
+    **keywords: PyTree,
 ) -> bytes:
     """Export the model in evaluation mode to a LiteRT (`.tflite`) file.
 
@@ -63,8 +63,8 @@ def tflite(
     program = stablehlo(model, *inputs, method=method, **keywords).exported
     _refuse_unmarked(model, program)
     names = [
-        _names(given, len(avals), prefix)
-        for given, avals, prefix in (
+        _names(stated, len(avals), prefix)
+        for stated, avals, prefix in (
             (input_names, program.in_avals, "in"),
             (output_names, program.out_avals, "out"),
         )
@@ -75,7 +75,7 @@ def tflite(
     return file
 
 
-def _converted(converter: Any, program: export.Exported, inputs: list[str], outputs: list[str]) -> bytes:
+def _converted(converter: Module, program: export.Exported, inputs: list[str], outputs: list[str]) -> bytes:
     """Return the program as a file, with the signature `serving_default`."""
     ir, passes = (needed(f"litert_converter.mlir.{name}", EXTRA, "tflite") for name in ("ir", "passmanager"))
     config = converter.ConvertToTFLConfig()
@@ -96,8 +96,8 @@ def _converted(converter: Any, program: export.Exported, inputs: list[str], outp
             ) from error
 
 
-def _names(given: Sequence[str] | None, count: int, prefix: str) -> list[str]:
-    names = [f"{prefix}_{place}" for place in range(count)] if given is None else list(given)
+def _names(stated: Sequence[str] | None, count: int, prefix: str) -> list[str]:
+    names = [f"{prefix}_{place}" for place in range(count)] if stated is None else list(stated)
     if len(names) != count:
         raise ValueError(
             f"tflite: {prefix}put_names names {len(names)} arrays, and the program has {count}: {names}"

@@ -7,11 +7,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike
 
 from jqinject.core.state import flat_parts
 from jqinject.model.freezing import freeze_ranges
@@ -20,8 +21,10 @@ from jqinject.ops.processes import on_host, spans_processes
 from jqinject.program import Call, SplitCall
 from jqinject.quant_tensor import as_array, is_quantized
 
+PyTree: TypeAlias = Any
 
-def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
+
+def serving_copy(model: nnx.Module, name: str, allow_uncalibrated: bool) -> nnx.Module:
     """A copy of a model, in evaluation mode.
 
     Args:
@@ -47,12 +50,12 @@ def serving_copy(model: Any, name: str, allow_uncalibrated: bool) -> Any:
     return copy
 
 
-def _bring_home(model: Any) -> None:
+def _bring_home(model: nnx.Module) -> None:
     """Gather arrays that span processes: every process exports the whole program."""
     for _, variable in flat_parts(nnx.state(model, graph=True)):
-        held = variable.get_value()
-        if spans_processes(held):
-            variable.set_value(jnp.asarray(on_host(held)))
+        value = variable.get_value()
+        if spans_processes(value):
+            variable.set_value(jnp.asarray(on_host(value)))
 
 
 class ExportedCall:
@@ -73,9 +76,9 @@ class ExportedCall:
         TypeError: there are arguments, and no array among them; a QuantTensor.
     """
 
-    def __init__(self, model: Any, call: Call, name: str) -> None:
-        leaves = jax.tree.leaves((call.args, call.kwargs), is_leaf=_is_quant_tensor)
-        wrong = [x for x in leaves if _is_quant_tensor(x)] or ([] if call.arrays or call.modules else leaves)
+    def __init__(self, model: nnx.Module, call: Call, name: str) -> None:
+        leaves = jax.tree.leaves((call.args, call.kwargs), is_leaf=is_quantized)
+        wrong = [x for x in leaves if is_quantized(x)] or ([] if call.arrays or call.modules else leaves)
         if wrong:
             raise TypeError(
                 f"{name} takes arrays or jax.ShapeDtypeStructs as inputs, got {type(wrong[0]).__name__}.\n"
@@ -86,7 +89,7 @@ class ExportedCall:
         self.specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.arrays]
         self.signature = _with_arrays_only(call, self.specs)
 
-    def __call__(self, state: Any, arrays: Sequence[Any]) -> Any:
+    def __call__(self, state: nnx.State, arrays: Sequence[ArrayLike]) -> PyTree:
         """The outputs, with arrays instead of QuantTensors.
 
         Raises:
@@ -95,9 +98,9 @@ class ExportedCall:
         model, call = self._split.merged(state, arrays)
         before = [jax.tree.leaves(nnx.state(module, graph=True)) for module in call.modules]
         outputs = call(model)
-        for module, given in zip(call.modules, before, strict=True):
-            held = jax.tree.leaves(nnx.state(module, graph=True))
-            if len(held) != len(given) or any(x is not y for x, y in zip(held, given, strict=True)):
+        for module, leaves in zip(call.modules, before, strict=True):
+            after = jax.tree.leaves(nnx.state(module, graph=True))
+            if len(after) != len(leaves) or any(x is not y for x, y in zip(after, leaves, strict=True)):
                 raise ValueError(
                     f"{self._name}: the call changes the {type(module).__name__} among its arguments, and the program "
                     "returns the outputs alone.\n  cure: method=..., a function that takes the model and arrays, makes "
@@ -106,18 +109,20 @@ class ExportedCall:
         return plain(outputs)
 
 
-def _with_arrays_only(call: Call, specs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_arrays_only(
+    call: Call, specs: Sequence[jax.ShapeDtypeStruct]
+) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
     frame = replace(call.frame, others=(None,) * len(call.frame.others))
     bare = frame.filled(specs, [None] * len(call.modules))
     args = list(bare.args)
     while args and not jax.tree.leaves(args[-1]):
         args.pop()
-    return tuple(args), {name: given for name, given in bare.kwargs.items() if jax.tree.leaves(given)}
+    return tuple(args), {name: value for name, value in bare.kwargs.items() if jax.tree.leaves(value)}
 
 
-def plain(output: Any) -> Any:
+def plain(output: PyTree) -> PyTree:
     """An output with arrays instead of QuantTensors, which other programs do not know."""
-    return jax.tree.map(as_array, output, is_leaf=_is_quant_tensor)
+    return jax.tree.map(as_array, output, is_leaf=is_quantized)
 
 
 def checked_path(path: str | os.PathLike[str], name: str) -> Path:
@@ -148,7 +153,3 @@ def needed(package: str, extra: str, name: str) -> Any:
             f'  cure: pip install "jqinject[{extra}]"',
             name=error.name,
         ) from error
-
-
-def _is_quant_tensor(x: Any) -> bool:
-    return is_quantized(x)

@@ -1,26 +1,77 @@
-"""`onnx`: exports a model to ONNX with QuantizeLinear and DequantizeLinear, through jax2onnx."""
+"""`onnx`: exports a model to ONNX with QuantizeLinear and DequantizeLinear, through jax2onnx and plugins for it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import jax
 from flax import nnx
 
 from jqinject import native
-from jqinject.export._fold import evaluate
-from jqinject.export._fuse import fused
-from jqinject.export._grid import KEPT
-from jqinject.export._lowerings import register
-from jqinject.export._marks import mark_quantizers
+from jqinject.export._fuse import Module, Proto, fused
+from jqinject.export._marks import MARK, mark_quantizers, rules
 from jqinject.export._model import ExportedCall, checked_path, needed, serving_copy
-from jqinject.export._onnx_model import OnnxModel
-from jqinject.export._pool import POOLS
-from jqinject.export._unmark import rules
+from jqinject.export._operations import DEQUANTIZE, KEPT, POOL, POOLS, QUANTIZE, evaluate
 from jqinject.program import CALL, Call, Method, checked_method
 from jqinject.program.jaxpr import Body
+
+Context: TypeAlias = Any
+"""jax2onnx's state while it writes a graph."""
+JaxprEquation: TypeAlias = Any
+"""JAX's own equation, as jax2onnx passes it."""
+
+SHOWN = 5  # kinds of operators in a repr
+
+
+class OnnxModel:
+    """An `onnx.ModelProto` with a short repr; what it has and does, this has and does.
+
+    Attributes:
+        proto: the `onnx.ModelProto`, for functions that ask for that class.
+    """
+
+    def __init__(self, proto: Proto) -> None:
+        self.proto = proto
+
+    def __getattr__(self, name: str) -> object:
+        if name == "proto" or name.startswith("__"):  # while it is copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.proto, name)
+
+    def SerializeToString(self, **options: bool) -> bytes:
+        """The bytes of the file."""
+        return self.proto.SerializeToString(**options)
+
+    def save(self, path: str | Path) -> None:
+        """Write the file.
+
+        Args:
+            path: where to.
+        """
+        Path(path).write_bytes(self.SerializeToString())
+
+    def __eq__(self, model: object) -> bool:
+        return self.proto == (model.proto if isinstance(model, OnnxModel) else model)
+
+    __hash__ = None  # type: ignore[assignment]  # as a ModelProto
+
+    def __repr__(self) -> str:
+        graph = self.proto.graph
+        kinds = Counter(node.op_type for node in graph.node).most_common()
+        more = f", {len(kinds) - SHOWN} more kinds" if len(kinds) > SHOWN else ""
+        operators = ", ".join(f"{count} {kind}" for kind, count in kinds[:SHOWN])
+        opset = next(
+            (entry.version for entry in self.proto.opset_import if entry.domain in ("", "ai.onnx")), "?"
+        )
+        inputs, outputs = ([entry.name for entry in ends] for ends in (graph.input, graph.output))
+        return (
+            f"<ONNX model {graph.name!r}, opset {opset}: {', '.join(inputs)} -> {', '.join(outputs)}; "
+            f"{len(graph.node)} nodes ({operators}{more}), {self.proto.ByteSize():,} bytes>"
+        )
 
 
 def onnx(
@@ -121,7 +172,7 @@ def onnx(
     return OnnxModel(proto)
 
 
-def _check_valid(proto: Any, package: Any, kind: str) -> None:
+def _check_valid(proto: Proto, package: Module, kind: str) -> None:
     """Raise if ONNX's own checker refuses jax2onnx's result."""
     try:
         package.checker.check_model(proto, full_check=True)
@@ -136,11 +187,53 @@ def _check_valid(proto: Any, package: Any, kind: str) -> None:
 def _program(exported: ExportedCall, opset: int) -> Body:
     """The call's program, from arrays to arrays, with quantized numbers in ONNX's form."""
 
-    def run(state: Any, *arrays: Any) -> Any:
+    def run(state: nnx.State, *arrays: jax.Array) -> list[jax.Array]:
         return jax.tree.leaves(exported(state, arrays))
 
     # NNX's transformations need Variables of their own trace: the state is first an argument, then a constant.
     marked = Body.of(jax.make_jaxpr(run)(exported.state, *exported.specs))
-    known = jax.tree.leaves(exported.state)
-    unmarked = jax.make_jaxpr(lambda *xs: evaluate(marked, [*known, *xs], {**rules(opset), **POOLS}))
+    leaves = jax.tree.leaves(exported.state)
+    unmarked = jax.make_jaxpr(lambda *xs: evaluate(marked, [*leaves, *xs], {**rules(opset), **POOLS}))
     return Body.of(unmarked(*exported.specs))
+
+
+def register(plugins: Module) -> None:
+    """Register jqinject's operations with jax2onnx; may be called repeatedly.
+
+    Args:
+        plugins: the module `jax2onnx.plugins.plugin_system`.
+    """
+    for primitive, write in ((QUANTIZE, _quantize), (DEQUANTIZE, _dequantize), (POOL, _pool), (MARK, _mark)):
+        plugin = type(primitive.name, (plugins.PrimitiveLeafPlugin,), {"lower": write})
+        plugins.register_primitive(jaxpr_primitive=primitive.name)(plugin)
+
+
+def _quantize(self: object, ctx: Context, eqn: JaxprEquation) -> None:
+    _write(ctx, eqn, "QuantizeLinear", _axis(eqn))
+
+
+def _dequantize(self: object, ctx: Context, eqn: JaxprEquation) -> None:
+    _write(ctx, eqn, "DequantizeLinear", _axis(eqn))
+
+
+def _pool(self: object, ctx: Context, eqn: JaxprEquation) -> None:
+    _write(ctx, eqn, eqn.params["operator"], dict(eqn.params["attributes"]))
+
+
+def _mark(self: object, ctx: Context, eqn: JaxprEquation) -> None:
+    # Remaining marks are inside loop bodies, where no grid is known: keep the computed value.
+    ctx.bind_value_for_var(eqn.outvars[0], ctx.get_value_for_var(eqn.invars[1]))
+
+
+def _axis(eqn: JaxprEquation) -> dict[str, int]:
+    axis = eqn.params["axis"]
+    return {} if axis is None else {"axis": axis}
+
+
+def _write(ctx: Context, eqn: JaxprEquation, operator: str, attributes: Mapping[str, object]) -> None:
+    operands = [ctx.get_value_for_var(variable) for variable in eqn.invars]
+    (result,) = eqn.outvars
+    value = ctx.get_value_for_var(result, name_hint=ctx.fresh_name(operator))
+    written = getattr(ctx.builder, operator)(*operands, _outputs=[value.name], **attributes)
+    written.type, written.shape = value.type, value.shape
+    ctx.bind_value_for_var(result, written)

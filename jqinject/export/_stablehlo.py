@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import export
+from jax.tree_util import KeyPath
+from jax.typing import ArrayLike
 
-from jqinject.export._model import ExportedCall, checked_path, needed, serving_copy
+from jqinject.export._model import ExportedCall, PyTree, checked_path, needed, serving_copy
 from jqinject.program import CALL, Call, Method, checked_method
 
 WEIGHTS = ("constants", "argument")
@@ -70,12 +72,12 @@ class stablehlo:
     def __init__(
         self,
         model: nnx.Module,
-        *inputs: Any,
+        *inputs: PyTree,
         weights: str = "constants",
         method: Method = CALL,
         platforms: Sequence[str] | None = None,
         allow_uncalibrated: bool = False,
-        **keywords: Any,
+        **keywords: PyTree,
     ) -> None:
         if weights not in WEIGHTS:
             raise ValueError(f"stablehlo: weights must be 'constants' or 'argument', got {weights!r}")
@@ -144,7 +146,9 @@ class stablehlo:
         """The program as StableHLO text."""
         return self.exported.mlir_module()
 
-    def call(self, *inputs: Any, weights: Mapping[str, Any] | None = None, **keywords: Any) -> Any:
+    def call(
+        self, *inputs: PyTree, weights: Mapping[str, ArrayLike] | None = None, **keywords: PyTree
+    ) -> PyTree:
         """Run the program; under `jax.jit` too.
 
         Args:
@@ -161,13 +165,13 @@ class stablehlo:
                     "this StableHLO program holds its weights.\n  cure: export with weights='argument' to give others"
                 )
             return self.exported.call(*inputs, **keywords)
-        given = self.weights if weights is None else weights
-        if given is None:
+        weights = self.weights if weights is None else weights
+        if weights is None:
             raise ValueError(
                 "this StableHLO program takes its weights as an argument, and a file has none.\n"
                 "  cure: call(*inputs, weights=...), with the `weights` of the program when it was made"
             )
-        return self.exported.call(*inputs, weights=dict(given), **keywords)
+        return self.exported.call(*inputs, weights=dict(weights), **keywords)
 
     @property
     def _takes_weights(self) -> bool:
@@ -180,21 +184,21 @@ def has_composites(exported: export.Exported) -> bool:
     return " stablehlo.composite " in exported.mlir_module()
 
 
-def _function(exported: ExportedCall) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
+def _function(exported: ExportedCall) -> tuple[Callable[..., PyTree], dict[str, jax.Array]]:
     """The call as a function of its arguments and weights, and the weights: path -> array."""
     paths, structure = jax.tree.flatten_with_path(exported.state)
     leaves = {_weight_name(path): leaf for path, leaf in paths}
     # A program's signature cannot contain random keys, and evaluation does not use them.
     weights = {n: x for n, x in leaves.items() if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
 
-    def run(args: Any, kwargs: Any, weights: Mapping[str, jax.Array]) -> Any:
+    def run(args: PyTree, kwargs: PyTree, weights: Mapping[str, jax.Array]) -> PyTree:
         state = jax.tree.unflatten(structure, list({**leaves, **weights}.values()))
         return exported(state, jax.tree.leaves((args, kwargs)))
 
     return run, weights
 
 
-def _weight_name(path: tuple[Any, ...]) -> str:
+def _weight_name(path: KeyPath) -> str:
     """A path in the model; in a module among the arguments, with its number before it."""
     name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
     number, _, name = name.partition(".")

@@ -1,4 +1,4 @@
-"""Integers of a few bits in dense little-endian streams, as checkpoints pack them."""
+"""Integers of a few bits, as checkpoints pack them: nibbles, dense little-endian streams, words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,38 @@ import numpy as np
 _AT_ONCE = 1 << 22  # numbers that are unpacked at a time: one byte is needed for each of their bits
 
 
+def low_nibble_first(raw: np.ndarray) -> np.ndarray:
+    """Return the codes of bytes whose low four bits come first, along the last axis.
+
+    Example:
+        >>> low_nibble_first(np.array([0x21, 0x43], np.uint8)).tolist()
+        [1, 2, 3, 4]
+    """
+    return np.stack([raw & 15, raw >> 4], axis=-1).reshape(*raw.shape[:-1], -1)
+
+
+def high_nibble_first(raw: np.ndarray) -> np.ndarray:
+    """Return the codes of bytes whose high four bits come first, along the last axis.
+
+    Example:
+        >>> high_nibble_first(np.array([0x21, 0x43], np.uint8)).tolist()
+        [2, 1, 4, 3]
+    """
+    return np.stack([raw >> 4, raw & 15], axis=-1).reshape(*raw.shape[:-1], -1)
+
+
+def halves(raw: np.ndarray) -> np.ndarray:
+    """Return the codes of blocks of bytes, all low four bits before all high ones, along the last axis.
+
+    Example:
+        >>> halves(np.array([0x21, 0x43], np.uint8)).tolist()
+        [1, 3, 2, 4]
+    """
+    return np.concatenate([raw & 15, raw >> 4], axis=-1)
+
+
 def unpack_stream(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """The integers of streams along the last axis: number `i` occupies bits `i * bits` to `(i + 1) * bits - 1`.
+    """Return the integers of streams along the last axis: number `i` occupies bits `i * bits` to `(i + 1) * bits - 1`.
 
     Args:
         words: integers of any width, `(..., words)`; bit 0 is the lowest bit of the first one.
@@ -31,20 +61,21 @@ def unpack_stream(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     if 8 % bits == 0:
         share = 8 // bits
         needed = raw[..., : -(-count // share), None]
-        found = (needed >> (bits * np.arange(share, dtype=np.uint8))) & np.uint8(2**bits - 1)
-        return np.ascontiguousarray(found.reshape(*raw.shape[:-1], -1)[..., :count])
+        numbers = (needed >> (bits * np.arange(share, dtype=np.uint8))) & np.uint8(2**bits - 1)
+        return np.ascontiguousarray(numbers.reshape(*raw.shape[:-1], -1)[..., :count])
     rows = raw.reshape(-1, raw.shape[-1])
-    found = np.empty((rows.shape[0], count), np.uint8)
+    numbers = np.empty((rows.shape[0], count), np.uint8)
     step = max(1, _AT_ONCE // max(count, 1))
     for start in range(0, rows.shape[0], step):
         stop = start + step
-        each = np.unpackbits(rows[start:stop], axis=-1, count=count * bits, bitorder="little")
-        found[start:stop] = np.packbits(each.reshape(-1, count, bits), axis=-1, bitorder="little")[..., 0]
-    return found.reshape(*raw.shape[:-1], count)
+        single = np.unpackbits(rows[start:stop], axis=-1, count=count * bits, bitorder="little")
+        packed = np.packbits(single.reshape(-1, count, bits), axis=-1, bitorder="little")
+        numbers[start:stop] = packed[..., 0]
+    return numbers.reshape(*raw.shape[:-1], count)
 
 
 def unpack_padded_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """Like `unpack_stream`, but with `floor(32 / bits)` numbers in each word and unused bits on top of it.
+    """Return the integers of words that hold `floor(32 / bits)` of them each, with unused bits on top.
 
     Args:
         words: 32 bits each, `(..., words)`.
@@ -55,20 +86,17 @@ def unpack_padded_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
         >>> unpack_padded_words(np.array([[1 | 2 << 3, 7]], np.uint32), 3, 11).tolist()
         [[1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 7]]
     """
-    share = 32 // bits
-    wide = np.ascontiguousarray(words).view(np.uint32)[..., None] >> np.arange(
-        0, share * bits, bits, dtype=np.uint32
-    )
-    found = (wide & np.uint32(2**bits - 1)).astype(np.uint8).reshape(*words.shape[:-1], -1)
-    if found.shape[-1] < count:
-        raise ValueError(
-            f"{count} numbers of {bits} bits need {-(-count // share)} words, got {words.shape[-1]}"
-        )
-    return np.ascontiguousarray(found[..., :count])
+    shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
+    wide = np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts
+    numbers = (wide & np.uint32(2**bits - 1)).astype(np.uint8).reshape(*words.shape[:-1], -1)
+    if numbers.shape[-1] < count:
+        needed = -(-count // len(shifts))
+        raise ValueError(f"{count} numbers of {bits} bits need {needed} words, got {words.shape[-1]}")
+    return np.ascontiguousarray(numbers[..., :count])
 
 
 def pack_stream(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """The inverse of `unpack_stream`: numbers as words of 32 bits, the last of which is padded with zeros.
+    """Pack numbers into words of 32 bits, the last of which is padded with zeros: the inverse of `unpack_stream`.
 
     Args:
         numbers: unsigned, below `2**bits`, `(..., count)`.
@@ -84,10 +112,10 @@ def pack_stream(numbers: np.ndarray, bits: int) -> np.ndarray:
     count = numbers.shape[-1]
     rows = numbers.astype(np.uint8).reshape(-1, count)
     length = -(-count * bits // 32) * 4
-    found = np.zeros((rows.shape[0], length), np.uint8)
+    words = np.zeros((rows.shape[0], length), np.uint8)
     step = max(1, _AT_ONCE // max(count, 1))
     for start in range(0, rows.shape[0], step):
-        each = np.unpackbits(rows[start : start + step, :, None], axis=-1, count=bits, bitorder="little")
-        packed = np.packbits(each.reshape(-1, count * bits), axis=-1, bitorder="little")
-        found[start : start + step, : packed.shape[-1]] = packed
-    return found.view(np.int32).reshape(*numbers.shape[:-1], length // 4)
+        single = np.unpackbits(rows[start : start + step, :, None], axis=-1, count=bits, bitorder="little")
+        packed = np.packbits(single.reshape(-1, count * bits), axis=-1, bitorder="little")
+        words[start : start + step, : packed.shape[-1]] = packed
+    return words.view(np.int32).reshape(*numbers.shape[:-1], length // 4)

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.files.gguf_files import open_gguf
-from jqinject.formats.files.libraries import broken
-from jqinject.formats.files.safetensors_files import open_safetensors
-from jqinject.formats.files.tensors import Tensor, Tensors
-from jqinject.formats.layouts.bitsandbytes import read_bitsandbytes
-from jqinject.formats.layouts.cache_format import cache_format
-from jqinject.formats.layouts.common import Settings
-from jqinject.formats.layouts.compressed_tensors import read_compressed_tensors
-from jqinject.formats.layouts.fp8_block import read_fp8_blocks
-from jqinject.formats.layouts.gguf import read_gguf
-from jqinject.formats.layouts.hqq import read_hqq
-from jqinject.formats.layouts.input_major import read_awq, read_gptq
+from jqinject.formats.checkpoint_errors import PICKLES, CheckpointError, broken
+from jqinject.formats.layouts.compressed_tensors import cache_format, read_compressed_tensors
+from jqinject.formats.layouts.gguf_blocks import read_gguf
 from jqinject.formats.layouts.jax_trees import read_tree
-from jqinject.formats.layouts.modelopt import read_modelopt
+from jqinject.formats.layouts.layout_settings import Settings
 from jqinject.formats.layouts.own import read_own
-from jqinject.formats.layouts.torchao import is_torchao, read_torchao
+from jqinject.formats.layouts.weight_and_input_layouts import (
+    is_torchao,
+    read_fp8_blocks,
+    read_modelopt,
+    read_torchao,
+)
+from jqinject.formats.layouts.weight_only_layouts import read_awq, read_bitsandbytes, read_gptq, read_hqq
+from jqinject.formats.safetensors_files import Tensor, Tensors, open_safetensors
 from jqinject.formats.stored_matrix import InputFormat, StoredMatrix
 from jqinject.inject.errors import did_you_mean
 
@@ -41,14 +38,18 @@ METHODS: dict[str, Callable[[Tensors, Settings], list[StoredMatrix]]] = {
     "torchao": read_torchao,
     "jqinject": read_own,
 }
-PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
-# Where a config keeps the settings, by the name of the method; older releases of compressed-tensors had another one.
+# Where a config has the settings, by the name of the method; older releases of compressed-tensors had another one.
 SECTIONS = ("quantization_config", "compression_config")
+# How names of tensors end that hold low-bit numbers, or mean nothing without them.
+LOW_BITS = (
+    *(".qweight", ".weight_packed", ".W_q", ".qzeros", "_scale_inv", ".SCB", ".weight_scale", ".absmax"),
+    "_qdata",
+)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds; numbers are read when they are asked for.
+    """The contents of a checkpoint; numbers are read when they are asked for.
 
     Attributes:
         path: where it is.
@@ -56,8 +57,7 @@ class Checkpoint:
         matrices: those in low bits, by the names of their parameters.
         tensors: the others by name.
         config: its config.json, or the values of a GGUF file.
-        used: the names of the tensors that matrices are made of.
-        is_tree: whether its arrays lie as the parameters of a JAX model do.
+        is_tree: whether its arrays have the axes of a JAX model's parameters.
         cache_format: how keys and values are quantized when they are cached; None if it does not say so.
     """
 
@@ -66,15 +66,14 @@ class Checkpoint:
     matrices: dict[str, StoredMatrix]
     tensors: dict[str, Tensor]
     config: dict[str, Any] = field(repr=False)
-    used: tuple[str, ...] = field(repr=False, default=())
     is_tree: bool = False
     cache_format: InputFormat | None = None
 
     def array(self, name: str) -> np.ndarray:
-        """A tensor that is not in low bits, as it is stored: a view of the file where possible.
+        """Return a tensor that is not in low bits, as it is stored: a view of the file where possible.
 
         Raises:
-            KeyError: there is none of this name.
+            KeyError: no tensor has this name.
         """
         if name not in self.tensors:
             hint = did_you_mean(name, list(self.tensors))
@@ -91,9 +90,14 @@ class Checkpoint:
         """Of the codes of all matrices, as the file holds them."""
         return sum(matrix.bytes for matrix in self.matrices.values())
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a matrix or a plain tensor."""
+        matrix = self.matrices.get(name)
+        return self.tensors[name].shape if matrix is None else matrix.shape
+
 
 def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
-    """What a quantized checkpoint holds: nothing is computed, and no number is read before it is asked for.
+    """Open a quantized checkpoint: nothing is computed, and no number is read before it is asked for.
 
     Headers, shapes, settings and shards are checked against one another; nothing in a file is executed.
 
@@ -117,44 +121,44 @@ def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
         >>> _ = (folder / "config.json").write_text(
         ...     '{"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": true}}'
         ... )
-        >>> found = read_checkpoint(folder)
-        >>> found.matrices["up.weight"].layout, found.matrices["up.weight"].format.label
+        >>> matrix = read_checkpoint(folder).matrices["up.weight"]
+        >>> matrix.layout, matrix.label
         ('bitsandbytes int8', 'int8')
     """
     if isinstance(path, Mapping):
-        method, found, arrays = read_tree(path)
-        by_name = {matrix.name: matrix for matrix in found}
-        return Checkpoint("the tree", method, by_name, arrays, {}, tuple(by_name), is_tree=True)
+        method, matrices, arrays = read_tree(path)
+        return Checkpoint("the tree", method, _by_name(matrices), arrays, {}, is_tree=True)
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(
             f"there is no file or folder {str(path)!r}.\n  cure: a folder of safetensors, or a GGUF"
         )
-    if place.is_dir() and not any(place.glob("*.safetensors")) and len(found := [*place.glob("*.gguf")]) == 1:
-        place = found[0]
+    if place.is_dir() and not any(place.glob("*.safetensors")) and len(files := [*place.glob("*.gguf")]) == 1:
+        place = files[0]
     if place.is_file() and place.suffix.lower() != ".safetensors":
         return _gguf(place)
     tensors = open_safetensors(place)
-    if not tensors.found:
-        others = (
-            sorted(file.name for end in PICKLES for file in place.glob(f"*{end}")) if place.is_dir() else []
-        )
-        held = f"; {others[0]} may hold code (a pickle) and is not opened" if others else ""
+    if not tensors.by_name:
+        pickles = sorted(file.name for end in PICKLES for file in place.glob(f"*{end}"))
+        reason = f"; {pickles[0]} may hold code (a pickle) and is not opened" if pickles else ""
         raise CheckpointError(
-            f"{place} has no tensors{held}.\n  cure: a folder with .safetensors files, or a .gguf file"
+            f"{place} has no tensors{reason}.\n  cure: a folder with .safetensors files, or a .gguf file"
         )
     folder = place if place.is_dir() else place.parent
     config = _json(folder / "config.json")
     method, settings = _method(config, folder, tensors)
     caches = cache_format(method, settings)
-    matrices = METHODS[method](tensors, settings) if method != "float" else []
+    by_name = _by_name(METHODS[method](tensors, settings) if method != "float" else [])
     _refuse_lost(tensors, method)
-    by_name = {matrix.name: matrix for matrix in matrices}
-    clash = sorted({*by_name} & {*tensors.rest()})
+    rest = tensors.rest()
+    clash = sorted(by_name.keys() & rest.keys())
     if clash:
         raise CheckpointError(f"{place} has {clash[0]} twice: in low bits and as floats")
-    used, is_tree = tuple(sorted(tensors.used)), method == "jqinject"
-    return Checkpoint(str(path), method, by_name, tensors.rest(), config, used, is_tree, caches)
+    return Checkpoint(str(path), method, by_name, rest, config, method == "jqinject", caches)
+
+
+def _by_name(matrices: Iterable[StoredMatrix]) -> dict[str, StoredMatrix]:
+    return {matrix.name: matrix for matrix in matrices}
 
 
 def _gguf(place: Path) -> Checkpoint:
@@ -162,35 +166,30 @@ def _gguf(place: Path) -> Checkpoint:
         raise CheckpointError(
             f"{place} may hold code (a pickle): it is not opened.\n  cure: convert it to safetensors"
         )
-    if place.suffix.lower() != ".gguf" and not _begins(place, b"GGUF"):
+    with place.open("rb") as file:
+        is_gguf = place.suffix.lower() == ".gguf" or file.read(4) == b"GGUF"
+    if not is_gguf:
         raise CheckpointError(
             f"{place} is not a checkpoint.\n  cure: a folder with .safetensors files, one of them, or a .gguf file"
         )
-    blocks, values = open_gguf(place)
-    matrices, arrays = read_gguf(blocks, place.name)
-    by_name = {matrix.name: matrix for matrix in matrices}
-    return Checkpoint(str(place), "gguf", by_name, arrays, values, tuple(by_name))
-
-
-def _begins(path: Path, start: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(start)) == start
+    matrices, arrays, values = read_gguf(place)
+    return Checkpoint(str(place), "gguf", _by_name(matrices), arrays, values)
 
 
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
+        config = json.loads(path.read_text())
     except ValueError as error:
         raise broken(path, "a JSON file", error) from None
-    if not isinstance(found, dict):
-        raise broken(path, "a config", f"it holds a {type(found).__name__}")
-    return found
+    if not isinstance(config, dict):
+        raise broken(path, "a config", f"it holds a {type(config).__name__}")
+    return config
 
 
-def _method(config: dict[str, Any], folder: Path, tensors: Tensors) -> tuple[str, Settings]:
-    """The name of the quantization method, and its settings."""
+def _method(config: Mapping[str, Any], folder: Path, tensors: Tensors) -> tuple[str, Settings]:
+    """Return the name of the quantization method, and its settings."""
     optimizer = _json(folder / "hf_quant_config.json")
     if optimizer.get("quantization"):
         return "modelopt", Settings(optimizer["quantization"], "hf_quant_config.json: quantization")
@@ -203,36 +202,24 @@ def _method(config: dict[str, Any], folder: Path, tensors: Tensors) -> tuple[str
             return "gptq", Settings(older, "quantize_config.json")
         return "float", Settings({}, "no settings")
     settings = Settings(config[section], f"config.json: {section}")
-    method = settings.held.get("quant_method")
-    if method is None and section == "compression_config":
-        method = "compressed-tensors"
+    default = "compressed-tensors" if section == "compression_config" else None
+    method = settings.values.get("quant_method", default)
     if method not in METHODS:
         hint = did_you_mean(str(method), list(METHODS))
-        known = ", ".join(METHODS)
         raise CheckpointError(
-            f"{settings.where}: quant_method is {method!r}{'; ' + hint if hint else ''}\n  known are {known}"
+            f"{settings.where}: quant_method is {method!r}{'; ' + hint if hint else ''}\n"
+            f"  known are {', '.join(METHODS)}"
         )
     return str(method), settings
 
 
 def _refuse_lost(tensors: Tensors, method: str) -> None:
     """Raise if numbers in low bits are left over, which mean nothing without their scales."""
-    ends = (
-        ".qweight",
-        ".weight_packed",
-        ".W_q",
-        ".qzeros",
-        "_scale_inv",
-        ".SCB",
-        ".weight_scale",
-        ".absmax",
-        "_qdata",
-    )
     for name, tensor in tensors.rest().items():
         is_low = tensor.dtype.itemsize == 1 and tensor.dtype.name != "bool" and name.endswith("weight")
-        if is_low or name.endswith(ends):
-            who = "no settings say" if method == "float" else f"{method} does not say"
+        if is_low or name.endswith(LOW_BITS):
+            reason = "no settings say" if method == "float" else f"{method} does not say"
             raise CheckpointError(
-                f"{name} ({tensor.dtype.name}) is left over: {who} what it means, or its scales are missing.\n"
+                f"{name} ({tensor.dtype.name}) is left over: {reason} what it means, or its scales are missing.\n"
                 "  cure: fetch config.json and all tensors again"
             )

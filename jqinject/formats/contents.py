@@ -1,13 +1,27 @@
-"""What is in a checkpoint: its arrays, and how much of it is in low bits."""
+"""What is in a checkpoint, by the headers of its files: `python -m jqinject inspect CHECKPOINT`.
+
+Numbers are not read, and nothing is executed. Libraries are imported when a file asks for them: safetensors and gguf
+are optional, and Orbax takes JAX along.
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from jqinject.formats.checkpoint_errors import PICKLES, broken, library
+from jqinject.formats.gguf_files import gguf_reader, gguf_shape
+from jqinject.formats.safetensors_files import header_of
 from jqinject.terminal import table
 
+KINDS = "an Orbax folder, a .safetensors file (or a folder of them) or a .gguf file"
 # Formats of more than 8 bits, by their names in all three kinds of files; every other one is low-bit.
 WIDE = {
     *("f64", "f32", "f16", "bf16", "i64", "u64", "i32", "u32", "i16", "u16", "c64", "bool"),
@@ -55,10 +69,11 @@ class Contents:
         arrays: in the order of the checkpoint.
 
     Example:
-        >>> found = Contents("m", "Orbax", (StoredArray("w", "int8", (4, 2), 8), StoredArray("b", "float32", (2,), 8)))
-        >>> found.bytes, found.low_bytes, found.coverage
+        >>> int8, float32 = StoredArray("w", "int8", (4, 2), 8), StoredArray("b", "float32", (2,), 8)
+        >>> contents = Contents("m", "Orbax", (int8, float32))
+        >>> contents.bytes, contents.low_bytes, contents.coverage
         (16, 8, 0.5)
-        >>> print(found)
+        >>> print(contents)
         m: Orbax, 2 arrays, 16 bytes
         50.0 % of the bytes have at most 8 bits a number.
         <BLANKLINE>
@@ -78,12 +93,12 @@ class Contents:
     @property
     def bytes(self) -> int:
         """Of all arrays."""
-        return sum(array.bytes for array in self.arrays)
+        return _bytes(self.arrays)
 
     @property
     def low_bytes(self) -> int:
         """Of the arrays in low bits."""
-        return sum(array.bytes for array in self.arrays if array.is_low)
+        return _bytes(array for array in self.arrays if array.is_low)
 
     @property
     def coverage(self) -> float:
@@ -91,43 +106,158 @@ class Contents:
         return self.low_bytes / self.bytes if self.bytes else 0.0
 
     def formats(self) -> dict[str, tuple[StoredArray, ...]]:
-        """The arrays of each format, the largest first."""
-        found: dict[str, list[StoredArray]] = {}
+        """Return the arrays of each format, the largest first."""
+        by_format: dict[str, list[StoredArray]] = {}
         for array in self.arrays:
-            found.setdefault(array.format, []).append(array)
-        largest = sorted(found.items(), key=lambda item: -_bytes(item[1]))
+            by_format.setdefault(array.format, []).append(array)
+        largest = sorted(by_format.items(), key=lambda item: -_bytes(item[1]))
         return {name: tuple(arrays) for name, arrays in largest}
 
     def __str__(self) -> str:
-        total = self.bytes or 1
+        total, count = self.bytes or 1, len(self.arrays)
         by_format = [
             (
                 name,
                 f"{len(arrays):,}",
                 f"{sum(array.numbers for array in arrays):,}",
                 f"{_bytes(arrays):,}",
-                f"{_bytes(arrays) / total:.1%}".replace("%", " %"),
+                _percent(_bytes(arrays) / total),
             )
             for name, arrays in self.formats().items()
         ]
-        one_by_one = [
+        single = [
             (array.format, "x".join(map(str, array.shape)) or "()", f"{array.bytes:,}", array.name)
             for array in self.arrays
         ]
         numbers = ("arrays", "numbers", "bytes")
-        low = f"{self.coverage:.1%}".replace("%", " %")
-        return "\n".join(
-            [
-                f"{self.path}: {self.kind}, {len(self.arrays):,} array{'s' * (len(self.arrays) != 1)}, "
-                f"{self.bytes:,} bytes",
-                f"{low} of the bytes have at most 8 bits a number.",
-                "",
-                *table(("format", *numbers, "share"), by_format, right=numbers),
-                "",
-                *table(("format", "shape", "bytes", "name"), one_by_one, right=("bytes",)),
-            ]
-        )
+        lines = [
+            f"{self.path}: {self.kind}, {count:,} array{'s' * (count != 1)}, {self.bytes:,} bytes",
+            f"{_percent(self.coverage)} of the bytes have at most 8 bits a number.",
+            "",
+            *table(("format", *numbers, "share"), by_format, right=numbers),
+            "",
+            *table(("format", "shape", "bytes", "name"), single, right=("bytes",)),
+        ]
+        return "\n".join(lines)
 
 
 def _bytes(arrays: Iterable[StoredArray]) -> int:
     return sum(array.bytes for array in arrays)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def inspect_checkpoint(path: str | Path) -> Contents:
+    """List the names, formats, shapes and bytes of a checkpoint's arrays.
+
+    Args:
+        path: an Orbax folder, a safetensors file or a folder of them, or a GGUF file.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`.
+        ValueError: it is not such a checkpoint, or not a complete one.
+        MissingLibraryError: its library is not installed.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(f"there is no file or folder {str(path)!r}.\n  cure: give {KINDS}")
+    if place.is_dir():
+        shards = sorted(place.glob("*.safetensors"))
+        if shards and not _is_orbax(place):
+            arrays = [array for shard in shards for array in _in_safetensors(shard)]
+            return Contents(str(path), "safetensors", tuple(arrays))
+        return Contents(str(path), "Orbax", tuple(_in_orbax(place)))
+    with place.open("rb") as file:
+        start = file.read(9)
+    if start[:4] == b"GGUF":
+        return Contents(str(path), "GGUF", tuple(_in_gguf(place)))
+    if place.suffix.lower() in PICKLES or start[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
+        raise ValueError(
+            f"{place} looks like a pickle or an archive, which may hold code: it is not opened.\n"
+            f"  cure: convert it, and give {KINDS}"
+        )
+    if place.suffix.lower() == ".safetensors" or start[8:] == b"{":
+        return Contents(str(path), "safetensors", tuple(_in_safetensors(place)))
+    if place.suffix.lower() == ".gguf":
+        raise broken(place, "a GGUF file", f"it begins with {start[:4]!r}, not with b'GGUF'")
+    raise ValueError(f"{place} cannot be read as a checkpoint.\n  cure: give {KINDS}")
+
+
+def _in_safetensors(path: Path) -> Iterator[StoredArray]:
+    header, _, _ = header_of(path)
+    for name, entry in header.items():
+        kind, (start, stop) = str(entry["dtype"]), entry["data_offsets"]
+        packed = kind in ("I32", "U32") and name.rpartition(".")[2] in PACKED
+        yield StoredArray(name, f"{kind} packed" if packed else kind, tuple(entry["shape"]), stop - start)
+
+
+def _in_gguf(path: Path) -> Iterator[StoredArray]:
+    for tensor in gguf_reader(path).tensors:
+        yield StoredArray(str(tensor.name), tensor.tensor_type.name, gguf_shape(tensor), int(tensor.n_bytes))
+
+
+def _in_orbax(path: Path) -> Iterator[StoredArray]:
+    if not _is_orbax(path):
+        inside = sorted(child.name for child in path.iterdir() if child.is_dir())
+        checkpoints = [name for name in inside if _is_orbax(path / name)]
+        if len(checkpoints) == 1:
+            yield from _in_orbax(path / checkpoints[0])
+            return
+        shown = ", ".join(checkpoints or [name for name in inside if name.isdigit()])
+        several = f"; it holds several: {shown}.\n  cure: name one" if shown else f".\n  cure: give {KINDS}"
+        raise ValueError(f"{path} is not a checkpoint{several}")
+    handler = library("orbax.checkpoint", path).PyTreeCheckpointHandler()
+    try:
+        tree = handler.metadata(path.absolute())
+    except Exception as error:  # of a broken folder: whatever its storage raises
+        raise broken(path, "an Orbax checkpoint", error) from None
+    yield from _leaves(getattr(tree, "tree", tree), ())
+
+
+def _is_orbax(path: Path) -> bool:
+    return (path / "_METADATA").is_file() or (path / "manifest.ocdbt").is_file()
+
+
+def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[StoredArray]:
+    if isinstance(tree, Mapping):
+        for name, below in tree.items():
+            yield from _leaves(below, (*at, str(name)))
+    elif isinstance(tree, list | tuple):
+        for place, below in enumerate(tree):
+            yield from _leaves(below, (*at, str(place)))
+    elif getattr(tree, "shape", None) is not None:
+        size = -(-math.prod(tree.shape) * _bits(np.dtype(tree.dtype)) // 8)
+        yield StoredArray(".".join(at), str(tree.dtype), tuple(tree.shape), size)
+
+
+def _bits(dtype: np.dtype) -> int:
+    import jax.numpy as jnp
+
+    if dtype.itemsize > 1 or not jnp.issubdtype(dtype, jnp.number):
+        return 8 * dtype.itemsize
+    return jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).bits
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what is in a checkpoint.
+
+    Args:
+        arguments: the command line without the program's name and `inspect`.
+
+    Returns:
+        The exit status: 2 if the checkpoint cannot be read, with the reason on stderr.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m jqinject inspect",
+        description="What is in a checkpoint: names, formats, shapes and bytes of its arrays, and how much of it is "
+        "in low bits. Its numbers are not read.",
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=KINDS)
+    try:
+        print(inspect_checkpoint(parser.parse_args(arguments).checkpoint))
+    except (ValueError, OSError, ImportError) as error:
+        print(f"python -m jqinject inspect: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,58 +1,27 @@
-"""`StoredMatrix`: the low-bit matrix of a checkpoint, whatever the layout of its file."""
+"""`Matrix`: the low-bit numbers of a checkpoint's matrix, whatever the layout of its file; `StoredMatrix` reads one.
+
+A file becomes `Matrix`es on grids of `jqinject.ops`; `loading.frozen_matrix` makes the numbers of a `FrozenParam` of
+one, and `saving.saved_matrices` one of these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-"""The numbers of the 4-bit minifloat, by their codes."""
+from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.ops import NF4, FloatGrid, Grid, IntGrid, TableGrid
 
-
-E2M3 = np.array(
-    [
-        sign * (m / 8 if e == 0 else (1 + m / 8) * 2.0 ** (e - 1))
-        for sign in (1.0, -1.0)
-        for e in range(4)
-        for m in range(8)
-    ],
-    np.float32,
+E4M3, E5M2, E2M1, E2M3 = map(
+    FloatGrid.of_dtype, ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "float6_e2m3fn")
 )
-"""The numbers of the 6-bit minifloat with three bits of mantissa, by their codes."""
-
-
-@dataclass(frozen=True)
-class NumberFormat:
-    """What the codes of a matrix are.
-
-    Attributes:
-        kind: "int"; "float" for minifloats; "table" for codes that look a number up.
-        bits: of a code.
-        signed: of integers.
-        name: of minifloats: "e4m3", "e5m2", "e2m1", "e2m3"; of tables: "nf4", "fp4".
-        scale: what the file says scales are: "float", "e4m3" (with one factor for the matrix) or "e8m0".
-        has_zero_point: whether a zero point may be another than 0.
-
-    Example:
-        >>> NumberFormat("int", 4).label
-        'int4'
-    """
-
-    kind: str
-    bits: int
-    signed: bool = True
-    name: str = ""
-    scale: str = "float"
-    has_zero_point: bool = False
-
-    @property
-    def label(self) -> str:
-        """A short name, for reports."""
-        named = self.name if self.kind != "int" else f"{'' if self.signed else 'u'}int{self.bits}"
-        scaled = {"e8m0": "mx", "e4m3": "nv"}.get(self.scale, "")
-        return scaled + named
+MINIFLOATS = {"e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1, "e2m3": E2M3}
+"""The minifloats that files hold."""
+FLOAT32 = np.dtype(np.float32)
+SCALED = {"float8_e8m0fnu": "mx", "float8_e4m3fn": "nv"}
 
 
 @dataclass(frozen=True)
@@ -84,54 +53,134 @@ class InputFormat:
     unsigned: bool = False
 
 
+def minifloat_name(grid: Grid) -> str:
+    """Return the name of a minifloat in `MINIFLOATS`; empty for any other grid.
+
+    Example:
+        >>> minifloat_name(E4M3), minifloat_name(IntGrid(4))
+        ('e4m3', '')
+    """
+    return next((name for name, minifloat in MINIFLOATS.items() if minifloat.dtype == grid.dtype), "")
+
+
+def table_grid(table: np.ndarray, name: str) -> TableGrid:
+    """Return the grid of the numbers of a table, in any order.
+
+    Raises:
+        CheckpointError: they are not finite, or fewer than two.
+    """
+    try:
+        return TableGrid(tuple(np.unique(table).tolist()))
+    except ValueError as error:
+        raise CheckpointError(f"{name} is no table of numbers: {error}") from None
+
+
+def label_of(grid: Grid, scale_dtype: np.dtype) -> str:
+    """Return a short name of a grid with its scales, for reports.
+
+    Example:
+        >>> label_of(IntGrid(4), np.dtype(np.float32)), label_of(E2M1, E4M3.storage)
+        ('int4', 'nve2m1')
+    """
+    if grid.is_integer:
+        return f"{'' if grid.signed else 'u'}int{grid.bit_width}"
+    name = "nf4" if grid == NF4 else minifloat_name(grid) or str(grid)
+    return (SCALED.get(scale_dtype.name, "") if grid.is_minifloat else "") + name
+
+
 @dataclass(frozen=True)
-class Numbers:
+class Matrix:
     """The arrays of a matrix: `matrix = factor * scale * (codes - zero_point) - minimum`.
 
-    Scales, zero points and minima belong to blocks of `block` numbers of the codes; the last blocks may be short.
+    Scales, zero points and minima belong to blocks of codes; the last blocks may be short.
 
     Attributes:
-        codes: integers, codes of a table, or 8-bit minifloats in their own dtype: the matrix, `(outputs, inputs)`,
-            or, for blocks that do not follow its rows, a view of it in another shape.
-        scale: `(ceil(rows / block[0]), ceil(columns / block[1]))`, in the dtype of the file.
+        codes: `(..., rows, columns)`: integers, codes of minifloats or of a table, or 8-bit minifloats in their own
+            dtype: the matrix, `(outputs, inputs)`, or, for blocks that do not follow its rows, a view of it in another
+            shape.
+        scale: `(..., ceil(rows / block[0]), ceil(columns / block[1]))`, in the dtype of the file.
+        grid: the number format.
         block: rows and columns of a block.
-        zero_point: in units of the codes, shaped like the scale.
-        minimum: in units of the matrix, shaped like the scale.
-        factor: one for the matrix.
-        table: numbers by their codes.
-        group_of_column: int32, the block of each column, where blocks are not consecutive columns.
+        zero_point: in units of the codes, shaped like the scale; None for 0.
+        minimum: in units of the matrix, shaped like the scale; None for 0.
+        factor: of all scales, float32, `(...)`; None for 1.
+        table: numbers by their codes, in the file's order.
+        group_of_column: int32, the group of each column, where groups are not consecutive columns.
+        in_turn: whether blocks are one column of rows that lie in turn: with `n` rows of scales, row `i` has those of
+            `i % n`. Such rows cannot be cut or joined.
     """
 
     codes: np.ndarray
     scale: np.ndarray
+    grid: Grid
     block: tuple[int, int]
     zero_point: np.ndarray | None = None
     minimum: np.ndarray | None = None
-    factor: np.float32 | None = None
+    factor: np.ndarray | None = None
     table: np.ndarray | None = None
     group_of_column: np.ndarray | None = None
+    in_turn: bool = False
 
     def dequantize(self) -> np.ndarray:
-        """The numbers of the codes, float32, in the codes' shape."""
-        values = self.codes.astype(np.float32) if self.table is None else self.table[self.codes]
+        """Return the numbers of the codes, float32, in the codes' shape."""
+        if self.table is not None:
+            values = self.table[self.codes]
+        elif self.grid.is_minifloat:
+            values = self.codes.view(self.grid.dtype).astype(np.float32)
+        else:
+            values = self.codes.astype(np.float32)
         if self.zero_point is not None:
-            values = values - self._spread(self.zero_point)
-        values = values * self._spread(self.scales())
-        return values if self.minimum is None else values - self._spread(self.minimum)
+            values = values - self._broadcast(self.zero_point)
+        values = values * self._broadcast(self.scales())
+        return values if self.minimum is None else values - self._broadcast(self.minimum)
 
     def scales(self) -> np.ndarray:
-        """The scales with their common factor, float32."""
+        """Return the scales with their common factor, float32."""
         scale = self.scale.astype(np.float32)
         return scale if self.factor is None else scale * self.factor
 
-    def _spread(self, x: np.ndarray) -> np.ndarray:
-        """Numbers of blocks, one for each code: float32."""
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        return self.block[1]
+
+    @property
+    def label(self) -> str:
+        """A short name of its numbers, for reports."""
+        return label_of(self.grid, self.scale.dtype)
+
+    def _broadcast(self, x: np.ndarray) -> np.ndarray:
+        """Return the numbers of blocks, one for each code: float32."""
         rows, columns = self.codes.shape
         x = x.astype(np.float32)
         x = np.repeat(x, self.block[0], axis=0)[:rows] if self.block[0] > 1 else x
         if self.group_of_column is not None:
             return x[:, self.group_of_column]
         return np.repeat(x, self.block[1], axis=1)[:, :columns]
+
+    def map(self, change: Callable[[np.ndarray], np.ndarray], *names: str) -> Matrix:
+        """Return the same with some of its arrays changed; those that are None stay so."""
+        arrays = {name: vars(self)[name] for name in names}
+        return replace(self, **{name: None if x is None else change(x) for name, x in arrays.items()})
+
+    def by_row(self) -> Matrix:
+        """Return the same with scales of its own for each row.
+
+        Raises:
+            CheckpointError: rows lie in turn.
+        """
+        if self.in_turn:
+            raise CheckpointError(
+                "rows of groups that lie in turn (HQQ's axis 0) cannot be cut, joined or stacked"
+            )
+        rows = self.codes.shape[-2]
+        return self.map(
+            lambda x: x if x.shape[-2] == rows else np.repeat(x, rows, axis=-2), "scale", "zero_point"
+        )
+
+    def cut(self, rows: slice | np.ndarray) -> Matrix:
+        """Return some of its rows, or all of them in another order."""
+        return self.by_row().map(lambda x: x[..., rows, :], "codes", "scale", "zero_point")
 
 
 @dataclass(frozen=True)
@@ -141,45 +190,196 @@ class StoredMatrix:
     Attributes:
         name: of the parameter, as the float checkpoint would call it (`model.layers.0.mlp.up_proj.weight`).
         shape: `(outputs, inputs)`.
-        format: what its codes are.
+        grid: the format of its numbers.
         layout: the name of its layout in the file.
-        parts: the tensors of the file that it is made of.
         bytes: of the codes in the file.
+        read: reads its codes and scales from the file.
+        scale_dtype: of its scales: float8_e8m0fnu in MX formats, float8_e4m3fn in NVFP4.
         input_format: how its input is quantized; None for float inputs.
         column_groups: the group of each column, where groups are not consecutive columns (GPTQ's activation order).
         by_rows: whether blocks are columns of one row; False where they run across rows (HQQ's axis 0).
         in_turn: rows of a block, where blocks are one column of rows that lie in turn: row `i` belongs to block `i %
             (rows / in_turn)`; 0 for any others.
-        axes: how rows and columns become the axes of the parameter, where the checkpoint knows; see `Name`.
+        axes: how rows and columns become the axes of the parameter, where the checkpoint says so; see `Name`.
         parameter_shape: of the parameter, likewise.
+        keeps_unsigned: whether integers without a sign stay so in a model: those that `save(method="jqinject")` wrote.
     """
 
     name: str
     shape: tuple[int, ...]
-    format: NumberFormat
+    grid: Grid
     layout: str
-    parts: tuple[str, ...]
     bytes: int
-    decode: Callable[[], Numbers] = field(repr=False, compare=False)
+    read: Callable[[], Matrix] = field(repr=False, compare=False)
+    scale_dtype: np.dtype = FLOAT32
     input_format: InputFormat | None = None
     column_groups: Callable[[], np.ndarray] | None = field(default=None, repr=False, compare=False)
     by_rows: bool = True
     in_turn: int = 0
     axes: str | None = None
     parameter_shape: tuple[int, ...] | None = None
+    keeps_unsigned: bool = False
 
-    def read(self) -> Numbers:
-        """Its codes and scales, read from the file."""
-        return self.decode()
+    @property
+    def label(self) -> str:
+        """A short name of its numbers, for reports."""
+        return label_of(self.grid, self.scale_dtype)
 
     def dequantize(self) -> np.ndarray:
-        """The matrix, float32."""
-        return self.decode().dequantize().reshape(-1)[: int(np.prod(self.shape))].reshape(self.shape)
+        """Return the matrix, float32."""
+        return self._in_shape(self.read().dequantize())
 
     def codes(self) -> np.ndarray:
-        """Its codes, in its shape."""
-        return self.decode().codes.reshape(-1)[: int(np.prod(self.shape))].reshape(self.shape)
+        """Return its codes, in its shape."""
+        return self._in_shape(self.read().codes)
 
-    def with_input(self, input_format: InputFormat | None) -> StoredMatrix:
-        """The same with another format of its input."""
-        return replace(self, input_format=input_format)
+    def _in_shape(self, x: np.ndarray) -> np.ndarray:
+        return x.reshape(-1)[: int(np.prod(self.shape))].reshape(self.shape)
+
+    def rows(self) -> Matrix | None:
+        """Return the matrix with blocks of one row each, or one row of scales for all; None if its blocks do not
+        follow the rows, so that only floats can be taken.
+
+        Columns of groups that are not consecutive come in the order that makes them so (`order_of_groups`). Integers
+        without a sign lose half of their range, and so get one: `codes - 2^(bits - 1)`, their zero points too, unless
+        `keeps_unsigned`.
+
+        Raises:
+            CheckpointError: a scale is not finite.
+        """
+        matrix, shape = self.read(), (math.prod(self.shape[:-1]), self.shape[-1])
+        if not np.all(np.isfinite(matrix.scales())):
+            raise CheckpointError(f"{self.name} has scales that are not finite")
+        if matrix.group_of_column is not None:
+            order = order_of_groups(matrix.group_of_column)
+            if order is None:
+                return None
+            matrix = replace(matrix, codes=matrix.codes[:, order], group_of_column=None)
+        rows = _in_turn(matrix, shape) if self.in_turn else _by_rows(matrix, shape)
+        if rows is None:
+            return None
+        rows = rows if rows.minimum is None else _without_minimum(rows)
+        if rows.grid.is_integer and rows.codes.dtype == np.uint8 and not self.keeps_unsigned:
+            rows = _signed(rows)
+        return rows if rows.zero_point is None or np.any(rows.zero_point) else replace(rows, zero_point=None)
+
+
+def order_of_groups(groups: np.ndarray) -> np.ndarray | None:
+    """Return the order of columns in which each group is consecutive; None if groups have different sizes.
+
+    Args:
+        groups: the group of each column.
+
+    Example:
+        >>> order_of_groups(np.array([1, 0, 0, 1])).tolist()
+        [1, 2, 0, 3]
+    """
+    sizes = np.bincount(groups)
+    if np.any(sizes[:-1] != sizes[0]) or sizes[-1] > sizes[0]:
+        return None
+    return np.argsort(groups, kind="stable")
+
+
+def _signed(matrix: Matrix) -> Matrix:
+    half = 1 << (matrix.grid.bit_width - 1)
+    zero = matrix.zero_point
+    if zero is None:
+        zero = np.full(matrix.scale.shape, -half, np.int8)
+    elif np.issubdtype(zero.dtype, np.integer):
+        zero = (zero.astype(np.int16) - half).astype(np.int8)
+    else:
+        zero = zero.astype(np.float32) - np.float32(half)
+    codes = (matrix.codes.astype(np.int16) - half).astype(np.int8)
+    return replace(matrix, codes=codes, zero_point=zero, grid=IntGrid(matrix.grid.bit_width))
+
+
+def _in_turn(matrix: Matrix, shape: tuple[int, int]) -> Matrix:
+    """As `_by_rows`, with scales for each column of rows that lie in turn."""
+    rows = matrix.map(lambda x: x.reshape(-1, shape[1]), "scale", "zero_point")
+    return replace(rows, codes=matrix.codes.reshape(shape), block=(1, shape[1]), in_turn=True)
+
+
+def _by_rows(matrix: Matrix, shape: tuple[int, int]) -> Matrix | None:
+    """Return the matrix in its shape, with blocks of one row."""
+    rows, columns = shape
+    height, width = matrix.block
+    if matrix.codes.shape == shape:
+        matrix = replace(matrix, block=(1, min(width, columns) or 1))
+        if height == 1 or (height >= rows and matrix.scale.shape[0] == 1):
+            return matrix
+        return matrix.map(lambda x: np.repeat(x, height, axis=0)[:rows], "scale", "zero_point", "minimum")
+    if height != 1 or matrix.minimum is not None:
+        return None
+    # A view with blocks of its rows is one run of blocks, which may cross the rows of the matrix.
+    group = math.gcd(width, columns) or 1
+    first = np.arange(rows * columns // group) * group
+    length = matrix.codes.shape[1]
+    at = (first // length) * matrix.scale.shape[1] + (first % length) // width
+    codes = matrix.codes.reshape(-1)[: rows * columns].reshape(shape)
+    blocks = matrix.map(lambda x: x.reshape(-1)[at].reshape(rows, -1), "scale", "zero_point")
+    return replace(blocks, codes=codes, block=(1, group))
+
+
+def _without_minimum(matrix: Matrix) -> Matrix:
+    """Return minima as zero points, in units of the codes. A group without a scale is its minimum: code 0."""
+    assert matrix.minimum is not None, "asked for"
+    codes, scale = matrix.codes, matrix.scale.astype(np.float32)
+    empty = scale == 0
+    if empty.any():
+        columns = np.repeat(empty, matrix.group, axis=1)[:, : codes.shape[1]]
+        codes, scale = np.where(columns, codes.dtype.type(0), codes), np.where(empty, np.float32(1), scale)
+    zero = matrix.minimum.astype(np.float32) / scale
+    zero = zero if matrix.zero_point is None else zero + matrix.zero_point.astype(np.float32)
+    return replace(matrix, codes=codes, scale=scale, zero_point=zero, minimum=None)
+
+
+def joined(parts: Sequence[Matrix], name: str) -> Matrix:
+    """Return matrices above one another, as one.
+
+    Raises:
+        CheckpointError: they have different formats, groups or factors.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    rows = [part.by_row() for part in parts]
+    matrix = _combined(rows, name, "joined", lambda arrays: np.concatenate(arrays, axis=-2))
+    if any(part.factor != parts[0].factor for part in parts):
+        raise CheckpointError(f"{name}: matrices whose scales have different factors cannot be joined")
+    return matrix
+
+
+def stacked(parts: Sequence[Matrix], name: str, depth: tuple[int, ...]) -> Matrix:
+    """Return matrices behind one another, along new axes in front, of the sizes `depth`.
+
+    Raises:
+        CheckpointError: they have different formats or groups.
+    """
+
+    def stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return np.stack(arrays).reshape(*depth, *np.shape(arrays[0]))
+
+    factors = [part.factor for part in parts if part.factor is not None]
+    return replace(_combined(parts, name, "stacked", stack), factor=stack(factors) if factors else None)
+
+
+def _combined(
+    parts: Sequence[Matrix], name: str, verb: str, combine: Callable[[Sequence[np.ndarray]], np.ndarray]
+) -> Matrix:
+    first = parts[0]
+    for part in parts:
+        if _kind(part) != _kind(first):
+            shown = [f"{matrix.label} in groups of {matrix.group}" for matrix in (first, part)]
+            raise CheckpointError(f"{name}: {shown[0]} and {shown[1]} cannot be {verb}")
+    zeros = [np.zeros_like(part.scale) if part.zero_point is None else part.zero_point for part in parts]
+    return replace(
+        first,
+        codes=combine([part.codes for part in parts]),
+        scale=combine([part.scale for part in parts]),
+        zero_point=combine(zeros) if any(part.zero_point is not None for part in parts) else None,
+    )
+
+
+def _kind(matrix: Matrix) -> tuple[object, ...]:
+    """Return what matrices that are combined have in common."""
+    scaled = SCALED.get(matrix.scale.dtype.name)
+    return matrix.grid, matrix.block, scaled, matrix.codes.shape[-1], matrix.in_turn

@@ -17,7 +17,7 @@ from jqinject.program import CacheSite, QuantizedProgram, dotted
 Cache = TypeVar("Cache")
 
 
-def quantized_cache(model: Any, cache: Cache = None) -> Cache:
+def quantized_cache(model: object, cache: Cache = None) -> Cache:
     """A float cache in low bits, to be given to the model and returned by it in the place of the float one.
 
     Every array that a rule's `cache_quant` takes becomes a `jqinject.dot.LowBitCache`: its payload, and a float32 scale
@@ -88,7 +88,7 @@ def quantized_cache(model: Any, cache: Cache = None) -> Cache:
     return jax.tree.unflatten(tree, leaves)
 
 
-def check_cache_quantizer(site: CacheSite, proxy: Any, dtype: Any = jnp.float32) -> None:
+def check_cache_quantizer(site: CacheSite, proxy: object, dtype: object = jnp.float32) -> None:
     """Refuse a quantizer whose numbers a cache cannot hold.
 
     Raises:
@@ -153,15 +153,15 @@ def _arrays(leaves: list[Any], place: int) -> list[tuple[tuple[Any, ...], Any, A
             if isinstance(variable, nnx.Variable)
         ]
 
-    def put(new: Any) -> None:
+    def put(new: object) -> None:
         leaves[place] = new
 
     return [((), leaf, put)]
 
 
-def _is_module(leaf: Any) -> bool:
+def _is_module(leaf: object) -> bool:
     return isinstance(leaf, nnx.Pytree | nnx.Variable)
 
 
-def _is_leaf(leaf: Any) -> bool:
+def _is_leaf(leaf: object) -> bool:
     return _is_module(leaf) or is_low_bit_cache(leaf)

@@ -15,7 +15,6 @@ from flax import nnx
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.core.state import flat_parts
 from jqinject.model.quantizing.rule_policy import RulePolicy
-from jqinject.model.quantizing.watched_call import unwatch_call
 from jqinject.model.walk import ModelIndex, listed, static_ranges
 from jqinject.ops.processes import on_host
 from jqinject.program import (
@@ -31,11 +30,11 @@ from jqinject.program import (
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 
 
-def with_progress(items: Iterable[Any], what: str, *, shown: bool) -> Iterator[Any]:
+def with_progress(items: Iterable[object], what: str, *, shown: bool) -> Iterator[Any]:
     """The items, with a bar that advances as they are taken.
 
     Args:
-        items: any iterable; its length is shown if it has one.
+        items: any iterable; its length is shown where it is known.
         what: the label.
         shown: whether to show a bar at all.
     """
@@ -51,7 +50,7 @@ def with_progress(items: Iterable[Any], what: str, *, shown: bool) -> Iterator[A
 CallBatch = Callable[[Any, Any], Any]
 
 
-def check_batches(batches: Any, caller: str) -> None:
+def check_batches(batches: object, caller: str) -> None:
     """Refuse a single batch, whose rows would be taken for batches.
 
     Args:
@@ -83,7 +82,7 @@ class BatchCalls:
         ValueError: the model has no such method; both are given.
     """
 
-    def __init__(self, model: Any, method: Method, call: CallBatch | None, caller: str) -> None:
+    def __init__(self, model: object, method: Method, call: CallBatch | None, caller: str) -> None:
         if not isinstance(model, nnx.Module):
             raise TypeError(f"{caller} takes an NNX module, got {type(model).__name__}")
         if call is not None and method != CALL:
@@ -99,7 +98,7 @@ class BatchCalls:
         self._whole = call is not None
         self._caller = caller
 
-    def of(self, batches: Iterable[Any], what: str = "", *, progress: bool = False) -> Iterator[Call]:
+    def of(self, batches: Iterable[object], what: str = "", *, progress: bool = False) -> Iterator[Call]:
         """The calls, one for each batch.
 
         Args:
@@ -119,7 +118,7 @@ class BatchCalls:
                 f"{self._caller} got no batch.\n  cure: give it an iterable that is not used up, of arrays"
             )
 
-    def _checked(self, batch: Any, index: int) -> Call:
+    def _checked(self, batch: object, index: int) -> Call:
         args, kwargs = ((batch,), {}) if self._whole else arguments_of(batch)
         for path, leaf in jax.tree.leaves_with_path((args, kwargs)):
             where = jax.tree_util.keystr(path[1:]) or "its array"
@@ -136,7 +135,7 @@ class BatchCalls:
         return Call(args, kwargs, self._method)
 
 
-def _is_finite(leaf: Any) -> bool:
+def _is_finite(leaf: object) -> bool:
     if not (isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)):
         return True
     if isinstance(leaf, jax.Array):  # checked in place: an array across processes is not whole in any of them
@@ -165,7 +164,7 @@ class CalibrationReport:
 
 def calibrate(
     model: nnx.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     method: Method = CALL,
     call: CallBatch | None = None,
@@ -236,7 +235,6 @@ def calibrate(
             "  cure: quantize a model that was built for real, and load its weights"
         )
     copy = nnx.clone(model, graph=True)
-    unwatch_call(copy)  # `_check_not_lost` refuses what the call would only warn of
     observers = _prepare(copy, quantized)
     step = compiled_call(_run)
     count, called = 0, None
@@ -290,7 +288,7 @@ def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:
     return observers
 
 
-def _check_not_lost(copy: Any, call: Call | None, observers: dict[str, StaticRange]) -> None:
+def _check_not_lost(copy: object, call: Call | None, observers: dict[str, StaticRange]) -> None:
     """Refuse ranges that were collected in copies of layers, which the model throws away."""
     missed = tuple(path for path, observer in observers.items() if observer.has_range() is False)
     if not missed or call is None or isinstance(copy, QuantizedProgram):
@@ -306,7 +304,7 @@ def _check_not_lost(copy: Any, call: Call | None, observers: dict[str, StaticRan
         )
 
 
-def _run(model: Any, call: Call) -> None:
+def _run(model: object, call: Call) -> None:
     call(model)
 
 

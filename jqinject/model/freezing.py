@@ -50,8 +50,8 @@ def freeze(
     weight of a jqinject layer, whose quantizer and gradient quantizer go; the kernel of a Flax layer with a
     `QDotGeneral`, `QEinsum` or `QConvGeneralDilated`, which contracts it; and a parameter that the model contracts by
     itself. It holds the payload (int8; 4-bit and narrower integers packed; 8-bit floats in their dtype, other
-    minifloats as codes, packed likewise), its scale, and its zero point if it has one. Everything else stays as it is.
-    Weights are replaced one by one, so there are never two copies of the model.
+    minifloats as codes, packed likewise), its scale, and its zero point unless it is symmetric. Everything else
+    stays as it is. Weights are replaced one by one, so there are never two copies of the model.
 
     A frozen layer contracts integers if its input is quantized to at most 8 bits. Its output equals that of the
     unfrozen layer in evaluation, and that of training up to float rounding. Averaged ranges of inputs become
@@ -125,7 +125,7 @@ def freeze(
     return model
 
 
-def freeze_ranges(modules: Iterable[Any]) -> None:
+def freeze_ranges(modules: Iterable[object]) -> None:
     """Turn averaged ranges, their scales and zero points into constants.
 
     Args:
@@ -140,7 +140,7 @@ def freeze_ranges(modules: Iterable[Any]) -> None:
             module.freeze()
 
 
-def _is_quantized(module: Any) -> bool:
+def _is_quantized(module: object) -> bool:
     """Whether a module quantizes something, or is a frozen parameter."""
     if isinstance(module, FrozenParam):
         return True
@@ -222,6 +222,6 @@ def _to_evaluation(model: nnx.Module, modules: list[Any]) -> None:
                 setattr(module, name, True)
 
 
-def _check_model(model: Any, name: str) -> None:
+def _check_model(model: object, name: str) -> None:
     if not isinstance(model, nnx.Module):
         raise TypeError(f"{name} takes an NNX module, got {type(model).__name__}")

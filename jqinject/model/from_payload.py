@@ -11,8 +11,7 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_groups import in_two_levels
-from jqinject.dot.frozen.frozen_numbers import Numbers, quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import Numbers, in_two_levels, quant_tensor_of
 from jqinject.model.frozen_weights import put_in_place, without_masters
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
 from jqinject.model.walk import ModelIndex, Path, dotted
@@ -188,7 +187,7 @@ def _has_two_levels(scale: Any) -> bool:
 
 
 def _keep_scales(
-    proxy: WeightQuantProxyFromInjector, layer: Any, numbers: Numbers, form: FrozenForm, path: str
+    proxy: WeightQuantProxyFromInjector, layer: object, numbers: Numbers, form: FrozenForm, path: str
 ) -> None:
     """Commit a quantizer to the scales and zero points of frozen numbers."""
     inner, _ = _scaled(numbers, form)

@@ -18,7 +18,7 @@ from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer, promoted, unallocated
 from jqinject.program import QuantizedProgram, change_class
-from jqinject.program.tracing.class_swap import ClassMixin, derived_class
+from jqinject.program.class_swap import ClassMixin, derived_class
 
 Axes = tuple[int, ...]
 
@@ -42,7 +42,7 @@ class OpOfLayer:
     kernel_ndim: int
 
 
-def _of_linear(layer: Any) -> Axes:
+def _of_linear(layer: object) -> Axes:
     return (0,)
 
 
@@ -76,13 +76,13 @@ OPS: dict[type, tuple[str, type, Callable[[Any], Axes], bool, Callable[[Any], in
 }
 
 
-def op_slot(layer: Any) -> tuple[str, type] | None:
+def op_slot(layer: object) -> tuple[str, type] | None:
     """The attribute of a Flax layer that can hold a quantized op, and the op's class; None for other modules."""
     entry = OPS.get(type(layer))
     return None if entry is None else entry[:2]
 
 
-def quantized_op(layer: Any) -> OpOfLayer | None:
+def quantized_op(layer: object) -> OpOfLayer | None:
     """The quantized op that a Flax layer contracts through; None for other modules."""
     for kind, (name, op, axes, stored_last, ndim) in OPS.items():
         if isinstance(layer, kind) and isinstance(getattr(layer, name), op):
@@ -90,7 +90,7 @@ def quantized_op(layer: Any) -> OpOfLayer | None:
     return None
 
 
-def op_of_weight(layer: Any) -> OpOfLayer | None:
+def op_of_weight(layer: object) -> OpOfLayer | None:
     """The quantized op that quantizes a layer's weight; None for other modules, and a layer that does it itself."""
     own = isinstance(layer, QuantWeightLayer) and layer.weight_quant is not None
     return None if own else quantized_op(layer)
@@ -113,13 +113,13 @@ class KernelInOp(ClassMixin):
         own = getattr(kind, name)
 
         @functools.wraps(own)
-        def frozen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def frozen(self: object, *args: object, **kwargs: object) -> Any:
             return own(_stand_in(self, kind), *args, **kwargs)
 
         return frozen
 
 
-def is_frozen_op(layer: Any) -> bool:
+def is_frozen_op(layer: object) -> bool:
     """Whether a layer's op contracts a kernel that is a `FrozenParam`."""
     return isinstance(layer, KernelInOp)
 
@@ -197,7 +197,7 @@ def _frozen(op: OpOfLayer, kernel: nnx.Variable[Any], mask: Any, dtype: Any) -> 
     return FrozenParam.holding(numbers, forms[0], kernel.get_metadata())
 
 
-def unfreeze_op(layer: Any) -> None:
+def unfreeze_op(layer: object) -> None:
     """Make the op of a Flax layer that served its own numbers quantize the kernel again."""
     op = quantized_op(layer)
     if op is not None and (is_frozen_op(layer) or op.module.rhs_quant_mode is QuantMode.SERVE):
@@ -315,7 +315,7 @@ def _kept(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
             yield layer, vars(layer)[layer.weight_name]
 
 
-def put_in_place(index: ModelIndex, old: Any, new: nnx.Variable[Any]) -> None:
+def put_in_place(index: ModelIndex, old: object, new: nnx.Variable[Any]) -> None:
     """Put a Variable in every place of another one."""
     nodes = {path: node for path, node in index.places if not isinstance(node, nnx.Variable)}
     for path, node in index.places:

@@ -65,7 +65,7 @@ def quantization_status_manager(
 
     changed: list[tuple[Any, str, Any]] = []
 
-    def change(module: Any, name: str, value: bool) -> None:
+    def change(module: object, name: str, value: bool) -> None:
         changed.append((module, name, vars(module).get(name, ABSENT)))
         setattr(module, name, value)
 

@@ -67,7 +67,7 @@ class VariableEntry:
 
     Attributes:
         variable: the Variable, or a part of one that is a record.
-        paths: all its paths; the first is the shortest that does not lead through a quantizer, if there is one.
+        paths: all its paths; the first is the shortest that does not lead through a quantizer, where possible.
         in_quantizer: whether every path leads through a quantizer, or only quantizers have its Variable type.
     """
 
@@ -90,7 +90,7 @@ class Holders:
     paths: list[Path] = field(default_factory=list)
 
 
-def walk(root: Any) -> Iterator[tuple[Path, Any]]:
+def walk(root: object) -> Iterator[tuple[Path, Any]]:
     """Every module, Variable and array under every path, parents first; shared ones appear once per path."""
     ahead: list[tuple[Path, Any, tuple[int, ...]]] = [((), root, ())]
     while ahead:
@@ -105,7 +105,7 @@ def walk(root: Any) -> Iterator[tuple[Path, Any]]:
             ahead.extend(reversed(below))
 
 
-def _children(node: Any) -> list[tuple[Any, Any]]:
+def _children(node: object) -> list[tuple[Any, Any]]:
     """The children of a module or container, by name; arrays as `PlainArray`s."""
     if isinstance(node, nnx.Pytree):
         named: Any = [(n, c) for n, c in vars(node).items() if not n.startswith("_pytree__")]
@@ -136,7 +136,7 @@ class ModelIndex:
         places: every module, Variable and array under every path, parents first.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: object) -> None:
         self.places = tuple(walk(model))
         self._bind_sites()
 
@@ -251,7 +251,7 @@ def modules_by_path(model: Any, kind: type[M]) -> dict[str, M]:
     return {dotted(path): node for path, node in modules if isinstance(node, kind)}
 
 
-def dotted(path: tuple[Any, ...]) -> str:
+def dotted(path: tuple[object, ...]) -> str:
     """A path as text."""
     return ".".join(map(str, path)) or "the model itself"
 
@@ -264,7 +264,7 @@ def static_ranges(index: ModelIndex) -> dict[str, StaticRange]:
     return {dotted(path): cast(StaticRange, node) for path, node in index.outermost(_is_static_range)}
 
 
-def _is_static_range(node: Any) -> bool:
+def _is_static_range(node: object) -> bool:
     # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
     return issubclass(type(node), StaticRange)
 

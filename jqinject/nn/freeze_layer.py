@@ -31,7 +31,7 @@ from jqinject.core._protocols import grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.dot import FrozenParam
-from jqinject.dot.frozen.frozen_groups import ScaleForms, without_groups
+from jqinject.dot.frozen.frozen_numbers import ScaleForms, without_groups
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import Committed, beside_weights, map_stack, stack_of

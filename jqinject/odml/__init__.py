@@ -1,8 +1,8 @@
 """For device compilers (LiteRT): quantizes every operation, and makes programs with fake-quantization markers."""
 
-from jqinject.odml.composite import COMPOSITE_NAME as COMPOSITE_NAME
+from jqinject.odml.conversion import COMPOSITE_NAME as COMPOSITE_NAME
 from jqinject.odml.conversion import OdmlConversion as OdmlConversion
-from jqinject.odml.device_quantizers import Int8Act as Int8Act
-from jqinject.odml.device_quantizers import Int8DynamicAct as Int8DynamicAct
-from jqinject.odml.device_quantizers import Int8Weight as Int8Weight
+from jqinject.odml.device_policy import Int8Act as Int8Act
+from jqinject.odml.device_policy import Int8DynamicAct as Int8DynamicAct
+from jqinject.odml.device_policy import Int8Weight as Int8Weight
 from jqinject.odml.qat import OdmlQat as OdmlQat

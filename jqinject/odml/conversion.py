@@ -1,25 +1,26 @@
-"""`OdmlConversion`: converts a trained or calibrated model for a device compiler."""
+"""`OdmlConversion`: converts a trained or calibrated model for a device compiler.
+
+The compiler knows a composite operation around quantizing and dequantizing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import RangeScaling, RescalingIntQuant, scale_and_zero_point
+from jqinject.core import ClippingRange, RangeScaling, RescalingIntQuant, scale_and_zero_point
 from jqinject.core.component import hidden_method
 from jqinject.model import Rule
-from jqinject.odml.composite import LEAST_OF_WEIGHTS, FakeQuantMarker
 from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
 from jqinject.odml.qat import OdmlQat, check_inputs
 from jqinject.program import (
     HELD,
-    AsWritten,
     Call,
     OpQuantizers,
     QuantizedProgram,
@@ -29,11 +30,99 @@ from jqinject.program import (
     find_sites,
     quantized_class,
 )
+from jqinject.program.quantizers import Finder
+from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete
 
+SitePath: TypeAlias = tuple[str | int, ...]
+COMPOSITE_NAME = "quant.fake_quant"
+LEAST_OF_WEIGHTS = -127  # their range is narrow
 
-class Markers(AsWritten):
-    """Puts `quant.fake_quant` at the sites.
+
+@dataclass(frozen=True)
+class FakeQuantMarker:
+    """One `quant.fake_quant`: everything that is known before the program runs.
+
+    Attributes:
+        scale: of the tensor, flat; None if the range is found at run time.
+        zero_point: flat; None if the range is symmetric.
+        shape: of scale and zero point, for broadcasting with the tensor.
+        dimension: the axis along which the scale varies, if any.
+        is_weight: whether the tensor is a weight.
+        dynamic: quantizes the tensor if the range is found at run time.
+        least: the smallest integer.
+    """
+
+    scale: tuple[float, ...] | None
+    zero_point: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    dimension: int | None
+    is_weight: bool
+    dynamic: Callable[[jax.Array], jax.Array] | None = None
+    least: int = -128
+
+    def attributes(self) -> dict[str, object]:
+        """The compiler's attributes: `scale` (float32, empty if dynamic), `dtype`, `narrow_range` (true for weights),
+        and if present `zero_point` (int64) and `quantization_dimension`."""
+        attributes: dict[str, object] = {
+            "scale": np.asarray(() if self.scale is None else self.scale, np.float32),
+            "dtype": "i8",
+            "narrow_range": self.is_weight,
+        }
+        if self.zero_point is not None:
+            attributes["zero_point"] = np.asarray(self.zero_point, np.int64)
+        if self.dimension is not None:
+            attributes["quantization_dimension"] = self.dimension
+        return attributes
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Quantize and dequantize `x`, marked; the gradient passes straight through."""
+        return _marked(self, x)
+
+    def with_batch_axis(self) -> FakeQuantMarker:
+        """The same for a tensor with an extra leading axis."""
+        moved = None if self.dimension is None else self.dimension + 1
+        dynamic = None if self.dynamic is None else jax.vmap(self.dynamic)
+        return replace(self, shape=(1, *self.shape), dimension=moved, dynamic=dynamic)
+
+    def decomposed(self, x: jax.Array) -> jax.Array:
+        """Quantize and dequantize `x` as the compiler does."""
+        if self.dynamic is not None:
+            return self.dynamic(x)
+        scale, zero = self._constants()
+        integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), self.least, 127)
+        return ((integers - zero) * scale).astype(x.dtype)
+
+    def _constants(self) -> tuple[jax.Array, jax.Array | float]:
+        scale = jnp.asarray(np.asarray(self.scale, np.float32).reshape(self.shape))
+        if self.zero_point is None:
+            return scale, 0.0
+        return scale, jnp.asarray(np.asarray(self.zero_point, np.float32).reshape(self.shape))
+
+
+def _marked(marker: FakeQuantMarker, x: jax.Array) -> jax.Array:
+    """The composite, which has no derivative or batching rule of its own: both are defined around it."""
+
+    @jax.custom_batching.custom_vmap
+    def composite(x: jax.Array) -> jax.Array:
+        return jax.lax.composite(lambda x, **_: marker.decomposed(x), name=COMPOSITE_NAME)(
+            x, **marker.attributes()
+        )
+
+    @composite.def_vmap
+    def batched(size: int, in_batched: object, x: jax.Array) -> tuple[jax.Array, bool]:
+        return _marked(marker.with_batch_axis(), x), True
+
+    @jax.custom_vjp
+    def straight_through(x: jax.Array) -> jax.Array:
+        return composite(x)
+
+    straight_through.defvjp(lambda x: (composite(x), None), lambda residuals, g: (g,))
+    return straight_through(x)
+
+
+class Markers(Finder):
+    """Inserts `quant.fake_quant` at the sites, around weights too where they are contracted; nothing goes backward.
 
     Args:
         markers: name of the site -> marker.
@@ -42,6 +131,7 @@ class Markers(AsWritten):
     constants_now = True  # a factor's mark needs its number
 
     def __init__(self, markers: dict[str, FakeQuantMarker]) -> None:
+        super().__init__()
         self._markers = markers
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> jax.Array:
@@ -67,36 +157,6 @@ class Markers(AsWritten):
                 return x * marker(jnp.full((1,) * x.ndim, factor, x.dtype))
         return super().arithmetic(name, operands, evaluate)
 
-    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> None:
-        """Gradients are not marked."""
-
-    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
-        """The contraction of floats."""
-        return site.equation.bind([lhs, rhs, *rest])[0]
-
-    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
-        """Nothing is contracted backward."""
-        return False
-
-    def holds(self, weight_path: tuple[Any, ...]) -> bool:
-        """Weights are marked where they are contracted."""
-        return False
-
-    def has_state(self) -> bool:
-        """No."""
-        return False
-
-    def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
-        """Has no effect."""
-        return (), ()
-
-    def restored(self, state: Any) -> Markers:
-        """Itself."""
-        return self
-
-    def update(self, state: Any) -> None:
-        """Has no effect."""
-
 
 class ConvertedSites(nnx.Module):
     """The markers of a converted model, by the names of their sites.
@@ -119,11 +179,11 @@ class ConvertedSites(nnx.Module):
         ordered = tuple(sorted(markers.items(), key=lambda item: item[0]))
         vars(self).update(policy=policy, markers=ordered, same=same)
 
-    def adapters_by_path(self) -> dict[tuple[Any, ...], Any]:
+    def adapters_by_path(self) -> dict[SitePath, nnx.Module]:
         """None: devices have no adapters."""
         return {}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self.markers)
 
     def __len__(self) -> int:
@@ -176,16 +236,16 @@ class OdmlConversion:
         fixed_range_for_outputs: Range | None = None,
         strict: bool = True,
     ) -> None:
-        given = OdmlQat(
+        policy = OdmlQat(
             rules,
             disable_per_channel_weights=disable_per_channel_weights,
             fixed_range_for_inputs=fixed_range_for_inputs,
             fixed_range_for_outputs=fixed_range_for_outputs,
             strict=strict,
         ).policy
-        self._policy = None if given == OdmlQat().policy else given
+        self._policy = None if policy == OdmlQat().policy else policy
 
-    def quantize(self, model: Any, *inputs: Any, **kwargs: Any) -> Any:
+    def quantize(self, model: nnx.Module, *inputs: Any, **kwargs: Any) -> Any:
         """The converted model.
 
         Args:
@@ -204,7 +264,7 @@ class OdmlConversion:
         check_inputs(model, inputs, kwargs, "OdmlConversion.quantize")
         return self.quantize_calls(model, [Call(inputs, kwargs)])
 
-    def quantize_calls(self, model: Any, calls: Sequence[Call]) -> Any:
+    def quantize_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
         """The converted model, of which each of several methods is traced; see `OdmlQat.quantize_calls`.
 
         `jqinject.quantize(model, OdmlConversion(), inputs=..., methods=...)` calls it. The methods are to be those that
@@ -222,35 +282,35 @@ class OdmlConversion:
         """
         for call in calls or [Call((), {})]:
             check_inputs(model, call.args, call.kwargs, f"OdmlConversion.quantize (of {call.name})")
-        held = vars(model).get(HELD)
-        if not isinstance(held, OpQuantizers) or not isinstance(held.policy, OdmlPolicy):
+        quantizers = vars(model).get(HELD)
+        if not isinstance(quantizers, OpQuantizers) or not isinstance(quantizers.policy, OdmlPolicy):
             raise ValueError(
                 f"{type(model).__name__} was not quantized by OdmlQat, so there are no statistics to convert it with.\n"
                 "  cure: model = OdmlQat().quantize(model, x); train it, or run jqinject.calibrate(model, batches)"
             )
-        policy = replace(self._policy or held.policy, flattens_weights=True)
-        collector = _Collector(held)
+        policy = replace(self._policy or quantizers.policy, flattens_weights=True)
+        collector = _Collector(quantizers)
         evaluated = nnx.clone(model, graph=True)
         evaluated.eval()
         find_sites(evaluated, policy, calls, collector)
         methods = [call.name for call in calls]
         change_class(evaluated, quantized_class(type(model), ConvertedProgram, methods))
         delattr(evaluated, HELD)
-        setattr(evaluated, HELD, ConvertedSites(policy, collector.markers, held.same))
+        setattr(evaluated, HELD, ConvertedSites(policy, collector.markers, quantizers.same))
         return evaluated
 
 
 class _Collector(Markers):
     """Makes the marker of every site from the quantizer that the model holds there."""
 
-    def __init__(self, held: OpQuantizers) -> None:
+    def __init__(self, quantizers: OpQuantizers) -> None:
         super().__init__({})
-        self._held = held
+        self._quantizers = quantizers
         self.markers: dict[str, FakeQuantMarker] = {}
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> jax.Array:
         """`x` unchanged; records its marker."""
-        if site.name not in self._held.held:
+        if site.name not in self._quantizers.held:
             raise ValueError(
                 f"{site.name} has no statistics: the model was quantized for other operations.\n"
                 "  cure: quantize and calibrate it with inputs like these, and with the same rules"
@@ -260,15 +320,15 @@ class _Collector(Markers):
                 f"{site.name}: lies in a loop over layers, and each has a range of its own, where the body is "
                 "marked once.\n  cure: unroll the loop over layers"
             )
-        proxy = self._held[site.name]
+        proxy = self._quantizers[site.name]
         with jax.ensure_compile_time_eval():
             self.markers[site.name] = _marker(site, proxy, x)
         return x
 
 
-def _marker(site: Site, proxy: Any, x: jax.Array) -> FakeQuantMarker:
+def _marker(site: Site, proxy: QuantProxyFromInjector, x: jax.Array) -> FakeQuantMarker:
     quantizer = proxy.tensor_quant
-    scaling = getattr(quantizer, "scaling_impl", None)
+    scaling = vars(quantizer).get("scaling_impl")
     integers = isinstance(quantizer, RescalingIntQuant) and quantizer.bit_width_impl() == 8
     if not (integers and isinstance(scaling, RangeScaling)):
         raise ValueError(
@@ -287,7 +347,7 @@ def _marker(site: Site, proxy: Any, x: jax.Array) -> FakeQuantMarker:
     return _static(site, scaling.averaged_range(x.ndim), x.ndim)
 
 
-def _weight_range(site: Site, scaling: RangeScaling, x: jax.Array) -> Any:
+def _weight_range(site: Site, scaling: RangeScaling, x: jax.Array) -> ClippingRange:
     if not is_concrete(x):
         raise ValueError(
             f"{site.name}: the weight {'.'.join(map(str, site.weight_path))} is not known before the program runs: it "
@@ -298,8 +358,8 @@ def _weight_range(site: Site, scaling: RangeScaling, x: jax.Array) -> Any:
     return scaling.calibration_impl(x.astype(np.float32), axes)
 
 
-def _static(site: Site, found: Any, ndim: int) -> FakeQuantMarker:
-    scale, zero = scale_and_zero_point(found, 8)
+def _static(site: Site, measured: ClippingRange, ndim: int) -> FakeQuantMarker:
+    scale, zero = scale_and_zero_point(measured, 8)
     values = np.asarray(scale)
     if not (np.isfinite(values).all() and (values != 0).all()):
         raise ValueError(
@@ -332,8 +392,8 @@ class _Dynamic:
     def __call__(self, x: jax.Array) -> jax.Array:
         return as_array(self._quantizer(x).value)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Dynamic) and self._quantizer == other._quantizer
+    def __eq__(self, function: object) -> bool:
+        return isinstance(function, _Dynamic) and self._quantizer == function._quantizer
 
     def __hash__(self) -> int:
         return hash(self._quantizer)

@@ -1,13 +1,14 @@
-"""Which operations a device compiler expects to be quantized, and in which order."""
+"""Which operations a device compiler expects to be quantized, in which order, and the quantizers that devices have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jqinject.core import FixedRange
+from jqinject.core import AbsMaxRange, FixedRange, MinMaxRange
 from jqinject.model import Rule
 from jqinject.program import Choice, Operation, Site, Tracked, other_axes
+from jqinject.quant.integer.calibrated_int import CalibratedAct
 
 Range = tuple[float, float]
 
@@ -39,12 +40,12 @@ class OdmlPolicy:
     delayed = True
     follows_parameters = False
 
-    def is_leaf(self, module: Any) -> bool:
+    def is_leaf(self, module: object) -> bool:
         """See `Policy`."""
         return False
 
     def choose(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: tuple[str | int, ...] = (), name: str = ""
     ) -> Choice | None:
         """See `Policy`."""
         for rule in self.rules:
@@ -97,18 +98,51 @@ class OdmlPolicy:
 
 
 def is_dynamic(quantizer: Any) -> bool:
-    """Whether a quantizer takes its range from the tensor itself."""
-    return getattr(getattr(quantizer, "scaling_impl", None), "averaging_impl", None) is None
+    """Return whether a quantizer, or an injector of one, takes its range from the tensor itself."""
+    scaling = getattr(quantizer, "scaling_impl", None)
+    return getattr(scaling, "averaging_impl", None) is None
 
 
-def overrides_of(site: Site) -> dict[str, Any]:
-    """The names that the quantizer at a site redeclares: the axes of its scale, and its range if known."""
-    found: dict[str, Any] = {}
+def overrides_of(site: Site) -> dict[str, object]:
+    """Return the names that the quantizer at a site redeclares: the axes of its scale, and its range if known."""
+    overrides: dict[str, object] = {}
     if site.overrides.get("channelwise_axes"):
-        found["channelwise_axes"] = site.overrides["channelwise_axes"]
+        overrides["channelwise_axes"] = site.overrides["channelwise_axes"]
     if not site.overrides.get("static", True):
-        found["averaging_impl"] = None
+        overrides["averaging_impl"] = None
     elif "fixed_range" in site.overrides:
-        found["calibration_impl"] = FixedRange(*site.overrides["fixed_range"])
-        found["restart"] = True
-    return found
+        overrides["calibration_impl"] = FixedRange(*site.overrides["fixed_range"])
+        overrides["restart"] = True
+    return overrides
+
+
+class _OfDevices(CalibratedAct):
+    batch_axes = (0,)  # every sample of a batch counts alike
+
+
+class Int8Weight(_OfDevices):
+    """Symmetric, a scale for each output channel (or for the tensor): `scale = max |w| / 127.5`.
+
+    Source: Qwix's ODML provider.
+    """
+
+    calibration_impl = AbsMaxRange
+    averaging_impl = None
+
+
+class Int8Act(_OfDevices):
+    """With a zero point; the range is the mean over all batches of each batch's range, from means over the batch axis.
+
+    Override `calibration_impl` for another range: `AbsMaxRange` for no zero point, `FixedRange(low, high)`.
+
+    Source: Qwix's ODML provider (`minmax`).
+    """
+
+    calibration_impl = MinMaxRange
+
+
+class Int8DynamicAct(_OfDevices):
+    """With a zero point, from the tensor itself: only for inputs of contractions with a weight, one range per row."""
+
+    calibration_impl = MinMaxRange
+    averaging_impl = None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
 
 from jqinject.model import Rule
 from jqinject.model.quantizing.rules import checked_rules
-from jqinject.odml.device_policy import OdmlPolicy, Range, overrides_of
-from jqinject.odml.device_quantizers import Int8Act, Int8Weight
+from jqinject.odml.device_policy import Int8Act, Int8Weight, OdmlPolicy, Range, overrides_of
 from jqinject.program import (
     HELD,
     Call,
@@ -74,7 +73,7 @@ class OdmlQat:
             strict=strict,
         )
 
-    def quantize(self, model: Any, *inputs: Any, **kwargs: Any) -> Any:
+    def quantize(self, model: nnx.Module, *inputs: Any, **kwargs: Any) -> Any:
         """The model with quantizers between its operations.
 
         Args:
@@ -92,7 +91,7 @@ class OdmlQat:
         check_inputs(model, inputs, kwargs, "OdmlQat.quantize")
         return self.quantize_calls(model, [Call(inputs, kwargs)])
 
-    def quantize_calls(self, model: Any, calls: Sequence[Call]) -> Any:
+    def quantize_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
         """The model with quantizers between the operations of several methods, of which each is traced.
 
         `jqinject.quantize(model, OdmlQat(), inputs=..., methods=...)` calls it.
@@ -111,11 +110,11 @@ class OdmlQat:
             check_inputs(model, call.args, call.kwargs, f"OdmlQat.quantize (of {call.name})")
         _refuse_quantized(model)
         model = nnx.clone(model, graph=True)
-        found = find_sites(model, self.policy, calls)
-        held = {name: _proxy(site) for name, site in found.sites.items()}
+        traced = find_sites(model, self.policy, calls)
+        proxies = {name: _proxy(site) for name, site in traced.sites.items()}
         change_class(model, quantized_class(type(model), methods=[call.name for call in calls]))
-        stacks = {name: len(site.stack) for name, site in found.sites.items() if site.stack}
-        setattr(model, HELD, OpQuantizers(self.policy, held, same=found.same, stacks=stacks))
+        stacks = {name: len(site.stack) for name, site in traced.sites.items() if site.stack}
+        setattr(model, HELD, OpQuantizers(self.policy, proxies, same=traced.same, stacks=stacks))
         return model
 
 
@@ -126,7 +125,7 @@ def _proxy(site: Site) -> ActQuantProxyFromInjector:
     )
 
 
-def _refuse_quantized(model: Any) -> None:
+def _refuse_quantized(model: nnx.Module) -> None:
     for path, node in nnx.iter_modules(model, graph=True):
         if isinstance(node, QuantProxyFromInjector | QuantizedProgram):
             where = ".".join(map(str, path)) or "the model itself"
@@ -136,7 +135,7 @@ def _refuse_quantized(model: Any) -> None:
             )
 
 
-def check_inputs(model: Any, inputs: Any, kwargs: Any, what: str) -> None:
+def check_inputs(model: object, inputs: Sequence[object], kwargs: Mapping[str, object], what: str) -> None:
     """Refuse a model that cannot be traced.
 
     Raises:
@@ -153,11 +152,11 @@ def check_inputs(model: Any, inputs: Any, kwargs: Any, what: str) -> None:
         )
 
 
-def _checked(rules: Any) -> tuple[Rule, ...]:
+def _checked(rules: Rule | Iterable[Rule] | None) -> tuple[Rule, ...]:
     if rules is None:
         return (EVERYTHING,)
-    found = checked_rules(rules)
-    for rule in found:
+    checked = checked_rules(rules)
+    for rule in checked:
         unused = [slot for slot, _ in rule.quantizers if slot not in ("weight_quant", "output_quant")]
         if unused or rule.overrides:
             raise TypeError(
@@ -166,7 +165,7 @@ def _checked(rules: Any) -> tuple[Rule, ...]:
                 "  cure: weight_quant=..., output_quant=...; subclass a quantizer to change it"
             )
         _refuse_layers_quantizer(rule)
-    return found
+    return checked
 
 
 def _refuse_layers_quantizer(rule: Rule) -> None:
@@ -179,10 +178,10 @@ def _refuse_layers_quantizer(rule: Rule) -> None:
         )
 
 
-def _range(given: Any, name: str) -> Range | None:
-    if given is None:
+def _range(ends: Range | None, name: str) -> Range | None:
+    if ends is None:
         return None
-    low, high = (float(end) for end in given)
+    low, high = map(float, ends)
     if not (low <= 0 <= high and low < high):
         raise ValueError(f"OdmlQat: {name} must contain 0 and must not be empty, got ({low}, {high})")
     return low, high

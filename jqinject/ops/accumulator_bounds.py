@@ -121,8 +121,10 @@ def within_budget(
         >>> within_budget(jnp.array([6.0, -3.0, 1.0]), 7, (0,), zero_centered=True)
         Array([ 6., -3.,  1.], dtype=float32)
     """
-    given = jax.lax.stop_gradient(q)
-    parts = [jnp.maximum(given, 0.0), jnp.maximum(-given, 0.0)] if zero_centered else [jnp.abs(given)]
+    integers = jax.lax.stop_gradient(q)
+    parts = (
+        [jnp.maximum(integers, 0.0), jnp.maximum(-integers, 0.0)] if zero_centered else [jnp.abs(integers)]
+    )
     factor = jnp.float32(1.0)
     for part in parts:
         rough = jnp.sum(part, axis=axes, keepdims=True)
@@ -132,5 +134,5 @@ def within_budget(
         total = jnp.where(huge, 2.0 * rough, exact.astype(jnp.float32))  # never below the true sum
         room = jnp.asarray(budget, jnp.float32) * _MARGIN / jnp.maximum(total, 1.0)
         factor = jnp.minimum(factor, jnp.where(huge | (exact > budget), room, 1.0))
-    kept = jnp.where(factor < 1.0, jnp.trunc(given * factor), given)
-    return with_gradient_of(q, kept)
+    scaled = jnp.where(factor < 1.0, jnp.trunc(integers * factor), integers)
+    return with_gradient_of(q, scaled)

@@ -110,11 +110,11 @@ class Cut:
             x = reduction(x, axis=self.beside, keepdims=True)
         return self._repeated(self._found(reduction, x), x)
 
-    def filled(self, found: jax.Array, with_fill: jax.Array) -> jax.Array:
+    def filled(self, reduced: jax.Array, with_fill: jax.Array) -> jax.Array:
         """What was found of each group; of the last, which zeros fill up, `with_fill`."""
-        last = found.shape[self.axis] // self.size * self.size
-        places = jax.lax.broadcasted_iota(jnp.int32, found.shape, self.axis)
-        return jnp.where(sharded_as(places >= last, found), with_fill, found)
+        last = reduced.shape[self.axis] // self.size * self.size
+        places = jax.lax.broadcasted_iota(jnp.int32, reduced.shape, self.axis)
+        return jnp.where(sharded_as(places >= last, reduced), with_fill, reduced)
 
     def one_each(self, x: jax.Array) -> jax.Array:
         """Of numbers that the elements of a group share, one for each group.
@@ -146,8 +146,8 @@ class Cut:
         """
         if x.ndim <= like.ndim:
             return x
-        found = jnp.squeeze(x, self.axis + 1)
-        return found if found.shape[self.axis] == 1 else self._repeated(found, like)
+        squeezed = jnp.squeeze(x, self.axis + 1)
+        return squeezed if squeezed.shape[self.axis] == 1 else self._repeated(squeezed, like)
 
     def of_pieces(self, x: jax.Array, length: int) -> jax.Array:
         """Numbers that groups have one of, in the shape with two axes, once for each piece.
@@ -177,17 +177,19 @@ class Cut:
 
         return by_compiler(combined, x, x, axis)
 
-    def _repeated(self, found: jax.Array, like: jax.Array) -> jax.Array:
+    def _repeated(self, groups: jax.Array, like: jax.Array) -> jax.Array:
         group_of = np.arange(like.shape[self.axis]) // self.size
-        return by_compiler(lambda found: jnp.take(found, group_of, axis=self.axis, mode="clip"), like, found)
+        return by_compiler(
+            lambda groups: jnp.take(groups, group_of, axis=self.axis, mode="clip"), like, groups
+        )
 
 
 def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
     """How to cut an axis into groups that may cross the borders of its shards; None if groups cannot.
 
     The shards of concrete arrays are known. Those over automatic axes of a mesh show in no type while a program is
-    traced: then any number of shards counts that the devices at hand allow. Explicit axes show; along these, groups are
-    cut in place unless shards hold whole groups, since only then a type can name the sharding of the two axes.
+    traced: then any number of shards counts that the available devices allow. Explicit axes show; along these, groups
+    are cut in place unless shards hold whole groups, since only then a type can name the sharding of the two axes.
 
     Args:
         x: the tensor.
@@ -202,17 +204,17 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
         shards = shards_along(x, axis)
         crosses = shards > 1 and bool(length % size or length // size % shards)
         return Cut(axis, size, math.gcd(size, length // shards)) if crosses else None
-    known = _shards_along(x, axis)
-    if length == 0 or known == 1:
+    places = _shards_along(x, axis)
+    if length == 0 or places == 1:
         return None
-    most = math.gcd(length, jax.device_count()) if known is None else known
-    counts = [n for n in range(2, most + 1) if known in (None, n) and most % n == 0]
+    most = math.gcd(length, jax.device_count()) if places is None else places
+    counts = [n for n in range(2, most + 1) if places in (None, n) and most % n == 0]
     if not any(length // n % size and size % (length // n) for n in counts):
         return None
     return Cut(axis, size, math.gcd(size, length // most))
 
 
-def _shards_along(x: jax.Array, axis: int) -> Any:
+def _shards_along(x: jax.Array, axis: int) -> int | None:
     """The number of shards of a concrete array along an axis; None for a tracer."""
     if isinstance(x, jax.core.Tracer):
         return None

@@ -21,11 +21,11 @@ import jax
 import jax.core
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.ops.lean import choose
 from jqinject.ops.processes import one_program
-from jqinject.ops.ste import nearest, with_gradient_of
+from jqinject.ops.ste import Primals, Tangents, nearest, with_gradient_of
 
 LARGEST = float(jnp.finfo(jnp.float32).max)
 Offset = jax.Array | None
@@ -41,7 +41,7 @@ def _clamp(straight: bool, x: jax.Array, low: jax.Array, high: jax.Array) -> jax
     return bounded(x, low, high)
 
 
-def _clamp_jvp(straight: bool, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _clamp_jvp(straight: bool, primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
     (x, low, high), (dx, dlow, dhigh) = primals, tangents
     y = _clamp(straight, *primals)
     if isinstance(dx, SymbolicZero):
@@ -140,11 +140,11 @@ Compute = Callable[..., Any]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _within(compute: Compute, to_range: bool, x: jax.Array, ends: Any, others: Any) -> Any:
+def _within(compute: Compute, to_range: bool, x: jax.Array, ends: tuple[jax.Array, ...], others: Any) -> Any:
     return compute(x, *others)
 
 
-def _within_jvp(compute: Compute, to_range: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _within_jvp(compute: Compute, to_range: bool, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
     x, ends, _ = primals
     value = _within(compute, to_range, *primals)
     dx, *dends = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], *tangents[1]))
@@ -226,14 +226,16 @@ def bounded(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.minimum(x, high), low)
 
 
-def change_beside(change: jax.Array, made: Any) -> Any:
+def change_beside(change: jax.Array, result: object) -> Any:
     """The tangent of a value, or of a value and its integers, which have none.
 
     Args:
         change: of the value.
-        made: the value, or both.
+        result: the value, or both.
     """
-    return (change, jax.custom_derivatives.zero_from_primal(made[1])) if isinstance(made, tuple) else change
+    return (
+        (change, jax.custom_derivatives.zero_from_primal(result[1])) if isinstance(result, tuple) else change
+    )
 
 
 def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
@@ -280,7 +282,7 @@ def to_scale(floor: float, of_magnitude: bool, steps: float | None, x: jax.Array
 
 
 def _to_scale_jvp(
-    floor: float, of_magnitude: bool, steps: float | None, primals: Any, tangents: Any
+    floor: float, of_magnitude: bool, steps: float | None, primals: Primals, tangents: Tangents
 ) -> tuple[jax.Array, Any]:
     (x, divisor), (dx, ddivisor) = primals, tangents
     scale = to_scale(floor, of_magnitude, steps, x, divisor)
@@ -300,7 +302,7 @@ def _to_scale_jvp(
 to_scale.defjvp(_to_scale_jvp, symbolic_zeros=True)
 
 
-def in_range_of(value: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+def in_range_of(value: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
     """What integers stand for, float32, in a dtype: beyond its range, its largest number; the gradient is 1.
 
     The lowest of 8 bits times the scale of a tensor that holds float16's largest number is not one of float16.
@@ -369,13 +371,13 @@ quantize_in_steps = jax.custom_jvp(Steps.quantized, nondiff_argnums=(0,))
 
 def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     # Under `checkpoint` the backward pass keeps the arguments, which are there anyway, and no array made from them.
-    given = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
-    change = jax.checkpoint(partial(_change, how))(primals, given)
-    made = quantize_in_steps(how, *primals)
-    return made, change_beside(change, made)
+    changes = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
+    change = jax.checkpoint(partial(_change, how))(primals, changes)
+    result = quantize_in_steps(how, *primals)
+    return result, change_beside(change, result)
 
 
-def _change(how: Steps, primals: Any, tangents: Any) -> jax.Array:
+def _change(how: Steps, primals: Primals, tangents: Tangents) -> jax.Array:
     x, scale, zero_point, low, high = primals
     along_x, along_scale, along_zero_point, along_low, along_high = tangents
     steps, rounded = how.rounded(x, scale, zero_point, finite=how.straight)
@@ -417,7 +419,7 @@ def fake_quantize(
     low: ArrayLike,
     high: ArrayLike,
     how: Steps = Steps(),
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Quantize and dequantize: `y = (q - zero_point) * scale`, `q = clamp(round(x / scale + zero_point), low, high)`.
 
     With `m` = 1 where nothing is clamped, else 0:

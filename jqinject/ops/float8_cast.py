@@ -46,9 +46,9 @@ def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
     Raises:
         TypeError: for any other dtype; the message names the four.
     """
-    same = [known for known in FLOAT8_DTYPES if known == dtype]
+    same = [candidate for candidate in FLOAT8_DTYPES if candidate == dtype]
     if not same:
-        names = ", ".join(f"jnp.{known.name}" for known in FLOAT8_DTYPES)
+        names = ", ".join(f"jnp.{candidate.name}" for candidate in FLOAT8_DTYPES)
         raise TypeError(f"{where}: {name} must be an 8-bit float dtype, one of {names}; got {dtype!r}")
     return same[0]
 
@@ -211,8 +211,8 @@ def round_up_exponent(amax: jax.Array, largest: float) -> jax.Array:
     """
     small = amax < _SMALL  # the quotient would be flushed to 0 too early
     quotient = divide(jnp.where(small, amax * 2.0**_UP, amax), largest)
-    found = _exponent(_bits(quotient) + FRACTION) - jnp.where(small, _UP, 0)
-    return _finished(jnp.where(quotient > 0, found, LEAST), amax)
+    exponent = _exponent(_bits(quotient) + FRACTION) - jnp.where(small, _UP, 0)
+    return _finished(jnp.where(quotient > 0, exponent, LEAST), amax)
 
 
 def scale_of_exponent(exponent: jax.Array) -> jax.Array:

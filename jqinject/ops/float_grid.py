@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.ops.fake_quant import quotient
 from jqinject.ops.grid import Grid, Rounding, narrowest
@@ -94,7 +95,7 @@ class FloatGrid(Grid):
             )
 
     @classmethod
-    def of_dtype(cls, dtype: Any) -> FloatGrid:
+    def of_dtype(cls, dtype: DTypeLike) -> FloatGrid:
         """The grid of one of JAX's narrow float dtypes.
 
         Raises:
@@ -332,7 +333,7 @@ def quantize_on_grid(
     scale: jax.Array,
     zero_point: jax.Array | None = None,
     rounding: Rounding = nearest,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     *,
     by_reciprocal: bool = False,
 ) -> jax.Array:
@@ -344,7 +345,7 @@ def quantize_on_grid(
         x: a float32 array.
         grid: the numbers at scale 1.
         scale: float per step, not 0; broadcasts with `x`.
-        zero_point: the number that stands for 0, likewise; None if there is none.
+        zero_point: the number that represents 0, likewise; None if absent.
         rounding: to whole numbers; tables have one of their own.
         dtype: of the result, whose range it does not exceed.
         by_reciprocal: whether numbers that share a scale are multiplied by its reciprocal, as quantizers with a

@@ -40,7 +40,7 @@ class Grid(abc.ABC):
         bounds: the least and the greatest number.
         largest: the largest magnitude.
         storage: the dtype of a payload.
-        dtype: the JAX float dtype whose numbers are exactly these; None if there is none.
+        dtype: the JAX float dtype whose numbers are exactly these; None if absent.
         table: the number of each code; None of numbers that are not looked up.
         is_integer: whether its numbers are all integers of a range.
         is_table: whether its numbers are looked up by code.

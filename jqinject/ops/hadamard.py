@@ -28,7 +28,7 @@ def table(size: int) -> np.ndarray:
         True
     """
     packed = importlib.resources.files("jqinject.ops").joinpath("hadamard_tables.bin").read_bytes()
-    lengths = [-(-each * each // 8) for each in TABLES]
+    lengths = [-(-order * order // 8) for order in TABLES]
     start = sum(lengths[: TABLES.index(size)])
     bits = np.unpackbits(np.frombuffer(packed, np.uint8)[start : start + -(-size * size // 8)])
     return (2 * bits[: size * size].astype(np.int8) - 1).reshape(size, size)
@@ -81,15 +81,15 @@ def transform(x: jax.Array, *, inverse: bool = False, factor_dtype: Any = None) 
     size = x.shape[-1]
     count = table_size(size)
     rest = size // count
-    made = x.astype(jnp.float32).reshape(*x.shape[:-1], count, rest)
+    y = x.astype(jnp.float32).reshape(*x.shape[:-1], count, rest)
     step = 1
     while step < rest:
-        pairs = made.reshape(*x.shape[:-1], count, rest // (2 * step), 2, step)
-        one, other = pairs[..., 0, :], pairs[..., 1, :]
-        made = jnp.stack([one + other, one - other], axis=-2).reshape(*x.shape[:-1], count, rest)
+        pairs = y.reshape(*x.shape[:-1], count, rest // (2 * step), 2, step)
+        upper, lower = pairs[..., 0, :], pairs[..., 1, :]
+        y = jnp.stack([upper + lower, upper - lower], axis=-2).reshape(*x.shape[:-1], count, rest)
         step *= 2
     if count > 1:
         mixed = table(count) if inverse else table(count).T
-        made = jnp.einsum("...ij,ik->...kj", made, jnp.asarray(mixed, made.dtype), precision="highest")
+        y = jnp.einsum("...ij,ik->...kj", y, jnp.asarray(mixed, y.dtype), precision="highest")
     factor = np.asarray(1 / math.sqrt(size), factor_dtype or np.float32).astype(np.float32)
-    return (made.reshape(x.shape) * factor).astype(x.dtype)
+    return (y.reshape(x.shape) * factor).astype(x.dtype)

@@ -13,6 +13,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.ops.sharding import sharded_as, varying_with
 
+Bits = int | jax.Array
+"""A bit width: an int if it is constant, an array if it is learned."""
+
 
 def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
     """`jnp.where(which, x, y)` of the dtype of its array, without the call that `jnp.where` leaves in a program.
@@ -29,13 +32,13 @@ def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:
         >>> choose(jnp.array([True, False]), 0.0, jnp.array([1.0, 2.0]))
         Array([0., 2.], dtype=float32)
     """
-    known = x if isinstance(x, jax.Array) else y
-    dtype = known.dtype if isinstance(known, jax.Array) else jnp.float32
+    array = x if isinstance(x, jax.Array) else y
+    dtype = array.dtype if isinstance(array, jax.Array) else jnp.float32
     shape, like = which.shape, which
-    for given in (x, y):
-        if isinstance(given, jax.Array) and given.shape != shape:
-            shape = jnp.broadcast_shapes(shape, given.shape)
-            like = given if given.shape == shape else like
+    for operand in (x, y):
+        if isinstance(operand, jax.Array) and operand.shape != shape:
+            shape = jnp.broadcast_shapes(shape, operand.shape)
+            like = operand if operand.shape == shape else like
     return jax.lax.select(
         which if which.shape in (shape, ()) else _filled(which, shape, bool, like),
         x if isinstance(x, jax.Array) and x.shape == shape else _filled(x, shape, dtype, like),

@@ -10,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
+from jqinject.ops.lean import Bits
 from jqinject.ops.power import divide, exp2, integer_power, log2, power
-from jqinject.ops.ste import with_gradient_of
+from jqinject.ops.ste import Primals, Tangents, with_gradient_of
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
 _LARGEST = float(jnp.finfo(jnp.float32).max)
@@ -31,7 +33,7 @@ def exponent_of(x: jax.Array) -> jax.Array:
     return with_gradient_of(log2(normal), exponent.astype(jnp.float32))
 
 
-def float_step(x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any) -> jax.Array:
+def float_step(x: jax.Array, mantissa_bit_width: Bits, exponent_bias: Any) -> jax.Array:
     """The distance between adjacent numbers of a minifloat at `x`: `2**(max(floor(log2 |x|), 1 - bias) - m)`.
 
     Args:
@@ -61,14 +63,14 @@ def _constant_step(mantissa: int, bias: int, x: jax.Array) -> jax.Array:
 
 
 @_constant_step.defjvp
-def _(mantissa: int, bias: int, primals: Any, tangents: Any) -> Any:
+def _(mantissa: int, bias: int, primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
     (x,), step = primals, _constant_step(mantissa, bias, *primals)
     growing = jnp.where(jnp.abs(x) < 2.0 ** (1 - bias), jnp.inf, x)
     return step, step * math.log(2.0) * (tangents[0] / (growing * math.log(2.0)))
 
 
 def to_float_grid(
-    x: jax.Array, mantissa_bit_width: Any, exponent_bias: Any, rounding: Callable[[jax.Array], jax.Array]
+    x: jax.Array, mantissa_bit_width: Bits, exponent_bias: Any, rounding: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
     """The nearest numbers of a minifloat with unbounded range: `u * rounding(x / u)`, `u = float_step(x)`.
 
@@ -92,9 +94,9 @@ def to_float_grid(
         [18.0, 0.3125, -1024.0]
     """
     finite = jnp.isfinite(x)
-    known = jnp.where(finite, x, 0.0)
-    step = float_step(known, mantissa_bit_width, exponent_bias)
-    rounded = rounding(divide(known, step)) * step
+    finite_x = jnp.where(finite, x, 0.0)
+    step = float_step(finite_x, mantissa_bit_width, exponent_bias)
+    rounded = rounding(divide(finite_x, step)) * step
     return jnp.where(finite, with_gradient_of(rounded, jnp.clip(rounded, -_LARGEST, _LARGEST)), x)
 
 
@@ -118,13 +120,13 @@ def float_steps(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 @float_steps.defjvp
-def _(primals: Any, tangents: Any) -> Any:
+def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
     (_, scale), (dx, dscale) = primals, tangents
     steps = float_steps(*primals)
     return steps, (dx - steps * dscale) / scale
 
 
-def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
     """`steps * scale`, computed in float32; finite numbers stay finite.
 
     If a format's largest number times its scale, or a number that was rounded up, exceeds the range of `dtype`, it
@@ -145,7 +147,7 @@ def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Arra
     return with_gradient_of(value, inside).astype(dtype)
 
 
-def max_mantissa(mantissa_bit_width: Any) -> Any:
+def max_mantissa(mantissa_bit_width: Bits) -> Any:
     """The largest mantissa of a bit width, including the implicit 1: `2 - 2**-m`.
 
     Example:

@@ -10,6 +10,7 @@ rule, so that both ways give the maximum.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -23,32 +24,32 @@ SLOT_SIZE = 2
 
 
 @jax.custom_batching.custom_vmap
-def gathered(seen: jax.Array, holder: jax.Array) -> jax.Array:
-    """`seen`; under `vmap` the maximum over the mapped axis, unless `holder` is mapped too.
+def gathered(statistic: jax.Array, holder: jax.Array) -> jax.Array:
+    """`statistic`; under `vmap` the maximum over the mapped axis, unless `holder` is mapped too.
 
     So a batch that is mapped over has one statistic, and a stack of layers one per layer.
 
     Args:
-        seen: a statistic that adds by maximum.
+        statistic: a statistic that adds by maximum.
         holder: the array that will hold it.
 
     Example:
         >>> jax.vmap(lambda x, h: gathered(x, h), in_axes=(0, None), out_axes=None)(jnp.arange(4.0), 0.0)
         Array(3., dtype=float32)
     """
-    return seen
+    return statistic
 
 
 # The rules below call the functions again on the batched arrays, for outer maps.
 
 
 @gathered.def_vmap
-def _gathered_vmap(axis_size: int, in_batched: list[bool], seen: jax.Array, holder: jax.Array) -> Any:
+def _gathered_vmap(axis_size: int, in_batched: list[bool], statistic: jax.Array, holder: jax.Array) -> Any:
     seen_mapped, holder_mapped = in_batched
     if holder_mapped:
-        for_all = seen if seen_mapped else jnp.broadcast_to(seen, (axis_size, *seen.shape))
+        for_all = statistic if seen_mapped else jnp.broadcast_to(statistic, (axis_size, *statistic.shape))
         return gathered(for_all, holder), True
-    return gathered(jnp.max(seen, axis=0) if seen_mapped else seen, holder), False
+    return gathered(jnp.max(statistic, axis=0) if seen_mapped else statistic, holder), False
 
 
 @jax.custom_batching.custom_vmap
@@ -79,18 +80,18 @@ def mapped_beside(x: jax.Array, holder: jax.Array) -> jax.Array:
 mapped_beside.defjvp(lambda primals, tangents: (mapped_beside(*primals), tangents[0]))
 
 
-def over_axis(seen: jax.Array, axis_name: Any, holder: jax.Array) -> jax.Array:
-    """The maximum over named axes: those given, and those on which `seen` varies and `holder` does not.
+def over_axis(statistic: jax.Array, axis_name: Hashable, holder: jax.Array) -> jax.Array:
+    """The maximum over named axes: those given, and those on which `statistic` varies and `holder` does not.
 
     Args:
-        seen: a statistic.
+        statistic: a statistic.
         axis_name: an axis of `shard_map` or `vmap`, a tuple of axes, or None. Within `shard_map` it is only needed
             under `check_vma=False`, where JAX does not say what varies.
         holder: the array that will hold the statistic.
     """
-    seen = extreme_over(jax.lax.pmax, seen, names_of(axis_name))
-    extra = varying_axes(seen) - varying_axes(holder)
-    return extreme_over(jax.lax.pmax, seen, tuple(sorted(extra, key=str)))
+    statistic = extreme_over(jax.lax.pmax, statistic, names_of(axis_name))
+    extra = varying_axes(statistic) - varying_axes(holder)
+    return extreme_over(jax.lax.pmax, statistic, tuple(sorted(extra, key=str)))
 
 
 def summed_like(cotangent: jax.Array, primal: jax.Array) -> jax.Array:

@@ -19,9 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
+
+from jqinject.ops.grid import Grid
 
 
-def is_low_bit(dtype: Any) -> bool:
+def is_low_bit(dtype: DTypeLike) -> bool:
     """Whether it is a float dtype of fewer than 16 bits.
 
     Example:
@@ -50,7 +53,7 @@ class LowBitTree:
         return jax.tree.unflatten(structure, map(_as_dtype, leaves, self.dtypes))
 
 
-def as_bits(tree: Any) -> LowBitTree:
+def as_bits(tree: object) -> LowBitTree:
     """A pytree in a form that can be kept for a backward pass. No gradient.
 
     Args:
@@ -70,12 +73,12 @@ def as_bits(tree: Any) -> LowBitTree:
     return LowBitTree(jax.tree.map(lambda x: _as_dtype(x, _integers_of(x.dtype)), tree), dtypes)
 
 
-def _integers_of(dtype: Any) -> Any:
+def _integers_of(dtype: DTypeLike) -> Any:
     """The unsigned integers as wide as a low-bit float dtype; any other dtype itself."""
     return np.dtype(f"uint{jnp.finfo(dtype).bits}") if is_low_bit(dtype) else dtype
 
 
-def _as_dtype(x: jax.Array, dtype: Any) -> jax.Array:
+def _as_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """An array bit-cast to a dtype of the same width; itself if it has that one."""
     return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
 
@@ -96,7 +99,7 @@ _with_first_gradient_of.defjvp(lambda primals, tangents: (primals[0], tangents[1
 
 
 def saved(
-    x: jax.Array, payload: jax.Array, scale: jax.Array, zero_point: jax.Array | None, grid: Any
+    x: jax.Array, payload: jax.Array, scale: jax.Array, zero_point: jax.Array | None, grid: Grid
 ) -> jax.Array:
     """`(number - zero_point) * scale`, kept for the backward pass as packed payload, scale and zero point.
 
@@ -104,7 +107,7 @@ def saved(
         x: the float array that the payload was made from; it receives the gradient, everywhere.
         payload: of the shape of `x`, as `grid.pack` takes it.
         scale: float per step of the grid, broadcasts to `x`; no gradient.
-        zero_point: the number that stands for 0, broadcasts to `x`, no gradient; None for 0.
+        zero_point: the number that represents 0, broadcasts to `x`, no gradient; None for 0.
         grid: the number format, of at most 8 bits.
 
     Returns:

@@ -34,6 +34,7 @@ from jax.typing import ArrayLike
 from jqinject.ops.fake_quant import quotient
 from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import sharded_as
+from jqinject.ops.ste import Primals, Tangents
 
 Width = TypeVar("Width", bound=int | jax.Array)
 
@@ -54,9 +55,9 @@ def integer_power(exponent: jax.Array) -> jax.Array:
 @one_program()
 def _exp2(x: jax.Array) -> jax.Array:
     bounded = jnp.clip(x, -300.0, 300.0)
-    whole = jnp.floor(bounded)
-    fraction = jnp.exp2(bounded - whole)
-    exponent = jnp.clip(whole, -252.0, 254.0).astype(jnp.int32)
+    floor = jnp.floor(bounded)
+    fraction = jnp.exp2(bounded - floor)
+    exponent = jnp.clip(floor, -252.0, 254.0).astype(jnp.int32)
     half = exponent // 2
     return fraction * integer_power(half) * integer_power(exponent - half)
 
@@ -122,7 +123,7 @@ def _divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
     return quotient(x, divisor)
 
 
-def _divide_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _divide_jvp(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
     (_, divisor), (dx, ddivisor) = primals, tangents
     y = _divide(*primals)
     if isinstance(ddivisor, SymbolicZero):
@@ -272,9 +273,9 @@ def ordered_sum(x: jax.Array) -> jax.Array:
     vectors = flat.size // LANES
     rest = flat[vectors * LANES :]
     lanes = flat[: vectors * LANES].reshape(vectors, LANES)
-    whole = vectors // ROWS * ROWS
-    first, *others = _levels(lanes[:whole].reshape(-1, ROWS, LANES))
-    by_lane = reduce(add, (*lanes[whole:], *others), first)
+    in_rows = vectors // ROWS * ROWS
+    first, *others = _levels(lanes[:in_rows].reshape(-1, ROWS, LANES))
+    by_lane = reduce(add, (*lanes[in_rows:], *others), first)
     return reduce(add, (*rest, *by_lane), jnp.zeros((), x.dtype))
 
 

@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def on_host(x: Any) -> np.ndarray:
+def on_host(x: jax.Array) -> np.ndarray:
     """The numbers of an array, whichever processes hold them.
 
     Args:
@@ -44,13 +44,13 @@ def on_host(x: Any) -> np.ndarray:
     return np.asarray(x) if lies_here(x) else multihost_utils.process_allgather(x, tiled=True)
 
 
-def spans_processes(tree: Any) -> bool:
+def spans_processes(tree: object) -> bool:
     """Whether some array in a pytree lies on devices of several processes."""
     leaves = jax.tree.leaves(tree)
     return any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in leaves)
 
 
-def lies_here(x: Any) -> bool:
+def lies_here(x: jax.Array) -> bool:
     """Whether this process holds all numbers of a concrete array."""
     return not spans_processes(x) or x.is_fully_replicated
 
@@ -61,25 +61,25 @@ def placed_as(x: jax.Array, model: jax.Array) -> jax.Array:
         return jax.device_put(x, model.sharding)
     if spans_processes(x) and spans_processes(model):
         return jax.jit(lambda x: x, out_shardings=model.sharding)(x)
-    whole = on_host(x)
-    return jax.make_array_from_callback(x.shape, model.sharding, lambda index: whole[index])
+    array = on_host(x)
+    return jax.make_array_from_callback(x.shape, model.sharding, lambda index: array[index])
 
 
-def from_holder(held: Any, is_holder: bool) -> Any:
+def from_holder(value: object, is_holder: bool) -> Any:
     """The object of the first process that holds it, in all processes.
 
     Args:
-        held: a picklable object; that of the other processes is not read.
+        value: a picklable object; that of the other processes is not read.
         is_holder: whether this process holds it.
 
     Returns:
-        The object; `held` if no process is a holder.
+        The object; `value` if no process is a holder.
     """
     holders = multihost_utils.process_allgather(np.array(is_holder))
     if not holders.any():
-        return held
+        return value
     source = jax.process_index() == int(np.argmax(holders))
-    packed = np.frombuffer(pickle.dumps(held) if source else b"", np.uint8)
+    packed = np.frombuffer(pickle.dumps(value) if source else b"", np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.array(packed.size, np.int32), source))
     room = packed if source else np.zeros(size, np.uint8)
     return pickle.loads(multihost_utils.broadcast_one_to_all(room, source).tobytes())
@@ -130,7 +130,9 @@ class _Mapped:
         return jax.vmap(self.function, self.axes)(*arrays)
 
 
-def _mapped(arrays: Any, axes: Any, *, alone: Compute, otherwise: Compute, program: Any, warning: Any) -> Any:
+def _mapped(
+    arrays: jax.Array, axes: Any, *, alone: Compute, otherwise: Compute, program: Any, warning: Any
+) -> Any:
     alone, otherwise = (_Mapped(function, tuple(axes)) for function in (alone, otherwise))
     return on_one_device(alone, otherwise, *arrays, warning=warning), 0
 
@@ -141,7 +143,7 @@ eagerly = jax.jit(on_one_device, static_argnums=(0, 1))
 
 def _lowered(
     ctx: mlir.LoweringRuleContext,
-    *arrays: Any,
+    *arrays: jax.Array,
     alone: Compute,
     otherwise: Compute,
     program: Any,

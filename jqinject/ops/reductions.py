@@ -34,10 +34,12 @@ from jqinject.ops.sharding import Names, extreme_over, place_over, places_over, 
 Axes = int | tuple[int, ...] | Cut | None
 Tensors = jax.Array | tuple[jax.Array, ...]
 """A tensor, or several that share a statistic: that of all their elements, the first tensor's first."""
+Measured = jax.Array | tuple[jax.Array, ...]
+"""What a statistic measures of a tensor: one small array, or several."""
 
 
-each: Callable[..., Any] = jax.tree.map
-"""`each(function, x, *others)`: a function applied to each of some tensors."""
+map_tensors: Callable[..., Any] = jax.tree.map
+"""`map_tensors(function, x, *others)`: a function applied to each of some tensors."""
 
 
 def parts_of(x: Tensors) -> tuple[jax.Array, ...]:
@@ -84,44 +86,44 @@ class Over(NamedTuple):
             return kind.along(x, axis=axes, keepdims=axes is not None)
         parts = parts_of(x)
         if not isinstance(axes, Cut):
-            found = reduce(kind.of_two, (kind.along(x, axis=axes, keepdims=axes is not None) for x in parts))
-            return kind.over_names(found, self.names)
-        found = reduce(kind.of_two, (axes.reduced(kind.along, part) for part in parts))
+            result = reduce(kind.of_two, (kind.along(x, axis=axes, keepdims=axes is not None) for x in parts))
+            return kind.over_names(result, self.names)
+        result = reduce(kind.of_two, (axes.reduced(kind.along, part) for part in parts))
         zeros = sum(axes.zeros(part.shape) for part in parts)
         if zeros and of_zero is not None:
-            found = axes.filled(found, kind.of_two(found, zeros * of_zero))
-        return kind.over_names(found, self.names)
+            result = axes.filled(result, kind.of_two(result, zeros * of_zero))
+        return kind.over_names(result, self.names)
 
     max = partialmethod(_reduced, _Kind(jnp.max, jnp.maximum, partial(extreme_over, jax.lax.pmax)), of_zero=0)
     min = partialmethod(_reduced, _Kind(jnp.min, jnp.minimum, partial(extreme_over, jax.lax.pmin)), of_zero=0)
     sum = partialmethod(_reduced, _Kind(jnp.sum, jnp.add, sum_over))
 
-    def positions(self, x: Tensors) -> Any:
+    def positions(self, x: Tensors) -> tuple[jax.Array, ...] | jax.Array:
         """The number of each element, counted along the axes in their order, in 16 bits if they suffice, else 32; one
         array for each tensor.
         """
         parts = parts_of(x)
         before = [0, *accumulate(_elements(self.axes, part.shape) for part in parts)]
         dtype = np.dtype(np.int16 if self.count(x) < 2**15 else np.int32)
-        found = [
+        numbered = [
             self._numbered(part, start, before[-1], dtype) for part, start in zip(parts, before, strict=False)
         ]
-        return tuple(found) if isinstance(x, tuple) else found[0]
+        return tuple(numbered) if isinstance(x, tuple) else numbered[0]
 
     def _numbered(self, x: jax.Array, start: int, count: int, dtype: np.dtype) -> jax.Array:
         cut = self.axes if isinstance(self.axes, Cut) else None
-        found = None
+        positions = None
         for axis in _axes_of(self.axes, x.ndim):
             places, length = jax.lax.broadcasted_iota(dtype, x.shape, axis), x.shape[axis]
             if cut is not None and axis == cut.axis:
                 places, length = places % cut.size, cut.size
-            found = places if found is None else found * length + places
-        found = jnp.zeros(x.shape, dtype) if found is None else found
+            positions = places if positions is None else positions * length + places
+        positions = jnp.zeros(x.shape, dtype) if positions is None else positions
         if start:
-            found = found + start
+            positions = positions + start
         if self.names:
-            found = found + (place_over(self.names) * count).astype(dtype)
-        return sharded_as(found, x)
+            positions = positions + (place_over(self.names) * count).astype(dtype)
+        return sharded_as(positions, x)
 
 
 def _axes_of(axes: Axes, ndim: int) -> tuple[int, ...]:
@@ -167,7 +169,7 @@ def _(primals, tangents):
 
 def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
     """The change of `magnitude(x)` when `x` changes by `dx`."""
-    return each(lambda x, dx: jax.lax.sign(x) * dx, x, dx)
+    return map_tensors(lambda x, dx: jax.lax.sign(x) * dx, x, dx)
 
 
 @one_program("over")
@@ -190,7 +192,7 @@ def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
     def found(x: jax.Array, positions: jax.Array) -> jax.Array:
         return choose(x == value, positions, jnp.iinfo(positions.dtype).max)
 
-    return over.min(each(found, x, over.positions(x)), of_zero=None)
+    return over.min(map_tensors(found, x, over.positions(x)), of_zero=None)
 
 
 def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
@@ -202,7 +204,9 @@ def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
         over: the searched axes.
     """
     return over.sum(
-        each(lambda dx, place: choose(place == position.astype(place.dtype), dx, 0.0), dx, over.positions(dx))
+        map_tensors(
+            lambda dx, place: choose(place == position.astype(place.dtype), dx, 0.0), dx, over.positions(dx)
+        )
     )
 
 
@@ -265,12 +269,12 @@ def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
         bits = jax.lax.bitcast_convert_type(jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), x), jnp.uint32)
         return jnp.where(bits >= top, ~bits, bits | top)
 
-    keys = each(key_of, x)
+    keys = map_tensors(key_of, x)
 
-    def next_bit(i: jax.Array, found: jax.Array) -> jax.Array:
-        candidate = found | (top >> i.astype(jnp.uint32))
-        below = each(lambda keys: (keys < candidate).astype(jnp.int32), keys)
-        return jnp.where(over.sum(below, (top < candidate).astype(jnp.int32)) < k, candidate, found)
+    def next_bit(i: jax.Array, prefix: jax.Array) -> jax.Array:
+        candidate = prefix | (top >> i.astype(jnp.uint32))
+        below = map_tensors(lambda keys: (keys < candidate).astype(jnp.int32), keys)
+        return jnp.where(over.sum(below, (top < candidate).astype(jnp.int32)) < k, candidate, prefix)
 
     key = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))
     return jax.lax.bitcast_convert_type(jnp.where(key >= top, key & ~top, ~key), jnp.float32)

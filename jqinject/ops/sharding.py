@@ -8,7 +8,7 @@ Reductions over the axes of `shard_map`, `pmap` and `vmap`, by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -72,8 +72,8 @@ def whole(x: jax.Array, *axes: int) -> jax.Array:
         Array([1., 1.], dtype=float32)
     """
     sharding = jax.typeof(x).sharding
-    kept = [None if not axes or place in axes else axis for place, axis in enumerate(sharding.spec)]
-    return reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*kept))) if any(sharding.spec) else x
+    spec = [None if not axes or place in axes else axis for place, axis in enumerate(sharding.spec)]
+    return reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*spec))) if any(sharding.spec) else x
 
 
 def merge_axes(x: jax.Array, first: int, last: int) -> jax.Array:
@@ -117,16 +117,16 @@ def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
         >>> sharded_as(jnp.ones((1, 2)), jnp.zeros((3, 2)))
         Array([[1., 1.]], dtype=float32)
     """
-    own, other = jax.typeof(x).sharding, jax.typeof(like).sharding
-    if own.mesh.empty and other.mesh.empty:
+    own, target = jax.typeof(x).sharding, jax.typeof(like).sharding
+    if own.mesh.empty and target.mesh.empty:
         return x
-    axes = zip(x.shape, like.shape[like.ndim - x.ndim :], other.spec[like.ndim - x.ndim :], strict=True)
+    axes = zip(x.shape, like.shape[like.ndim - x.ndim :], target.spec[like.ndim - x.ndim :], strict=True)
     spec = PartitionSpec(*(axis if size == length else None for size, length, axis in axes))
-    mesh = own.mesh if other.mesh.empty else other.mesh
+    mesh = own.mesh if target.mesh.empty else target.mesh
     return x if own.spec == spec else reshard(x, NamedSharding(mesh, spec))
 
 
-def asked(out_sharding: Any, *operands: jax.Array) -> Any:
+def asked(out_sharding: object, *operands: jax.Array) -> Any:
     """The `out_sharding` to pass to an operation on a mesh with explicit axes; else None.
 
     Args:
@@ -142,7 +142,7 @@ def asked(out_sharding: Any, *operands: jax.Array) -> Any:
     return out_sharding if any(mesh.explicit_axes for mesh in meshes if not mesh.empty) else None
 
 
-def with_sharding(x: jax.Array, out_sharding: Any) -> jax.Array:
+def with_sharding(x: jax.Array, out_sharding: object) -> jax.Array:
     """`x` with a sharding: moved along explicit axes, constrained along automatic ones; None changes nothing.
 
     Args:
@@ -173,8 +173,8 @@ def before_transpose(out_sharding: Any, permutation: Sequence[int]) -> Any:
         return None
     spec = out_sharding.spec if isinstance(out_sharding, NamedSharding) else out_sharding
     axes = dict(zip(permutation, spec, strict=False))
-    found = PartitionSpec(*map(axes.get, range(len(permutation))))
-    return NamedSharding(out_sharding.mesh, found) if isinstance(out_sharding, NamedSharding) else found
+    permuted = PartitionSpec(*map(axes.get, range(len(permutation))))
+    return NamedSharding(out_sharding.mesh, permuted) if isinstance(out_sharding, NamedSharding) else permuted
 
 
 def taken(table: jax.Array, indices: jax.Array) -> jax.Array:
@@ -196,7 +196,7 @@ def taken(table: jax.Array, indices: jax.Array) -> jax.Array:
 Names = tuple[Any, ...]
 
 
-def names_of(axis_name: Any) -> Names:
+def names_of(axis_name: Hashable) -> Names:
     """An `axis_name` (a name, a tuple of names, or None) as a tuple.
 
     Example:
@@ -208,7 +208,7 @@ def names_of(axis_name: Any) -> Names:
     return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
 
 
-def names_at_hand(axis_name: Any, evaluates: bool) -> Names:
+def names_at_hand(axis_name: Hashable, evaluates: bool) -> Names:
     """An `axis_name` as a tuple: in evaluation, without the axes that do not surround the call.
 
     In training, a tensor is distributed over a mapped axis. In evaluation, outside `shard_map`, `pmap` and `vmap`, it

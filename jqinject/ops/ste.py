@@ -19,11 +19,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.ops.sharding import is_split
 
 Elementwise = Callable[[ArrayLike], jax.Array]
+Primals = tuple[Any, ...]
+Tangents = tuple[Any, ...]
+"""Arguments of a derivative rule: arrays, or pytrees of them; tangents may be `SymbolicZero`s."""
 
 
 def straight_through(function: Callable[[jax.Array], jax.Array]) -> Elementwise:
@@ -250,7 +253,7 @@ def stochastic_round_ste(
     return with_gradient_of(x, jnp.where(drawn < x - low, low + 1, low))
 
 
-def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
     """One of 2^16 numbers `2^-16` apart, in (0, 1) and symmetric about one half.
 
     Source: AQT's `'custom-1'` noise.
@@ -271,7 +274,7 @@ def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) 
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def first_order(x: Any, what: str) -> Any:
+def first_order(x: jax.Array, what: str) -> Any:
     """`x`, which must not be differentiated: for arrays that only a second derivative would differentiate.
 
     Args:
@@ -292,7 +295,7 @@ def first_order(x: Any, what: str) -> Any:
 
 
 @first_order.defjvp
-def _refuse(what: str, primals: Any, tangents: Any) -> Any:
+def _refuse(what: str, primals: Primals, tangents: Tangents) -> Any:
     raise TypeError(what)
 
 
@@ -301,7 +304,7 @@ def backward_only(what: str) -> Iterator[None]:
     """Explain the error of forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) in a function with a reverse rule.
 
     Args:
-        what: the differentiated function, in words.
+        what: the differentiated function, as text.
 
     Raises:
         TypeError: instead of JAX's own error, which does not name the function.
@@ -330,7 +333,7 @@ def explain_forward_mode(error: TypeError, what: str) -> None:
 
     Args:
         error: JAX's error; one of forward mode becomes an error that names `what`, others are left alone.
-        what: the differentiated function, in words.
+        what: the differentiated function, as text.
     """
     if "forward-mode" in str(error):
         raise TypeError(

@@ -18,12 +18,12 @@ from flax import nnx
 from jax import lax
 
 from jqinject.dot import LowBitCache, is_low_bit_cache
-from jqinject.program.cache_flow import outputs_with_rows
-from jqinject.program.jaxpr import Equation
+from jqinject.program.jaxpr import Body, Equation
 from jqinject.program.operations import operation_of
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
-from jqinject.program.tracked_value import Origin, Tracked, shape_of
+from jqinject.program.run import Run
+from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
 from jqinject.proxy import transform_of
 
 Write = Callable[[Any, Sequence[Any], Sequence[Any]], Any]
@@ -36,7 +36,7 @@ def opened(x: Tracked) -> Tracked:
     return replace(_after(x, x.value.quant_tensor()), quantized=True)
 
 
-def written(run: Any, eqn: Equation, inputs: Sequence[Tracked], path: str) -> list[Tracked] | None:
+def written(run: Run, eqn: Equation, inputs: Sequence[Tracked], path: str) -> list[Tracked] | None:
     """The cache after an operation that writes into one; None for any other operation.
 
     Args:
@@ -53,31 +53,31 @@ def written(run: Any, eqn: Equation, inputs: Sequence[Tracked], path: str) -> li
     if name not in WRITES or not run.policy.follows_parameters:
         return None
     is_cache = _which_are_caches(inputs)
-    held = next((x for x, known in zip(inputs, is_cache, strict=True) if known), None)
-    if held is None or not (is_cache[0] or name == "concatenate"):
+    cache = next((x for x, flag in zip(inputs, is_cache, strict=True) if flag), None)
+    if cache is None or not (is_cache[0] or name == "concatenate"):
         return None
-    if name == "concatenate" and eqn.params["dimension"] == len(shape_of(held)) - 1:
+    if name == "concatenate" and eqn.params["dimension"] == len(shape_of(cache)) - 1:
         return None  # features beside features, which no cache grows by
     if name in ("copy", "name", "sharding_constraint"):
-        return _placed(eqn, held) if isinstance(held.value, LowBitCache) else None
-    quantizer = run.policy.cache_quantizer(path, held.cache)
-    if quantizer is None and not isinstance(held.value, LowBitCache):
+        return _placed(eqn, cache) if isinstance(cache.value, LowBitCache) else None
+    quantizer = run.policy.cache_quantizer(path, cache.cache)
+    if quantizer is None and not isinstance(cache.value, LowBitCache):
         return None
     if name == "concatenate":
         run.choose(path, operation_of(name))
-    return [_write(run, eqn, inputs, is_cache, held, quantizer, path)]
+    return [_write(run, eqn, inputs, is_cache, cache, quantizer, path)]
 
 
 def _write(
-    run: Any,
+    run: Run,
     eqn: Equation,
     inputs: Sequence[Tracked],
     is_cache: list[bool],
-    held: Tracked,
+    cache: Tracked,
     quantizer: Any,
     path: str,
 ) -> Tracked:
-    where = f"the cache {held.cache}, written in {path or 'the model'} by {eqn.name},"
+    where = f"the cache {cache.cache}, written in {path or 'the model'} by {eqn.name},"
     if quantizer is None:
         raise ValueError(
             f"{where} is in low bits, and no rule of the model has cache_quant for it.\n"
@@ -86,45 +86,45 @@ def _write(
     new = _places_of_new(eqn, is_cache)
     if not _writes_rows(eqn, inputs, new):
         raise ValueError(
-            f"{where} has other axes than the quantizer needs: a part of the last axis of {shape_of(held)} is written, "
-            "which has one scale.\n  cure: a layout with the features last, written as a whole; or a rule that keeps "
-            f"it float, Rule({held.cache!r}), before the others"
+            f"{where} has other axes than the quantizer needs: a part of the last axis of {shape_of(cache)} is "
+            "written, which has one scale.\n  cure: a layout with the features last, written as a whole; or a rule "
+            f"that keeps it float, Rule({cache.cache!r}), before the others"
         )
-    site = Site(held.cache, quantizer, shape=shape_of(inputs[new[0]]), cache_ndim=held.cache_ndim)
-    run.sites[site.name] = site
+    site = Site(cache.cache, quantizer, shape=shape_of(inputs[new[0]]), cache_ndim=cache.cache_ndim)
+    run.add(site)
     rounded = {place: run.quantizers.quantize(site, inputs[place].array) for place in new}
-    if not isinstance(held.value, LowBitCache) or isinstance(run.quantizers, Finder):
+    if not isinstance(cache.value, LowBitCache) or isinstance(run.quantizers, Finder):
         values = [rounded.get(place, x.value) for place, x in enumerate(inputs)]
         (value,) = eqn.bind([Tracked(value).array for value in values])
-        return _after(held, value, transform_of(quantizer))
-    cache = held.value
-    rows = {place: LowBitCache.of(x, "zero_point" in cache.form.names) for place, x in rounded.items()}
-    if not all(cache.fits(row) for row in rows.values()):
+        return _after(cache, value, transform_of(quantizer))
+    low_bits = cache.value
+    rows = {place: LowBitCache.of(x, "zero_point" in low_bits.form.names) for place, x in rounded.items()}
+    if not all(low_bits.fits(row) for row in rows.values()):
         raise ValueError(
-            f"{where} is stored as {cache}, and its quantizer makes {next(iter(rows.values()))}.\n"
+            f"{where} is stored as {low_bits}, and its quantizer makes {next(iter(rows.values()))}.\n"
             "  cure: jqinject.quantized_cache(model, cache) with this model"
         )
-    given = [rows.get(place, x.value) for place, x in enumerate(inputs)]
-    return _after(held, WRITES[eqn.name](eqn, given, cache), transform_of(quantizer))
+    operands = [rows.get(place, x.value) for place, x in enumerate(inputs)]
+    return _after(cache, WRITES[eqn.name](eqn, operands, low_bits), transform_of(quantizer))
 
 
 def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
     """Which operands a write may be into: those in low bits, else the first array that the program was given."""
     low = [isinstance(x.value, LowBitCache) for x in inputs]
-    given = [place for place, x in enumerate(inputs) if x.cache and x.is_float]
-    return low if any(low) else [place in given[:1] for place in range(len(inputs))]
+    arrays = [place for place, x in enumerate(inputs) if x.cache and x.is_float]
+    return low if any(low) else [place in arrays[:1] for place in range(len(inputs))]
 
 
-def _after(held: Tracked, value: Any, turned: Any = None) -> Tracked:
+def _after(cache: Tracked, value: jax.Array, turned: object = None) -> Tracked:
     """A cache with other numbers."""
-    turned = held.turned if turned is None else turned
-    return replace(held.with_value(value), origin=Origin.ACTIVATION, turned=turned)
+    turned = cache.turned if turned is None else turned
+    return replace(cache.with_value(value), origin=Origin.ACTIVATION, turned=turned)
 
 
 def _places_of_new(eqn: Equation, is_cache: list[bool]) -> list[int]:
     """Which operands are written into the cache."""
     if eqn.name == "concatenate":
-        return [place for place, known in enumerate(is_cache) if not known]
+        return [place for place, flag in enumerate(is_cache) if not flag]
     return [1 if eqn.name == "dynamic_update_slice" else 2]
 
 
@@ -151,8 +151,8 @@ def _each(cache: LowBitCache, write: Callable[[str, jax.Array, int], jax.Array])
     return cache.with_numbers({name: write(name, x, x.ndim - cache.ndim) for name, x in numbers.items()})
 
 
-def _updated(eqn: Equation, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
-    _, new, *starts = given
+def _updated(eqn: Equation, operands: Sequence[Any], cache: LowBitCache) -> LowBitCache:
+    _, new, *starts = operands
 
     def write(name: str, x: jax.Array, added: int) -> jax.Array:
         zero = jnp.zeros_like(starts[-1])
@@ -161,42 +161,44 @@ def _updated(eqn: Equation, given: Sequence[Any], cache: LowBitCache) -> LowBitC
     return _each(cache, write)
 
 
-def _scattered(eqn: Equation, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
-    _, indices, new = given
-    known = eqn.params["dimension_numbers"]
+def _scattered(eqn: Equation, operands: Sequence[Any], cache: LowBitCache) -> LowBitCache:
+    _, indices, new = operands
+    dimensions = eqn.params["dimension_numbers"]
     options = {name: eqn.params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
 
     def write(name: str, x: jax.Array, added: int) -> jax.Array:
         rows = new.numbers[name]
-        window = (*known.update_window_dims, *range(rows.ndim - added, rows.ndim))
+        window = (*dimensions.update_window_dims, *range(rows.ndim - added, rows.ndim))
         numbers = lax.ScatterDimensionNumbers(
             window,
-            known.inserted_window_dims,
-            known.scatter_dims_to_operand_dims,
-            known.operand_batching_dims,
-            known.scatter_indices_batching_dims,
+            dimensions.inserted_window_dims,
+            dimensions.scatter_dims_to_operand_dims,
+            dimensions.operand_batching_dims,
+            dimensions.scatter_indices_batching_dims,
         )
         return lax.scatter(x, indices, rows, numbers, **options)
 
     return _each(cache, write)
 
 
-def _joined(eqn: Equation, given: Sequence[Any], cache: LowBitCache) -> LowBitCache:
+def _joined(eqn: Equation, operands: Sequence[Any], cache: LowBitCache) -> LowBitCache:
     axis = eqn.params["dimension"]
-    return _each(cache, lambda name, x, added: lax.concatenate([one.numbers[name] for one in given], axis))
+    return _each(
+        cache, lambda name, x, added: lax.concatenate([part.numbers[name] for part in operands], axis)
+    )
 
 
-def _placed(eqn: Equation, held: Tracked) -> list[Tracked]:
+def _placed(eqn: Equation, x: Tracked) -> list[Tracked]:
     """A cache after an operation that leaves its numbers: its arrays lie where the float array would."""
-    cache, sharding = held.value, eqn.params.get("sharding")
+    cache, sharding = x.value, eqn.params.get("sharding")
     if not isinstance(sharding, jax.sharding.NamedSharding):
-        return [held]
+        return [x]
     specs = cache.form.partition_specs(sharding.spec, cache.numbers)
     placed = {
         name: lax.with_sharding_constraint(x, sharding.update(spec=specs[name]))
         for name, x in cache.numbers.items()
     }
-    return [held.with_value(cache.with_numbers(placed))]
+    return [x.with_value(cache.with_numbers(placed))]
 
 
 WRITES: dict[str, Any] = {
@@ -207,9 +209,7 @@ WRITES: dict[str, Any] = {
 }
 
 
-def check_caches_stay(
-    program: Any, outputs: Any, live: Mapping[tuple[Any, ...], Any], changed: Iterable[tuple[Any, ...]]
-) -> None:
+def check_caches_stay(program: Any, outputs: Any, live: Mapping[Path, Any], changed: Iterable[Path]) -> None:
     """Refuse a call that was given a cache in low bits and leaves a float array in its place.
 
     Args:
@@ -221,8 +221,8 @@ def check_caches_stay(
     Raises:
         ValueError: it does.
     """
-    given = [place for place, x in enumerate(program.inputs) if isinstance(x.value, LowBitCache)]
-    if not given:
+    places = [place for place, x in enumerate(program.inputs) if isinstance(x.value, LowBitCache)]
+    if not places:
         return
     lost = [
         ".".join(map(str, path))
@@ -230,13 +230,15 @@ def check_caches_stay(
         if path in live and _holds_low_bits(live[path]) and not isinstance(value, LowBitCache)
     ]
     flat, _ = jax.tree_util.tree_flatten_with_path(outputs, is_leaf=is_low_bit_cache)
-    for place in given:
+    for place in places:
         name, holding = program.inputs[place].cache, outputs_with_rows(program.body, place)
-        found = [(path, value, _is_named(path, name)) for path, value in flat]
-        found = [entry for out, entry in enumerate(found) if out in holding or entry[2]]
-        floats = [(path, named) for path, value, named in found if not isinstance(value, LowBitCache)]
-        if floats and (len(floats) == len(found) or any(named for _, named in floats)):
-            path, named = max(floats, key=lambda one: one[1])
+        outputs_of_cache = [(path, value, _is_named(path, name)) for path, value in flat]
+        outputs_of_cache = [entry for out, entry in enumerate(outputs_of_cache) if out in holding or entry[2]]
+        floats = [
+            (path, named) for path, value, named in outputs_of_cache if not isinstance(value, LowBitCache)
+        ]
+        if floats and (len(floats) == len(outputs_of_cache) or any(named for _, named in floats)):
+            path, named = max(floats, key=lambda entry: entry[1])
             left = jax.tree_util.keystr(path, simple=True, separator=".")
             lost.append(name if named else f"{name} (in the output{' ' * bool(left)}{left})")
     _refuse(lost, "the call")
@@ -253,9 +255,9 @@ def check_caches_carried(carried: Sequence[Tracked], before: Sequence[Any], afte
     Raises:
         ValueError: it does.
     """
-    each = zip(carried, before, after, strict=False)
+    rows = zip(carried, before, after, strict=False)
     _refuse(
-        [x.cache for x, old, new in each if is_low_bit_cache(old) and not is_low_bit_cache(new)], "a loop"
+        [x.cache for x, old, new in rows if is_low_bit_cache(old) and not is_low_bit_cache(new)], "a loop"
     )
 
 
@@ -269,15 +271,59 @@ def _refuse(lost: list[str], where: str) -> None:
         )
 
 
-def _is_named(path: tuple[Any, ...], cache: str) -> bool:
+def _is_named(path: Path, cache: str) -> bool:
     """Whether an output has the name that a cache has below its argument."""
     own = cache.split(".")[1:]
     keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
     return bool(own) and keys[-len(own) :] == own
 
 
-def _holds_low_bits(variable: Any) -> bool:
+def _holds_low_bits(variable: object) -> bool:
     return isinstance(variable, nnx.Variable) and isinstance(variable.get_raw_value(), LowBitCache)
 
 
 SERVED = ("dynamic_update_slice", ".at[...].set", "concatenate")
+
+
+# What these make are no rows of a cache any more, even if it has as many of them.
+_ENDS = frozenset(
+    {"dot_general", "ragged_dot_general", "conv_general_dilated", "sort", "top_k", "argmax", "argmin"}
+)
+# What these make holds the rows of a cache, of whatever shape it is.
+_MOVES = frozenset(
+    {
+        *("reshape", "transpose", "squeeze", "broadcast_in_dim", "slice", "dynamic_slice", "gather", "rev"),
+        *("split", "stack", "unstack", "tile", "concatenate", "pad", "select_n", "dynamic_update_slice"),
+        *("scatter", "convert_element_type", "sharding_constraint", "reshard", "optimization_barrier"),
+        *("copy", "name"),
+    }
+)
+
+
+def outputs_with_rows(body: Body, cache: int) -> list[int]:
+    """The outputs of a program that hold numbers of an input: moved, or replaced in part.
+
+    An operation with programs in it, and arithmetic, are taken to hold them if their output has the input's shape.
+
+    Args:
+        body: the program.
+        cache: the number of the input.
+    """
+    holding = _run(body, [place == cache for place in range(len(body.inputs))])
+    return [place for place, holds in enumerate(holding) if holds]
+
+
+def _run(body: Body, inputs: Sequence[bool]) -> list[bool]:
+    return body.run(inputs, _holding, lambda value: False)
+
+
+def _holding(eqn: Equation, inputs: Sequence[bool]) -> list[bool]:
+    count = len(eqn.outputs)
+    if eqn.call is not None and any(inputs):
+        return _run(eqn.call, inputs)
+    if eqn.name in _MOVES:
+        return [any(inputs)] * count
+    if eqn.name in _ENDS:
+        return [False] * count
+    shapes = {x.shape for x, holds in zip(eqn.inputs, inputs, strict=True) if holds}
+    return [x.shape in shapes for x in eqn.outputs]

@@ -7,21 +7,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
+from flax import nnx
 
+from jqinject.program.adapter import with_adapters
+from jqinject.program.call import CALL, Call
+from jqinject.program.class_swap import original_class
 from jqinject.program.interpreter import Interpreter
-from jqinject.program.policy import ActivationProduct, Policy, Site, WeightUse
+from jqinject.program.kept_state import of_model
+from jqinject.program.moves import AxesInParameter
+from jqinject.program.policy import ActivationProduct, Occurrence, Policy, Site, SiteNames, WeightUse
 from jqinject.program.quantizers import Finder, Quantizers
-from jqinject.program.same_places import Occurrence, SiteNames, same_places
-from jqinject.program.tracing.call import CALL, Call
-from jqinject.program.tracing.class_swap import original_class
-from jqinject.program.tracing.kept_state import of_model
-from jqinject.program.tracing.trace import Program, trace
-from jqinject.program.tracked_value import Tracked, shape_of
-from jqinject.program.weights.adapter import with_adapters
-from jqinject.program.weights.moves import AxesInParameter
+from jqinject.program.trace import Program, trace
+from jqinject.program.tracked_value import Path, Tracked, shape_of
 
 HELD = "op_quant"
-Path = tuple[Any, ...]
 
 
 class FoundSites(NamedTuple):
@@ -53,11 +52,13 @@ class FoundSites(NamedTuple):
         return self._replace(
             sites={full(name): replace(site, name=full(name)) for name, site in self.sites.items()},
             uses=[replace(use, beside=full(use.beside)) for use in self.uses],
-            products=[replace(one, lhs=full(one.lhs), rhs=full(one.rhs)) for one in self.products],
+            products=[
+                replace(product, lhs=full(product.lhs), rhs=full(product.rhs)) for product in self.products
+            ],
         )
 
 
-def names_of(model: Any, call: Call) -> SiteNames:
+def names_of(model: nnx.Module, call: Call) -> SiteNames:
     """The names of a call's sites: plain ones for `__call__`, else with the method and a colon in front.
 
     Args:
@@ -67,30 +68,30 @@ def names_of(model: Any, call: Call) -> SiteNames:
     return SiteNames("" if call.name == CALL else f"{call.name}:", dict(_same_of(model)))
 
 
-def _same_of(model: Any) -> tuple[tuple[str, str], ...]:
-    held = vars(model).get(HELD)
-    return () if held is None else held.same
+def _same_of(model: nnx.Module) -> tuple[tuple[str, str], ...]:
+    quantizers = vars(model).get(HELD)
+    return () if quantizers is None else quantizers.same
 
 
-def outputs_of(interpreter: Interpreter, program: Any) -> list[Any]:
+def outputs_of(interpreter: Interpreter, program: Any) -> list[jax.Array]:
     """Run a program: its outputs, then the new state."""
     inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
     interpreter.kept.begin(inputs)
-    found = interpreter.run(program.body, inputs)
+    results = interpreter.run(program.body, inputs)
     count = program.output_tree.num_leaves
     final = interpreter.policy.final_output
-    outputs = [final(interpreter, x, index) for index, x in enumerate(found[:count])]
+    outputs = [final(interpreter, x, index) for index, x in enumerate(results[:count])]
     # A parameter that the program hands through is not changed by having been quantized.
     parameters = {x.weight_path: x.array for x in program.inputs if x.is_weight and x.form is None}
     state = [
         parameters.get(x.weight_path, x.array) if x.is_weight and x.quantized else x.passed
-        for x in found[count:]
+        for x in results[count:]
     ]
     return [*(x.passed for x in outputs), *state]
 
 
 def find_sites(
-    model: Any, policy: Policy, calls: Iterable[Call], quantizers: Quantizers | None = None
+    model: nnx.Module, policy: Policy, calls: Iterable[Call], quantizers: Quantizers | None = None
 ) -> FoundSites:
     """The sites at which calls of a model would be quantized; the model is traced, not run.
 
@@ -102,17 +103,17 @@ def find_sites(
     """
     parts = [_sites_of_call(model, policy, call, quantizers) for call in calls]
     same = {**dict(_same_of(model)), **same_places((part.occurrences, part.sites) for part in parts)}
-    found = FoundSites({}, [], [], set(), same)
+    sites = FoundSites({}, [], [], set(), same)
     for part in parts:
         own = part.renamed(same)
-        found.sites.update({name: site for name, site in own.sites.items() if name not in found.sites})
-        found.uses.extend(own.uses)
-        found.adapted.update(own.adapted)
-        found.products.extend(own.products)
-    return found
+        sites.sites.update({name: site for name, site in own.sites.items() if name not in sites.sites})
+        sites.uses.extend(own.uses)
+        sites.adapted.update(own.adapted)
+        sites.products.extend(own.products)
+    return sites
 
 
-def program_of_call(model: Any, policy: Policy, call: Call) -> Program:
+def program_of_call(model: nnx.Module, policy: Policy, call: Call) -> Program:
     """The program of a call, in which a policy's sites can be found.
 
     Args:
@@ -128,7 +129,9 @@ def program_of_call(model: Any, policy: Policy, call: Call) -> Program:
         raise
 
 
-def _sites_of_call(model: Any, policy: Policy, call: Call, quantizers: Quantizers | None) -> FoundSites:
+def _sites_of_call(
+    model: nnx.Module, policy: Policy, call: Call, quantizers: Quantizers | None
+) -> FoundSites:
     return sites_of_program(program_of_call(model, policy, call), policy, names_of(model, call), quantizers)
 
 
@@ -144,9 +147,9 @@ def sites_of_program(
         program = program._replace(inputs=[_with_axes(x) for x in program.inputs])
 
     def look(values: list[Any]) -> Any:
-        given = iter(values)
+        arrays = iter(values)
         inputs = [
-            replace(x, value=next(given), twins={}) if free else x
+            replace(x, value=next(arrays), twins={}) if free else x
             for x, free in zip(program.inputs, variable, strict=True)
         ]
         return outputs_of(interpreter, program._replace(inputs=inputs))
@@ -156,32 +159,96 @@ def sites_of_program(
     return FoundSites(run.sites, run.uses, run.products, run.adapted, {}, run.occurrences)
 
 
-def throws_away(
-    model: Any, policy: Policy, calls: Iterable[Call], *, mark_all: bool = True
-) -> tuple[str, ...]:
+def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
     """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
 
     Args:
         model: a quantized NNX module; it is traced, not run.
         policy: which says which modules are layers.
         calls: of different methods.
-        mark_all: also state that the calls would leave as it is, in the mode that the model is in.
     """
-    found: set[str] = set()
+    labels: set[str] = set()
     for call in calls:
-        program = trace(model, call, policy.is_leaf, HELD, mark_all=mark_all)
+        program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
         interpreter = Interpreter(policy, Finder())
 
         def look(values: list[Any], program: Any = program, interpreter: Interpreter = interpreter) -> Any:
-            given = zip(program.inputs, values, strict=True)
+            pairs = zip(program.inputs, values, strict=True)
             return outputs_of(
-                interpreter, program._replace(inputs=[replace(x, value=v, twins={}) for x, v in given])
+                interpreter, program._replace(inputs=[replace(x, value=v, twins={}) for x, v in pairs])
             )
 
         jax.eval_shape(look, [x.array for x in program.inputs])
-        found |= {*interpreter.kept.newest, *interpreter.kept.lost}
-    return tuple(sorted(map(of_model, found)))
+        labels |= {*interpreter.kept.newest, *interpreter.kept.lost}
+    return tuple(sorted(map(of_model, labels)))
 
 
 def _with_axes(x: Tracked) -> Tracked:
     return replace(x, axes=AxesInParameter.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x
+
+
+def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site]]]) -> dict[str, str]:
+    """The sites of later programs that are those of earlier ones, by name.
+
+    A place that reads a parameter, or is a layer, is the same if its module, its operation and what it reads are, and
+    it is the n-th such place in both programs. Places beside one that is the same are the same if they are the same
+    operation of the same line of code. A site is not shared if it would have other axes of scales.
+
+    Args:
+        programs: the operations of each, in order, and its sites by name.
+    """
+    renamed: dict[str, str] = {}
+    earlier_programs: list[tuple[Sequence[Occurrence], Mapping[str, Site]]] = []
+    for occurrences, sites in programs:
+        own = {place.name for place in occurrences}
+        for earlier, its_sites in earlier_programs:
+            matches = {
+                occurrences[b].name: earlier[a].name for b, a in _matched(earlier, occurrences).items()
+            }
+            for name, site in sites.items():
+                is_place = name in own
+                place, _, operand = (name, "", "") if is_place else name.rpartition("_")
+                same = matches.get(place, "") + ("" if is_place else f"_{operand}")
+                if name not in renamed and same in its_sites and _alike(site, its_sites[same]):
+                    renamed[name] = renamed.get(same, same)
+        earlier_programs.append((occurrences, sites))
+    return {name: same for name, same in renamed.items() if name != same}
+
+
+def _alike(site: Site, earlier: Site) -> bool:
+    """Whether one quantizer serves both."""
+    facts = [(x.quantizer, x.overrides, x.is_weight, len(x.shape), x.contraction) for x in (site, earlier)]
+    return facts[0] == facts[1]
+
+
+def _matched(first: Sequence[Occurrence], second: Sequence[Occurrence]) -> dict[int, int]:
+    """Index in the second program -> index of the same place in the first."""
+    numbered = _numbered(first)
+    anchors = {b: numbered[key] for key, b in _numbered(second).items() if key in numbered}
+    matches, taken = dict(anchors), set(anchors.values())
+    for start, earlier in anchors.items():
+        for step in (1, -1):
+            b, a = start + step, earlier + step
+            while 0 <= b < len(second) and 0 <= a < len(first):
+                if b in matches or a in taken or not _is_one_line(first[a], second[b]):
+                    break
+                matches[b] = a
+                taken.add(a)
+                b, a = b + step, a + step
+    return matches
+
+
+def _is_one_line(place: Occurrence, earlier: Occurrence) -> bool:
+    return not earlier.read and place[:3] == earlier[:3] and place.equation.line == earlier.equation.line
+
+
+def _numbered(program: Sequence[Occurrence]) -> dict[Path, int]:
+    """Places that read something, with their number among those alike -> index."""
+    numbers: dict[Path, int] = {}
+    for index, place in enumerate(program):
+        if place.read:
+            number = 0
+            while (*place[:3], number) in numbers:
+                number += 1
+            numbers[*place[:3], number] = index
+    return numbers

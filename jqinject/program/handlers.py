@@ -4,66 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jqinject.program.contractions import contraction
 from jqinject.program.jaxpr import Equation
-from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind, Operation
+from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind
+from jqinject.program.parameters import follow
 from jqinject.program.policy import Choice
+from jqinject.program.quantizers import has_row_scales
+from jqinject.program.run import Run, Step
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
-from jqinject.program.weights.contractions import contraction
-from jqinject.program.weights.parameters import follow
-from jqinject.program.weights.quantized_rows import has_row_scales
 
 
-def handle(
-    run: Any, operation: Operation, path: str, inputs: Sequence[Tracked], eqn: Equation
-) -> list[Tracked]:
-    """Run one operation.
-
-    Args:
-        run: the interpreter.
-        operation: its row of the table.
-        path: of the module it belongs to.
-        inputs: its operands.
-        eqn: its equation.
-    """
-    if operation.kind is Kind.CONTRACTION:
-        return contraction(run, operation, path, inputs, eqn)
-    followed = follow(run, operation, path, inputs, eqn)
+def handle(step: Step) -> list[Tracked]:
+    """Run one operation."""
+    kind, inputs = step.operation.kind, step.inputs
+    if kind is Kind.CONTRACTION:
+        return contraction(step)
+    followed = follow(step)
     if followed is not None:
         return followed
-    if operation.kind is Kind.TRANSPARENT:
-        return [joined(value, inputs) for value in eqn.bind([x.array for x in inputs])]
+    if kind is Kind.TRANSPARENT:
+        return [joined(value, inputs) for value in step.values()]
     if not any(x.is_activation for x in inputs):
-        return [Tracked(value) for value in eqn.bind([x.array for x in inputs])]
-    if operation.kind is Kind.UNKNOWN:
-        return _unknown(run, path, inputs, eqn)
-    return HANDLERS[operation.kind](run, operation, path, inputs, eqn)
+        return [Tracked(value) for value in step.values()]
+    return HANDLERS[kind](step)
 
 
-def _unknown(run: Any, path: str, inputs: Sequence[Tracked], eqn: Equation) -> list[Tracked]:
-    outputs = [plain(value, inputs) for value in eqn.bind([x.array for x in inputs])]
+def _unknown(step: Step) -> list[Tracked]:
+    outputs = [plain(value, step.inputs) for value in step.values()]
     # Integers and booleans are not quantized.
-    if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
-        run.policy.unknown(path, eqn.name)
+    if any(x.is_float and x.is_activation for x in step.inputs) and any(out.is_float for out in outputs):
+        step.run.policy.unknown(step.path, step.eqn.name)
     return outputs
 
 
-def _operand(run: Any, x: Tracked, choice: Choice | None, name: str) -> Tracked:
+def _operand(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
     """An operand, quantized with the quantizer pending from its producer, or else with this operation's."""
     if choice is None or x.quantized or not x.is_float:
         return x
     if x.is_weight:
         # Treat a weight that is not contracted like an activation with a known range.
-        wanted = choice.inputs if choice.weight is not None else None
-        return x if wanted is None else run.quantized(x, wanted, name, static=False)
-    wanted = x.pending or choice.inputs
-    if choice.inputs is None or wanted is None or choice.dynamic:
+        quantizer = choice.inputs if choice.weight is not None else None
+        return x if quantizer is None else run.quantized(x, quantizer, name, static=False)
+    quantizer = x.pending or choice.inputs
+    if choice.inputs is None or quantizer is None or choice.dynamic:
         return x
-    return run.quantized(x, wanted, name)
+    return run.quantized(x, quantizer, name)
 
 
 def _names(name: str, count: int) -> list[str]:
@@ -72,83 +61,67 @@ def _names(name: str, count: int) -> list[str]:
     return [f"{name}_lhs", f"{name}_rhs"] if count == 2 else [f"{name}_input{i}" for i in range(count)]
 
 
-def _with_operands(
-    run: Any, operation: Operation, inputs: Sequence[Tracked], choice: Choice | None, name: str
-) -> list[Tracked]:
-    places = range(len(inputs)) if operation.inputs is None else operation.inputs
-    taken = list(inputs)
+def _with_operands(step: Step, choice: Choice | None, name: str) -> list[Tracked]:
+    operation, operands = step.operation, list(step.inputs)
+    places = range(len(operands)) if operation.inputs is None else operation.inputs
     for place, label in zip(places, _names(name, len(places)), strict=True):
-        x = taken[place]
+        x = operands[place]
         # Scalar constants are not quantized.
         if x.is_activation or x.is_weight or shape_of(x) != ():
-            taker = _masked_operand if operation.masked and x.masked is not None else _operand
-            taken[place] = taker(run, x, choice, label)
-    return taken
+            quantize = _masked_operand if operation.masked and x.masked is not None else _operand
+            operands[place] = quantize(step.run, x, choice, label)
+    return operands
 
 
-def _masked_operand(run: Any, x: Tracked, choice: Choice | None, name: str) -> Tracked:
+def _masked_operand(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
     """A masked operand, quantized before masking: else the mask's constant would determine the range."""
     assert x.masked is not None
-    kept = x.masked.kept()
-    taken = _operand(run, kept, choice, name)
-    return x if taken is kept else replace(taken, value=x.masked.filled(taken.array), twins={})
+    unmasked = x.masked.kept()
+    quantized = _operand(run, unmasked, choice, name)
+    return (
+        x if quantized is unmasked else replace(quantized, value=x.masked.filled(quantized.array), twins={})
+    )
 
 
-def _quantized(
-    run: Any,
-    operation: Operation,
-    path: str,
-    inputs: Sequence[Tracked],
-    eqn: Equation,
-) -> list[Tracked]:
-    choice, name = run.choose(path, operation)
-    taken = _with_operands(run, operation, inputs, choice, name)
-    if operation.name == "silu" and choice is not None and choice.inputs is not None:
-        values = [_silu(run, taken[0], choice, name)]
+def _quantized(step: Step) -> list[Tracked]:
+    choice, name = step.choose()
+    operands = _with_operands(step, choice, name)
+    if step.operation.name == "silu" and choice is not None and choice.inputs is not None:
+        values = [_silu(step.run, operands[0], choice, name)]
     else:
-        values = eqn.bind([x.array for x in taken])
-    return [_ranged(run.output, value, choice, name, operation) for value in values]
+        values = step.values(operands)
+    outputs = [step.run.output(value, choice, name) for value in values]
+    for out in outputs:
+        out.fixed_range = step.operation.output_range
+    return outputs
 
 
-def _ranged(output: Any, value: Any, choice: Choice | None, name: str, operation: Operation) -> Tracked:
-    out = output(value, choice, name)
-    out.fixed_range = operation.output_range
-    return out
-
-
-def _silu(run: Any, x: Tracked, choice: Choice, name: str) -> jax.Array:
+def _silu(run: Run, x: Tracked, choice: Choice, name: str) -> jax.Array:
     """`x * sigmoid(x)`, with the sigmoid quantized."""
     sigmoid = Tracked(jax.nn.sigmoid(x.array), Origin.ACTIVATION, fixed_range=LOGISTIC_RANGE)
     return x.array * _operand(run, sigmoid, choice, f"{name}_sigmoid").array
 
 
-def _arithmetic(
-    run: Any,
-    operation: Operation,
-    path: str,
-    inputs: Sequence[Tracked],
-    eqn: Equation,
-) -> list[Tracked]:
-    choice, name = run.choose(path, operation)
+def _arithmetic(step: Step) -> list[Tracked]:
+    run, operation, inputs = step.run, step.operation, step.inputs
+    choice, name = step.choose()
     activations = [x for x in inputs if x.is_activation]
-    one = activations[0] if len(activations) == 1 else None
-    if one is not None and one is not inputs[0] and operation.name == "truediv":
-        one = None  # a constant divided by an activation is not a scaling of it
-    if one is not None and one.fusible and operation.fuses:
-        out = run.output(_only(eqn, inputs), choice, name, inherited=one.pending)
-        out.fusible = True
-        return [out]
-    if one is not None and choice is None:
-        out = run.output(_only(eqn, inputs), None, name, inherited=one.pending)
+    scaled = activations[0] if len(activations) == 1 else None
+    if scaled is not inputs[0] and operation.name == "truediv":
+        scaled = None  # a constant divided by an activation is not a scaling of it
+    fuses = scaled is not None and scaled.fusible and operation.fuses
+    if scaled is not None and (fuses or choice is None):
+        out = run.output(step.value(), choice, name, inherited=scaled.pending)
+        out.fusible = fuses or out.fusible
         return [out]
     if choice is not None and choice.share and len(activations) == 2:
-        taken = _sharing_operands(run, inputs, choice, name)
+        operands = _sharing_operands(run, inputs, choice, name)
     else:
-        taken = _with_operands(run, operation, inputs, choice, name)
-    return [run.output(run.quantizers.arithmetic(operation.name, taken, eqn.bind), choice, name)]
+        operands = _with_operands(step, choice, name)
+    return [run.output(run.quantizers.arithmetic(operation.name, operands, step.eqn.bind), choice, name)]
 
 
-def _sharing_operands(run: Any, inputs: Sequence[Tracked], choice: Choice, name: str) -> list[Tracked]:
+def _sharing_operands(run: Run, inputs: Sequence[Tracked], choice: Choice, name: str) -> list[Tracked]:
     """Two operands of one shape, quantized together, so that they have one scale.
 
     Raises:
@@ -159,35 +132,24 @@ def _sharing_operands(run: Any, inputs: Sequence[Tracked], choice: Choice, name:
             f"{name}: share=True gives both operands one scale, and the quantizer makes one for each row of each.\n"
             "  cure: a quantizer with one scale for the tensor, such as Int8ActPerTensorMinMax"
         )
-    # Beside the batch axis, which may be distributed over devices.
+    # Along another axis than the batch, which may be distributed over devices.
     axis = min(1, len(shape_of(inputs[0])))
     both = Tracked(jnp.stack([x.array for x in inputs], axis), Origin.ACTIVATION)
-    found = run.quantized(both, choice.inputs, f"{name}_inputs")
-    parts = jnp.unstack(found.array, axis=axis)
+    quantized = run.quantized(both, choice.inputs, f"{name}_inputs")
+    parts = jnp.unstack(quantized.array, axis=axis)
     return [
-        replace(x.with_value(part), quantized=True, site=found.site)
+        replace(x.with_value(part), quantized=True, site=quantized.site)
         for x, part in zip(inputs, parts, strict=True)
     ]
 
 
-def _only(eqn: Equation, inputs: Sequence[Tracked]) -> Any:
-    (value,) = eqn.bind([x.array for x in inputs])
-    return value
-
-
-def _input_only(
-    run: Any,
-    operation: Operation,
-    path: str,
-    inputs: Sequence[Tracked],
-    eqn: Equation,
-) -> list[Tracked]:
-    choice, name = run.choose(path, operation)
-    taken = _with_operands(run, operation, inputs, choice, name)
-    if operation.name == "take" and taken[0].quantized:
-        eqn = _filled_with_zeros(eqn)
-    out = plain(_only(eqn, taken), taken)
-    out.quantized = taken[0].quantized
+def _input_only(step: Step) -> list[Tracked]:
+    choice, name = step.choose()
+    operands = _with_operands(step, choice, name)
+    if step.operation.name == "take" and operands[0].quantized:
+        step = replace(step, eqn=_filled_with_zeros(step.eqn))
+    out = plain(step.value(operands), operands)
+    out.quantized = operands[0].quantized
     return [out]
 
 
@@ -197,78 +159,59 @@ def _filled_with_zeros(eqn: Equation) -> Equation:
     return eqn.replaced(fill_value=0) if fills else eqn
 
 
-def _output_only(
-    run: Any,
-    operation: Operation,
-    path: str,
-    inputs: Sequence[Tracked],
-    eqn: Equation,
-) -> list[Tracked]:
-    choice, name = run.choose(path, operation)
-    out = run.output(_only(eqn, inputs), choice, name, inherited=inputs[0].pending)
+def _output_only(step: Step) -> list[Tracked]:
+    choice, name = step.choose()
+    x = step.inputs[0]
+    out = step.run.output(step.value(), choice, name, inherited=x.pending)
     # Quantized numbers stay on the grid when some are set to 0 or moved.
-    out.quantized = out.quantized or (inputs[0].quantized and not run.policy.delayed)
+    out.quantized = out.quantized or (x.quantized and not step.run.policy.delayed)
     return [out]
 
 
-def _joining(
-    run: Any,
-    operation: Operation,
-    path: str,
-    inputs: Sequence[Tracked],
-    eqn: Equation,
-) -> list[Tracked]:
-    choice, name = run.choose(path, operation)
-    taken = list(inputs)
+def _joining(step: Step) -> list[Tracked]:
+    choice, name = step.choose()
+    operands = list(step.inputs)
     if choice is not None and choice.output is None:
-        taken = [_operand(run, x, choice, f"{name}_input{i}") for i, x in enumerate(inputs)]
-    out = joined(_only(eqn, taken), taken)
+        operands = [_operand(step.run, x, choice, f"{name}_input{i}") for i, x in enumerate(operands)]
+    out = joined(step.value(operands), operands)
     if choice is None or choice.output is None:
         return [out]
-    quantized = run.output(out.value, choice, name)
+    quantized = step.run.output(out.value, choice, name)
     quantized.fixed_range = out.fixed_range
     return [quantized]
 
 
-def _float(
-    run: Any,
-    operation: Operation,
-    path: str,
-    inputs: Sequence[Tracked],
-    eqn: Equation,
-) -> list[Tracked]:
-    run.choose(path, operation)
-    return [plain(value, inputs) for value in eqn.bind([x.array for x in inputs])]
+def _float(step: Step) -> list[Tracked]:
+    step.choose()
+    return [plain(value, step.inputs) for value in step.values()]
 
 
-def _selecting(
-    run: Any,
-    operation: Operation,
-    path: str,
-    inputs: Sequence[Tracked],
-    eqn: Equation,
-) -> list[Tracked]:
-    run.choose(path, operation)
-    out = plain(_only(eqn, inputs), inputs)
-    which, *cases = inputs
+def _selecting(step: Step) -> list[Tracked]:
+    step.choose()
+    out = plain(step.value(), step.inputs)
+    which, *cases = step.inputs
     places = [place for place, x in enumerate(cases) if x.is_activation]
     if len(places) != 1 or which.is_float or any(x.is_weight for x in cases):
         return [out]
+    (place,) = places
 
-    def filled(value: Any) -> Any:
-        (found,) = eqn.bind([which.array, *(value if p in places else x.array for p, x in enumerate(cases))])
-        return found
+    def selected(value: jax.Array, constants: list[jax.Array]) -> jax.Array:
+        (array,) = step.eqn.bind([which.array, *constants[:place], value, *constants[place + 1 :]])
+        return array
+
+    def filled(value: jax.Array) -> jax.Array:
+        return selected(value, [x.array for x in cases])
 
     def kept() -> Tracked:
-        given = [x.value if p in places else jnp.zeros_like(x.array) for p, x in enumerate(cases)]
-        (found,) = eqn.bind([which.array, *given])
-        return Tracked(found, Origin.ACTIVATION, pending=cases[places[0]].pending)
+        array = selected(cases[place].value, [jnp.zeros_like(x.array) for x in cases])
+        return Tracked(array, Origin.ACTIVATION, pending=cases[place].pending)
 
     out.masked = Masked(kept, filled)
     return [out]
 
 
-HANDLERS: dict[Kind, Callable[..., list[Tracked]]] = {
+HANDLERS: dict[Kind, Callable[[Step], list[Tracked]]] = {
+    Kind.UNKNOWN: _unknown,
     Kind.QUANTIZED: _quantized,
     Kind.ARITHMETIC: _arithmetic,
     Kind.INPUT_ONLY: _input_only,
@@ -279,7 +222,7 @@ HANDLERS: dict[Kind, Callable[..., list[Tracked]]] = {
 }
 
 
-def enter_region(run: Any, region: str, path: str, x: Tracked) -> Tracked:
+def enter_region(run: Run, region: str, path: str, x: Tracked) -> Tracked:
     """The input of a module that is one operation."""
     operation = OPERATIONS.get(region)
     if operation is None:
@@ -290,7 +233,7 @@ def enter_region(run: Any, region: str, path: str, x: Tracked) -> Tracked:
     return _operand(run, x, choice, name)
 
 
-def leave_region(run: Any, region: str, path: str, entered: Tracked, x: Tracked) -> Tracked:
+def leave_region(run: Run, region: str, path: str, entered: Tracked, x: Tracked) -> Tracked:
     """The output of a module that is one operation, whose input was `entered`."""
     operation = OPERATIONS.get(region)
     if not x.is_activation:

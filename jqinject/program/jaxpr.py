@@ -41,6 +41,7 @@ LOOPS: Mapping[str, tuple[str, ...]] = {
 }
 # Primitives whose name depends on the version of JAX, or on how they are bound.
 SYNONYMS: Mapping[str, str] = {"pjit": "jit", "checkpoint": "remat2", "copy_p": "copy"}
+LONGEST = 1000  # steps of a while loop that are counted ahead
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 LIBRARIES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (jax, flax))
 
@@ -54,17 +55,18 @@ class Equation:
         is_read: for each output, whether an equation of the body or the body's output reads it.
     """
 
-    __slots__ = ("_equation", "_inputs", "_outputs", "is_read", "name", "params")
+    __slots__ = ("_equation", "_inputs", "_outputs", "_steps", "is_read", "name", "params")
 
     def __init__(self, equation: Any, is_read: tuple[bool, ...] = ()) -> None:
         name = equation.primitive.name
+        self._steps: int | None = None
         self._equation, self._inputs, self._outputs = equation, equation.invars, equation.outvars
         self.name: str = SYNONYMS.get(name, name)
         self.params: Mapping[str, Any] = equation.params
         self.is_read = is_read
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Equation) and other._equation is self._equation
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, Equation) and value._equation is self._equation
 
     def __hash__(self) -> int:
         return id(self._equation)
@@ -128,6 +130,11 @@ class Equation:
         return inside[0].function if len(inside) == 1 else None
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether it comes from under a `vmap` in its body."""
+        return "vmap(" in self.scopes
+
+    @property
     def is_einsum(self) -> bool:
         """Whether it is a `dot_general` that comes from `jnp.einsum`."""
         return self.name == "dot_general" and EINSUM.search(self.scopes) is not None
@@ -153,7 +160,13 @@ class Equation:
 
     @property
     def scan(self) -> Scan | None:
-        """It as a `lax.scan`; None for any other operation."""
+        """It as a loop of known length: a `lax.scan`, or a while loop that counts from a literal; None for others."""
+        loop = self.loop
+        if loop is not None:
+            if self._steps is None:
+                starts = [np.asarray(x.val) if isinstance(x, core.Literal) else None for x in self._inputs]
+                self._steps = loop.steps(starts)
+            return loop.as_scan(self._steps) if self._steps >= 0 else None
         if self.name != "scan":
             return None
         params = self.params
@@ -167,7 +180,7 @@ class Equation:
 
     @property
     def loop(self) -> While | None:
-        """It as a `lax.while_loop`; None for any other operation."""
+        """It as a `lax.while_loop`, of whatever length; None for any other operation."""
         if self.name != "while":
             return None
         condition, body = (Body.of(self.params[name]) for name in LOOPS["while"])
@@ -185,8 +198,8 @@ class Equation:
         A scan's body runs once per iteration, a kernel once per block, a part for each device once on each device that
         inputs are split over; others count once.
         """
-        if self.name == "scan":
-            return self.params["length"]
+        if self.scan is not None:
+            return self.scan.options["length"]
         if self.name == "pallas_call":
             return math.prod(size for size in self.params["grid_mapping"].grid if isinstance(size, int))
         if self.name == "shard_map":
@@ -210,24 +223,24 @@ class Equation:
 
         return self.replaced(**{name: traced(self.params[name]) for name in LOOPS.get(self.name, ())})
 
-    def _is(self, other: Equation, same: dict[Any, Any]) -> bool:
+    def _is(self, pattern: Equation, same: dict[Any, Any]) -> bool:
         """Whether it is another one up to names of variables; note which variables correspond.
 
         Args:
-            other: of a pattern.
+            pattern: of a pattern.
             same: variable of the pattern -> variable of this body.
         """
-        if self.name != other.name or len(self._inputs) != len(other._inputs):
+        if self.name != pattern.name or len(self._inputs) != len(pattern._inputs):
             return False
-        if [x.shape for x in self.outputs] != [x.shape for x in other.outputs]:
+        if [x.shape for x in self.outputs] != [x.shape for x in pattern.outputs]:
             return False
-        pairs = zip(self._inputs, other._inputs, strict=True)
-        if not all(_is_same(own, atom, same) for own, atom in pairs) or not self._has_params(other.params):
+        pairs = zip(self._inputs, pattern._inputs, strict=True)
+        if not all(_is_same(own, atom, same) for own, atom in pairs) or not self._has_params(pattern.params):
             return False
-        same.update(zip(other._outputs, self._outputs, strict=True))
+        same.update(zip(pattern._outputs, self._outputs, strict=True))
         return True
 
-    def _has_params(self, params: Mapping[str, Any]) -> bool:
+    def _has_params(self, params: Mapping[str, object]) -> bool:
         # Bodies are traced anew each time, so their text is compared.
         return params.keys() == self.params.keys() and all(
             value == self.params[key] or (_is_body(value) and str(value) == str(self.params[key]))
@@ -254,7 +267,7 @@ class Function(Equation):
         self.name, self.length, self._body = name, len(body.equations), body
         self._inputs, self._outputs = body._inputs, body._outputs
 
-    def bind(self, values: Sequence[Any]) -> list[Any]:
+    def bind(self, values: Sequence[jax.Array]) -> list[jax.Array]:
         """See `Equation`."""
         return self._body.run(values, Equation.bind, lambda value: value)
 
@@ -271,7 +284,7 @@ class Body:
 
     def __init__(
         self,
-        inputs: Sequence[Any],
+        inputs: Sequence[core.Var],
         outputs: Sequence[Any],
         equations: Sequence[Equation],
         constants: Mapping[Any, Any],
@@ -296,7 +309,7 @@ class Body:
         return [var.aval for var in self._inputs]
 
     @property
-    def outputs(self) -> list[Any]:
+    def outputs(self) -> list[jax.Array]:
         """The types of its outputs, with shape and dtype."""
         return [atom.aval for atom in self._outputs]
 
@@ -371,7 +384,7 @@ class Body:
         own = self.equations[start:end]
         operand = own[0]._inputs[place]
         same: dict[Any, Any] = {pattern._inputs[0]: operand}
-        if not all(eqn._is(other, same) for eqn, other in zip(own, pattern.equations, strict=True)):
+        if not all(eqn._is(template, same) for eqn, template in zip(own, pattern.equations, strict=True)):
             return None
         outputs = [same.get(var) for var in pattern._outputs]
         inner = {var for eqn in own for var in eqn._outputs}.difference(outputs)
@@ -381,7 +394,7 @@ class Body:
         return Function(name, Body([operand], outputs, own, {}))
 
     @staticmethod
-    def _variables(atoms: Sequence[Any]) -> list[Any]:
+    def _variables(atoms: Sequence[Any]) -> list[jax.Array]:
         return [atom for atom in atoms if not isinstance(atom, core.Literal)]
 
 
@@ -408,7 +421,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class While:
-    """A loop of unknown length: its operands are constants of the condition, of the body, and carried values.
+    """A loop with a condition: its operands are constants of the condition, of the body, and carried values.
 
     Attributes:
         condition, body: from their constants and the carried values.
@@ -424,6 +437,42 @@ class While:
         """Constants of the condition, constants of the body, carried values."""
         first, last = self.condition_constants, self.condition_constants + self.constants
         return list(operands[:first]), list(operands[first:last]), list(operands[last:])
+
+    def steps(self, operands: Sequence[np.ndarray | None]) -> int:
+        """Count its steps; -1 if that takes a value that is None, or more than `LONGEST` steps.
+
+        Args:
+            operands: their values, as far as they are known; counters are scalars.
+        """
+        of_condition, of_body, carry = self.split(operands)
+        with jax.ensure_compile_time_eval():
+            for step in range(LONGEST):
+                (goes_on,) = _scalars(self.condition, [*of_condition, *carry])
+                if goes_on is None or not goes_on:
+                    return -1 if goes_on is None else step
+                carry = _scalars(self.body, [*of_body, *carry])
+        return -1
+
+    def as_scan(self, steps: int) -> Scan:
+        """It as a scan without slices; constants of the condition are constants of the scan that nothing reads."""
+        inputs = [*self.condition._inputs[: self.condition_constants], *self.body._inputs]
+        body = Body(inputs, self.body._outputs, self.body.equations, self.body._constants)
+        options = {"reverse": False, "length": steps, "unroll": 1}
+        carries = len(self.body.inputs) - self.constants
+        return Scan(body, self.condition_constants + self.constants, carries, options)
+
+
+def _scalars(body: Body, inputs: Sequence[np.ndarray | None]) -> list[Any]:
+    """The outputs of a body that are scalars and depend on known scalars alone; None in the place of others."""
+
+    def rule(equation: Equation, values: list[Any]) -> list[Any]:
+        if any(x is None for x in values) or any(x.shape for x in equation.outputs):
+            return [None] * len(equation.outputs)
+        return equation.bind(values)
+
+    return body.run(
+        inputs, rule, lambda value: value if isinstance(value, np.ndarray) and not value.shape else None
+    )
 
 
 def settled(

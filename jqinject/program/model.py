@@ -11,18 +11,16 @@ from flax import nnx
 
 from jqinject.core.component import InnerModule, hidden_method
 from jqinject.core.state import RecordPart, flat_parts
+from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
+from jqinject.program.call import Call
+from jqinject.program.class_swap import ClassMixin, derived_class
 from jqinject.program.finding import HELD, names_of, outputs_of
 from jqinject.program.interpreter import Interpreter
-from jqinject.program.policy import CacheSite, Policy
+from jqinject.program.policy import CacheSite, Policy, dotted
 from jqinject.program.quantizers import HeldQuantizers, Quantizers
-from jqinject.program.tracing.call import Call
-from jqinject.program.tracing.class_swap import ClassMixin, derived_class
-from jqinject.program.tracing.trace import node_at, trace
-from jqinject.program.weights.adapter import Adapter, dropout_name, with_adapters
-from jqinject.program.weights.parameters import dotted
-
-Path = tuple[Any, ...]
+from jqinject.program.trace import node_at, trace
+from jqinject.program.tracked_value import Path
 
 
 def _members(modules: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -132,19 +130,19 @@ class QuantizedProgram(ClassMixin):
     @hidden_method
     def quantizers(self) -> Quantizers:
         """The quantizers of the sites."""
-        held = self.op_quant
-        sites = held.weight_sites()
+        modules = self.op_quant
+        sites = modules.weight_sites()
         weights = {name: sites[name].weight_quant for name in sites}
         stacked = {name: sites[name].stacked for name in sites if sites[name].stacked}
         weights |= self.tied_quantizers()
         dropouts = {
             dropout_name(path): adapter.dropout
-            for path, adapter in held.adapters_by_path().items()
+            for path, adapter in modules.adapters_by_path().items()
             if adapter.dropout is not None
         }
-        known = {name: q for name, q in weights.items() if q is not None}
+        enabled = {name: q for name, q in weights.items() if q is not None}
         again = frozenset(name for name in sites if sites[name].rounded_again)
-        return HeldQuantizers(_members(held.held), known, stacked, dropouts, again)
+        return HeldQuantizers(_members(modules.held), enabled, stacked, dropouts, again)
 
 
 def quantized_class(
@@ -170,7 +168,7 @@ def methods_of(kind: type) -> tuple[str, ...]:
     return kind._made_from[2] if issubclass(kind, QuantizedProgram) else ()  # pyright: ignore
 
 
-def run(model: Any, policy: Policy, quantizers: Quantizers, call: Call) -> Any:
+def run(model: nnx.Module, policy: Policy, quantizers: Quantizers, call: Call) -> object:
     """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
     program = with_adapters(model, trace(model, call, policy.is_leaf, HELD))
     names = names_of(model, call)

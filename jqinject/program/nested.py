@@ -3,57 +3,62 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 
+from jqinject.core import QuantParam, QuantStat
 from jqinject.dot import is_low_bit_cache
 from jqinject.program.cache_writes import check_caches_carried
-from jqinject.program.carrying import carried
 from jqinject.program.jaxpr import Body, Equation, Scan, settled
+from jqinject.program.kept_state import strong
+from jqinject.program.parameters import parameter
 from jqinject.program.passing import closed_over, in_slices
+from jqinject.program.quantizers import Finder
+from jqinject.program.run import Run
 from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
-from jqinject.program.weights.parameters import parameter
 
 
-def _inlined(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _inlined(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     (body,) = eqn.bodies
     return run.run(body, inputs, path)
 
 
-def _rematerialized(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _rematerialized(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     (part,) = eqn.bodies
     options = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
     passed = closed_over(inputs)
 
-    def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
+    def body(run: Run, inside: list[Tracked]) -> list[Tracked]:
         return run.run(part, passed.inside(inside), path)
 
     return carried(run, body, passed.arrays, lambda step: jax.checkpoint(step, **options))
 
 
-def _scanned(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     scan = eqn.scan
-    assert scan is not None, "the table has it for scans"
+    assert scan is not None, "the table has it for loops of known length"
     constants, carry, xs = scan.split([parameter(run, x) for x in inputs])
     carries = scan.carries
     depends = _depending_carries(scan, constants, carry, xs)
     layers = scan.options["length"] if _steps_through_layers(scan, constants, depends, xs) else 0
-    held, slices = closed_over(constants), in_slices(xs)
-    fixed, xs, consts = held.arrays, slices.arrays, len(held.arrays)
+    closed, slices = closed_over(constants), in_slices(xs)
+    fixed, xs, consts = closed.arrays, slices.arrays, len(closed.arrays)
     inputs = [*fixed, *carry, *xs]
 
-    def body(run: Any, inside: list[Tracked]) -> list[Tracked]:
-        now, each = inside[consts : consts + carries], inside[consts + carries :]
-        entered = [*held.inside(inside[:consts]), *now, *slices.inside(each)]
+    def body(run: Run, inside: list[Tracked]) -> list[Tracked]:
+        now, sliced = inside[consts : consts + carries], inside[consts + carries :]
+        entered = [*closed.inside(inside[:consts]), *now, *slices.inside(sliced)]
         outputs = run.run(scan.body, entered, path)
         return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
 
     def loop(step: Callable[[Any, list[Any]], tuple[list[Any], Any]]) -> Any:
         def steps(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
-            held, start, slices = (
+            closed, start, slices = (
                 values[:consts],
                 values[consts : consts + carries],
                 values[consts + carries :],
@@ -62,13 +67,16 @@ def _scanned(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[
             (shared, of_steps), left = state
 
             def one(carried: Any, x: Any) -> Any:
-                (shared, left, now), (of_step, x) = carried, x
-                out, ((shared, of_step), left) = step(((shared, of_step), left), [*held, *now, *x])
+                (shared, is_first, left, now), (of_step, x) = carried, x
+                entering = restarted(before, shared)
+                out, ((after, of_step), left) = step(((entering, of_step), left), [*closed, *now, *x])
                 check_caches_carried(carry, now, out)
-                return (shared, left, out[:carries]), (of_step, out[carries:])
+                shared = largest(is_first, shared, after)
+                return (shared, jnp.bool_(False), left, out[:carries]), (of_step, out[carries:])
 
-            (shared, left, end), (of_steps, stacked) = jax.lax.scan(
-                one, (shared, left, start), (of_steps, slices), **scan.options
+            before = shared
+            (shared, _, left, end), (of_steps, stacked) = jax.lax.scan(
+                one, (shared, jnp.bool_(True), left, start), (of_steps, slices), **scan.options
             )
             return [*end, *stacked], ((shared, of_steps), left)
 
@@ -178,18 +186,24 @@ def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
 
 
 def _slice(x: Tracked) -> Tracked:
-    known = x.value if is_low_bit_cache(x.value) else jax.ShapeDtypeStruct(x.value.shape, x.value.dtype)
-    inside = x.with_value(jax.tree.map(lambda held: jax.ShapeDtypeStruct(held.shape[1:], held.dtype), known))
+    abstract = x.value if is_low_bit_cache(x.value) else jax.ShapeDtypeStruct(x.value.shape, x.value.dtype)
+    inside = x.with_value(
+        jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), abstract)
+    )
     inside.state = x.state
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
 
-def _settled(run: Any, out: Tracked, name: str) -> Tracked:
+def _settled(run: Run, out: Tracked, name: str) -> Tracked:
     """An output of a loop's body: a pending quantizer is applied inside."""
     return run.quantized(out, out.pending, name) if out.pending is not None and not out.quantized else out
 
 
-def _unchanged_part(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def _while(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+    return (_scanned if eqn.scan else _unchanged_part)(run, eqn, inputs, path)
+
+
+def _unchanged_part(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
     run.kept.check_unchanged_part(eqn)
     inputs = [parameter(run, x) for x in inputs]
@@ -199,11 +213,11 @@ def _unchanged_part(run: Any, eqn: Equation, inputs: list[Tracked], path: str) -
     return outputs
 
 
-CALLS: dict[str, Callable[[Any, Equation, list[Tracked], str], list[Tracked]]] = {
+CALLS: dict[str, Callable[[Run, Equation, list[Tracked], str], list[Tracked]]] = {
     "jit": _inlined,
     "remat2": _rematerialized,
     "scan": _scanned,
-    "while": _unchanged_part,
+    "while": _while,
     "cond": _unchanged_part,
     "one_device": _unchanged_part,
     "custom_jvp_call": _unchanged_part,
@@ -211,6 +225,174 @@ CALLS: dict[str, Callable[[Any, Equation, list[Tracked], str], list[Tracked]]] =
 }
 
 
-def runs_inside(name: str) -> bool:
-    """Whether quantizers reach the operations in a part of a program, given the name of the part's operation."""
-    return CALLS.get(name, _unchanged_part) is not _unchanged_part
+def runs_inside(eqn: Equation) -> bool:
+    """Whether quantizers reach the operations in a part of a program, given the part's equation."""
+    return CALLS.get(eqn.name, _unchanged_part) is not _unchanged_part and (
+        eqn.loop is None or eqn.scan is not None
+    )
+
+
+Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
+Part = Callable[[Run, list[Tracked]], list[Tracked]]
+
+
+def carried(
+    run: Run,
+    body: Part,
+    inputs: list[Tracked],
+    wrap: Callable[[Step], Step],
+    inside: list[Tracked] | None = None,
+    constants: int = 0,
+    layers: int = 0,
+) -> list[Tracked]:
+    """Run a part of the program under a transformation that carries the quantizers' state.
+
+    State of the model's layers that the part throws away leaves it by further outputs. If a loop reads it as a
+    constant, every iteration leaves it to the next one.
+
+    Args:
+        run: the interpreter of what surrounds the part.
+        body: runs the part, given an interpreter and inputs.
+        inputs: the inputs.
+        wrap: transforms a function of state and values.
+        inside: the inputs as the part sees them, if they differ: the slices of a loop.
+        constants: how many inputs, from the first, are the same in every iteration of a loop.
+        layers: the length of a loop over stacked layers, which has a part of the quantizers' state for each step.
+    """
+    inner = [_at_home(x) for x in (inputs if inside is None else inside)]
+    if not run.quantizers.has_state() and all(x.state is None for x in inputs):
+        return _without_state(run, body, inputs, inner, wrap, layers)
+    finder = run.within(Finder(run.quantizers), layers=layers)
+    crossing: dict[str, int] = {}
+
+    def look(values: list[Any]) -> list[Any]:
+        entered = _with_values(inner, values)
+        finder.kept.begin(entered)
+        passed = body(finder, entered)
+        crossing.update(finder.kept.crossing(inputs, inner, passed))
+        return [out.passed for out in passed]
+
+    jax.eval_shape(look, [x.passed for x in inner])
+    stacked = {name for name, site in finder.sites.items() if layers and len(site.stack) > len(run.stack)}
+    looped = {text: place for text, place in crossing.items() if place < constants}
+    single = [text for text in crossing if text not in looped]
+    before, outputs = run.counts.copy(), []
+
+    def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+        quantizers = run.quantizers.restored(state[0])
+        part = run.within(quantizers, before, layers)
+        entered = _with_values(inner, values)
+        part.kept.begin(entered)
+        for text, value in state[1].items():
+            part.kept.put(text, value)
+        outputs[:] = body(part, entered)
+        left = {text: part.kept.value(text, inner[place]) for text, place in crossing.items()}
+        passed = [*(out.passed for out in outputs), *(left[text] for text in single)]
+        return passed, (quantizers.state(finder.sites, stacked), {text: left[text] for text in looped})
+
+    entering = {text: strong(inputs[place].array) for text, place in looped.items()}
+    start = (run.quantizers.state(finder.sites, stacked), entering)
+    values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
+    run.quantizers.update(state)
+    run.adopt(finder)
+    places = {x.state.label: x.state.places for x in inputs if x.state is not None}
+    for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
+        run.kept.put(text, value, places[text])
+    # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
+    passed = [
+        replace(x, low_rank=None, unrounded=None, chosen=None)
+        for x in _with_values(outputs, values[: len(outputs)])
+    ]
+    for x in passed:
+        if x.state is not None and x.state.places is None:
+            x.state = x.state._replace(places=places.get(x.state.label))
+    return passed
+
+
+def _without_state(
+    run: Run,
+    body: Part,
+    inputs: list[Tracked],
+    inner: list[Tracked],
+    wrap: Callable[[Step], Step],
+    layers: int,
+) -> list[Tracked]:
+    """As `carried`, where nothing has state: which sites there are need not be found out first."""
+    before, ran = run.counts.copy(), []
+
+    def step(state: object, values: list[jax.Array]) -> tuple[list[Any], Any]:
+        part = run.within(run.quantizers, before, layers)
+        entered = _with_values(inner, values)
+        part.kept.begin(entered)
+        outputs = body(part, entered)
+        ran[:] = [(part, outputs)]
+        return [out.passed for out in outputs], state
+
+    values, _ = wrap(step)((((), ()), ()), [x.passed for x in inputs])
+    ((part, outputs),) = ran
+    part.kept.crossing(inputs, inner, outputs)  # notes what is lost
+    run.adopt(part)
+    return [replace(x, low_rank=None) for x in _with_values(outputs, values)]
+
+
+def _at_home(x: Tracked) -> Tracked:
+    """An input of a part of the program, where it is the whole of its state."""
+    if x.state is None or x.state.places is None:
+        return x
+    return replace(x, state=x.state._replace(places=None), twins=x.twins)
+
+
+def _with_values(tracked: Sequence[Tracked], values: Sequence[jax.Array]) -> list[Tracked]:
+    return [replace(x.with_value(value), state=x.state) for x, value in zip(tracked, values, strict=True)]
+
+
+LOWER_ENDS = ("sum_of_min", "low")
+
+
+def restarted(before: Any, state: object) -> Any:
+    """Return the state of quantizers that a step begins with.
+
+    Args:
+        before: their state before the loop, whose ranges each step begins with.
+        state: their state after the step before it, whose random streams go on.
+    """
+
+    def begun(old: Any, new: Any) -> object:
+        return new.replace(old.get_raw_value()) if _is_range(new) else new
+
+    return jax.tree.map(begun, before, state, is_leaf=_is_variable)
+
+
+def largest(is_first: jax.Array, widest: Any, state: object) -> Any:
+    """Return the state of quantizers with the larger of two ranges each.
+
+    Args:
+        is_first: whether `state` is that of the first step, and `widest` that before the loop.
+        widest: their state with the largest ranges of the steps before.
+        state: their state after a step.
+    """
+
+    def joined(path: Any, old: Any, new: Any) -> object:
+        if not _is_range(new):
+            return new
+        names = jax.tree_util.keystr(path, simple=True, separator=".")
+
+        def larger(path: Any, old: jax.Array, new: jax.Array) -> jax.Array:
+            if any(key.key in LOWER_ENDS for key in path):
+                wider = new < old
+            else:
+                wider = jnp.abs(new) > jnp.abs(old) if "zero_point" in names else new > old
+            return jnp.where(is_first | wider, new, old)
+
+        value = jax.tree.map_with_path(larger, old.get_raw_value(), new.get_raw_value())
+        return new.replace(value)
+
+    return jax.tree.map_with_path(joined, widest, state, is_leaf=_is_variable)
+
+
+def _is_range(x: object) -> bool:
+    return isinstance(x, QuantStat | QuantParam)
+
+
+def _is_variable(x: object) -> bool:
+    return isinstance(x, nnx.Variable)

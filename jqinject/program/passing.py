@@ -14,6 +14,7 @@ import jax
 
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.quant_tensor import (
+    QuantTensor,
     as_array,
     is_grouped,
     is_quantized,
@@ -43,8 +44,8 @@ def closed_over(inputs: Sequence[Tracked]) -> Passed:
     passed = [x for x in inputs if not _is_quantized_weight(x)]
 
     def inside(arrays: Sequence[Tracked]) -> list[Tracked]:
-        given = iter(arrays)
-        return [x.with_value(x.value) if _is_quantized_weight(x) else next(given) for x in inputs]
+        remaining = iter(arrays)
+        return [x.with_value(x.value) if _is_quantized_weight(x) else next(remaining) for x in inputs]
 
     return Passed(passed, inside)
 
@@ -55,8 +56,8 @@ def in_slices(inputs: Sequence[Tracked]) -> Passed:
     arrays = [array for passed in taken for array in passed.arrays]
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        given = iter(slices)
-        return [x for passed in taken for x in passed.inside([next(given) for _ in passed.arrays])]
+        remaining = iter(slices)
+        return [x for passed in taken for x in passed.inside([next(remaining) for _ in passed.arrays])]
 
     return Passed(arrays, inside)
 
@@ -73,7 +74,9 @@ def _taken_apart(x: Tracked) -> Passed:
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
         *own, a, b = slices
-        return [replace(one, low_rank=replace(low_rank, a=a.value, b=b.value)) for one in passed.inside(own)]
+        return [
+            replace(weight, low_rank=replace(low_rank, a=a.value, b=b.value)) for weight in passed.inside(own)
+        ]
 
     return Passed([*passed.arrays, Tracked(low_rank.a), Tracked(low_rank.b)], inside)
 
@@ -85,24 +88,27 @@ def _with_unrounded(x: Tracked) -> Passed:
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
         *own, unrounded = slices
-        return [replace(one, unrounded=unrounded.value, chosen=x.chosen) for one in passed.inside(own)]
+        return [replace(weight, unrounded=unrounded.value, chosen=x.chosen) for weight in passed.inside(own)]
 
     return Passed([*passed.arrays, Tracked(x.unrounded)], inside)
 
 
 def _with_stored(x: Tracked) -> Passed:
     passed, stored = _weight_taken_apart(x), x.stored_numbers
-    found = None if stored is None else stored.in_slices()
-    if found is None:
+    parts = None if stored is None else stored.in_slices()
+    if parts is None:
         return passed
-    layers, behind = found
+    layers, behind = parts
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
         own, numbers = slices[: len(passed.arrays)], slices[len(passed.arrays) :]
-        held = {name: one.value for name, one in zip(layers, numbers, strict=True)}
-        return [replace(one, stored=behind(one.value, held), twins={}) for one in passed.inside(own)]
+        arrays = {name: x_inside.value for name, x_inside in zip(layers, numbers, strict=True)}
+        return [
+            replace(x_inside, stored=behind(x_inside.value, arrays), twins={})
+            for x_inside in passed.inside(own)
+        ]
 
-    return Passed([*passed.arrays, *(Tracked(held, x.origin) for held in layers.values())], inside)
+    return Passed([*passed.arrays, *(Tracked(arrays, x.origin) for arrays in layers.values())], inside)
 
 
 def _weight_taken_apart(x: Tracked) -> Passed:
@@ -132,13 +138,13 @@ def _weight_taken_apart(x: Tracked) -> Passed:
     return Passed([Tracked(full[name], x.origin) for name in sliced], inside)
 
 
-def _numbers(tensor: Any) -> dict[str, jax.Array] | None:
+def _numbers(tensor: QuantTensor) -> dict[str, jax.Array] | None:
     """The arrays of a quantized tensor without groups, by name; None if its format is not known here."""
     stored = is_quantized(tensor) and tensor.is_stored
     numbers: Any = tensor.kept_payload if stored else as_array(tensor)
     if on_integers(tensor):
-        found = {"numbers": numbers, "scale": tensor.scale, "zero_point": tensor.zero_point}
-        return found if stored or tensor.payload is None else {**found, "payload": tensor.payload}
+        arrays = {"numbers": numbers, "scale": tensor.scale, "zero_point": tensor.zero_point}
+        return arrays if stored or tensor.payload is None else {**arrays, "payload": tensor.payload}
     if on_minifloats(tensor) or on_table(tensor):
         return {"numbers": numbers, "scale": tensor.scale}
     return None
@@ -150,5 +156,5 @@ def _tensor_like(like: Any, numbers: dict[str, jax.Array]) -> Any:
     metadata = {name: x for name, x in numbers.items() if name not in ("numbers", "payload")}
     if like.is_stored:
         return type(like).stored(array, metadata["scale"], metadata.get("zero_point"), like.grid, like.dtype)
-    made = like.set(value=array, **metadata)
-    return made.keeping(payload) if payload is not None and on_integers(made) else made
+    tensor = like.set(value=array, **metadata)
+    return tensor.keeping(payload) if payload is not None and on_integers(tensor) else tensor

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from jqinject.dot.tensors.choice import ContractionKind
+from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import Operation
-from jqinject.program.tracked_value import Tracked, shape_of
+from jqinject.program.tracked_value import Path, Tracked
+
+
+def dotted(path: Path) -> str:
+    """A parameter's path as text, by which its quantizer is held."""
+    return ".".join(map(str, path))
 
 
 @dataclass(frozen=True)
@@ -29,16 +37,16 @@ class Choice:
         share: whether two operands go through `inputs` together.
     """
 
-    weight: Any = None
-    inputs: Any = None
-    output: Any = None
+    weight: object = None
+    inputs: object = None
+    output: object = None
     dynamic: bool = False
-    parameter: Any = None
-    lhs: Any = None
-    rhs: Any = None
-    grad: Any = None
-    contraction: str = "auto"
-    scheme: Any = None
+    parameter: object = None
+    lhs: object = None
+    rhs: object = None
+    grad: object = None
+    contraction: ContractionKind = "auto"
+    scheme: object = None
     rounds_again: bool = False
     share: bool = False
 
@@ -70,7 +78,7 @@ class Site:
     overrides: dict[str, Any] = field(default_factory=dict, compare=False)
     is_weight: bool = False
     shape: tuple[int, ...] = ()
-    weight_path: tuple[Any, ...] = ()
+    weight_path: Path = ()
     contraction: str = ""
     cache_ndim: int = 0
     rows: tuple[int, ...] = ()
@@ -100,13 +108,13 @@ class WeightUse:
         rounds_again: whether a scheme takes another version of it backward here.
     """
 
-    weight_path: tuple[Any, ...]
+    weight_path: Path
     name: str
     operation: str
     shape: tuple[int, ...]
     shared: frozenset[int]
     stacked: int
-    quantizer: Any = None
+    quantizer: object = None
     beside: str = ""
     equation: Any = field(default=None, compare=False, repr=False)
     free: frozenset[int] = frozenset()
@@ -156,7 +164,7 @@ class Policy(Protocol):
         """Whether the operation that takes an output quantizes it, so that operations in between can be fused."""
 
     @abstractmethod
-    def is_leaf(self, module: Any) -> bool:
+    def is_leaf(self, module: object) -> bool:
         """Whether a module is not looked into."""
 
     @property
@@ -171,19 +179,19 @@ class Policy(Protocol):
 
     @abstractmethod
     def choose(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: Path = (), name: str = ""
     ) -> Choice | None:
         """The quantizers of an operation; None leaves it alone.
 
         Args:
             path: of the module that it is in.
             operation: its row of the table.
-            weight_path: of the parameter that it contracts or looks up; empty if there is none.
+            weight_path: of the parameter that it contracts or looks up; empty without one.
             name: of the operation in its method, `blocks.0.einsum1`.
         """
 
     @abstractmethod
-    def cache_quantizer(self, path: str, cache: str) -> Any:
+    def cache_quantizer(self, path: str, cache: str) -> object:
         """The quantizer of what is written into a cache; None leaves it float.
 
         Args:
@@ -228,14 +236,40 @@ def other_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return tuple(axis for axis in range(ndim) if axis not in axes)
 
 
-def site_of(
-    x: Tracked,
-    name: str,
-    quantizer: Any,
-    overrides: dict[str, Any],
-    axes: SummedAxes = NO_AXES,
-    stack: tuple[int, ...] = (),
-) -> Site:
-    """The site where `x` is quantized."""
-    facts = x.is_weight, shape_of(x), x.weight_path
-    return Site(name, quantizer, overrides, *facts, **axes._asdict(), stack=stack)
+@dataclass(frozen=True)
+class SiteNames:
+    """The names of sites in a model, of a program of one of its methods.
+
+    Attributes:
+        prefix: what the method's own names begin with.
+        same: its own name -> that of the same place in the program of an earlier method.
+    """
+
+    prefix: str = ""
+    same: Mapping[str, str] = field(default_factory=dict)
+
+    def full(self, name: str) -> str:
+        """The name in the model."""
+        own = self.prefix + name
+        return self.same.get(own, own)
+
+
+PLAIN = SiteNames()
+
+
+class Occurrence(NamedTuple):
+    """An operation in a program, or a call of a layer.
+
+    Attributes:
+        path: of the module.
+        operation: its name; "layer" for the call of a layer.
+        read: what it reads that no other place does: a parameter's path, or the layer's; empty if nothing.
+        equation: of the program.
+        name: of the method's own.
+    """
+
+    path: str
+    operation: str
+    read: Path
+    equation: Equation
+    name: str

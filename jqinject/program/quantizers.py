@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import jax
 from flax import nnx
 
 from jqinject.dot.tensors.backward_quantizer import GradientFormat
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_along
+from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
-from jqinject.program.policy import Site
-from jqinject.program.tracked_value import Tracked
-from jqinject.program.weights.equation_arguments import arguments_of, weight_last
-from jqinject.program.weights.parameters import dotted
-from jqinject.program.weights.quantized_rows import quantized_in_rows
-from jqinject.program.weights.weight_call import WeightCall
+from jqinject.program.operations import contraction_arguments, weight_last
+from jqinject.program.policy import Site, dotted
+from jqinject.program.tracked_value import Path, Tracked, WeightCall
 from jqinject.proxy import GradQuantProxyFromInjector, check_range, transformed
+from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import (
     as_array,
     is_grouped,
+    is_quantized,
     on_integers,
     on_minifloats,
     on_table,
@@ -61,7 +63,9 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
-    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
+    def contract(
+        self, site: Site, lhs: Any, rhs: Any, unrounded: jax.Array | None, rest: Sequence[jax.Array] = ()
+    ) -> Any:
         """A contraction by a scheme.
 
         Args:
@@ -72,16 +76,16 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
-    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+    def rounds_again(self, weight_path: Path) -> bool:
         """Whether a scheme takes another version of a parameter backward than the one that its quantizer makes."""
 
     @abstractmethod
-    def holds(self, weight_path: tuple[Any, ...]) -> bool:
+    def holds(self, weight_path: Path) -> bool:
         """Whether a parameter has a quantizer."""
 
     @property
     @abstractmethod
-    def mode(self) -> Any:
+    def mode(self) -> object:
         """Hashable; a tensor is quantized once for all operations that share a quantizer and a mode."""
 
     @abstractmethod
@@ -89,7 +93,7 @@ class Quantizers(Protocol):
         """The output of a contraction or a look-up."""
 
     @abstractmethod
-    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+    def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """`Tracked.chosen` of a quantized parameter.
 
         Args:
@@ -97,7 +101,9 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
-    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., Any]) -> Any:
+    def arithmetic(
+        self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., object]
+    ) -> jax.Array:
         """Return the result of an arithmetic operation, by `evaluate` unless it is written in another way."""
 
     @abstractmethod
@@ -111,11 +117,11 @@ class Quantizers(Protocol):
         """
 
     @abstractmethod
-    def restored(self, state: Any) -> Quantizers:
+    def restored(self, state: object) -> Quantizers:
         """Quantizers like these, with that state."""
 
     @abstractmethod
-    def update(self, state: Any) -> None:
+    def update(self, state: object) -> None:
         """Adopt a state."""
 
 
@@ -133,7 +139,7 @@ class AsWritten:
         """See `Quantizers`."""
         return call.quantized()
 
-    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+    def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """See `Quantizers`."""
         return None
 
@@ -161,7 +167,7 @@ class Finder(AsWritten):
         """See `Quantizers`."""
         return self._like is not None and self._like.holds(weight_path)
 
-    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> jax.Array:
+    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """`x` as it is."""
         return x
 
@@ -172,7 +178,7 @@ class Finder(AsWritten):
         """The contraction of floats."""
         return site.equation.bind([as_array(lhs), as_array(rhs), *rest])[0]
 
-    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+    def rounds_again(self, weight_path: Path) -> bool:
         """See `Quantizers`."""
         return self._like is not None and self._like.rounds_again(weight_path)
 
@@ -184,11 +190,11 @@ class Finder(AsWritten):
         """None."""
         return (), ()
 
-    def restored(self, state: Any) -> Finder:
+    def restored(self, state: object) -> Finder:
         """Itself."""
         return self
 
-    def update(self, state: Any) -> None:
+    def update(self, state: object) -> None:
         """Has no effect."""
 
 
@@ -238,9 +244,9 @@ class HeldQuantizers(AsWritten):
             return self._dropouts[site.name](x)
         if site.weight_path and site.name in self._weights:
             proxy = self._weights[site.name]
-            found = quantized_stack(proxy, x, self._stacked.get(site.name, 0))
+            quantized = quantized_stack(proxy, x, self._stacked.get(site.name, 0))
             # Zero points between integers: no contraction may take the integers.
-            return found if proxy.has_whole_zero_points else as_array(found)
+            return quantized if proxy.has_whole_zero_points else as_array(quantized)
         proxy = self._at(site)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
@@ -255,16 +261,18 @@ class HeldQuantizers(AsWritten):
         """See `Quantizers`."""
         return transformed(self._at(site), x) if site.transformed and not site.turned else x
 
-    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
+    def rounds_again(self, weight_path: Path) -> bool:
         """See `Quantizers`."""
         return dotted(weight_path) in self._again
 
-    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
+    def contract(
+        self, site: Site, lhs: Any, rhs: Any, unrounded: jax.Array | None, rest: Sequence[jax.Array] = ()
+    ) -> Any:
         """See `Quantizers`."""
         return contract_by(self._at(site), site, lhs, rhs, unrounded, rest)
 
     def proxy_at(self, name: str) -> Any:
-        """The quantizer of a parameter, by its path, or of a tensor; None if there is none."""
+        """The quantizer of a parameter, by its path, or of a tensor; None if absent."""
         return self._weights.get(name, self._held.get(name))
 
     def _at(self, site: Site) -> Any:
@@ -298,15 +306,15 @@ class HeldQuantizers(AsWritten):
 
     def restored(self, state: Any) -> HeldQuantizers:
         """Copies with that state."""
-        held, weights, dropouts = nnx.merge(self._graphdef, *state)
-        return HeldQuantizers(held, weights, self._stacked, dropouts, self._again)
+        sites, weights, dropouts = nnx.merge(self._graphdef, *state)
+        return HeldQuantizers(sites, weights, self._stacked, dropouts, self._again)
 
     def update(self, state: Any) -> None:
         """Write a state into the quantizers."""
-        for place, held in enumerate((self._held, self._weights, self._dropouts)):
+        for place, proxies in enumerate((self._held, self._weights, self._dropouts)):
             for parts in state:
                 for name, part in parts.get(place, {}).items():
-                    nnx.update(held[name], part)
+                    nnx.update(proxies[name], part)
 
 
 def contract_by(
@@ -319,7 +327,7 @@ def contract_by(
         site, lhs, rhs, unrounded, rest: as for `Quantizers.contract`.
     """
     eqn, permutation = site.equation, None
-    arguments = arguments_of(eqn)
+    arguments = contraction_arguments(eqn)
     if site.weight == 0:
         lhs, rhs = rhs, lhs
         arguments, permutation = weight_last(arguments["dimension_numbers"], lhs.ndim, rhs.ndim)
@@ -364,3 +372,56 @@ def full_metadata(x: Any) -> Any:
         return x.moved(full_metadata(x.grouped), x.groups)
     has_scale = on_minifloats(x) or on_table(x)
     return x.set(scale=full_rank(x.scale, x.ndim)) if has_scale else as_array(x)
+
+
+def has_row_scales(quantizer: object) -> bool:
+    """Whether an injector declares a scale for each row, the numbers along the last axis.
+
+    Example:
+        >>> from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8ActPerTensorFloat, Int8DynamicActPerRowFloat
+        >>> quantizers = Int8DynamicActPerRowAbsMax, Int8DynamicActPerRowFloat, Int8ActPerTensorFloat
+        >>> [has_row_scales(quantizer) for quantizer in quantizers]
+        [True, True, False]
+    """
+    if isinstance(quantizer, Binding):
+        return _declares_rows(quantizer)
+    return isinstance(quantizer, type) and _declares_rows(Binding(quantizer))
+
+
+@lru_cache(maxsize=256)
+def _declares_rows(binding: Binding) -> bool:
+    def said(name: str) -> Any:
+        try:
+            return binding.resolve(name) if binding.declares(name) else None
+        except DependencyError:  # made from what the injector does not declare
+            return None
+
+    if said("group_size") or chooses(said("scaling_per_output_type"), ScalingPerOutputType.GROUP):
+        return False
+    return said("shared_axes") == (-1,) or said("stats_reduce_dim") == -1
+
+
+def quantized_in_rows(quantize: Callable[[jax.Array], Any], x: jax.Array, rows: tuple[int, ...]) -> Any:
+    """An array quantized by a quantizer of rows, with one scale along some axes together.
+
+    Args:
+        quantize: the quantizer; it sees these axes as the last one.
+        x: the array.
+        rows: the axes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.nn import QuantIdentity
+        >>> from jqinject.quant import Int8DynamicActPerRowFloat
+        >>> proxy = QuantIdentity(Int8DynamicActPerRowFloat).act_quant
+        >>> quantized_in_rows(proxy, jnp.ones((2, 3, 4)), (0, 2)).scale.shape
+        (1, 3, 1)
+    """
+    labels = tuple(("x", axis) for axis in range(x.ndim))
+    labelled = quantized_along(
+        quantize, LabelledTensor(x, labels), tuple(labels[axis] for axis in rows), True
+    )
+    moved = in_order(labelled, labels) if is_quantized(labelled.tensor) else None
+    if moved is not None:
+        return moved
+    return as_array(labelled.tensor).transpose([labelled.axis(label) for label in labels])

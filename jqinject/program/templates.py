@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.program.jaxpr import Body, Equation, Function
 
@@ -31,11 +32,11 @@ def _softmaxes(first: Equation, shape: Any) -> Iterator[Candidate]:
                 yield _mapped_softmax, inner, mapped, out
 
 
-def _softmax(x: Any, axis: int) -> Any:
+def _softmax(x: jax.Array, axis: int) -> jax.Array:
     return jax.nn.softmax(x, axis=axis)
 
 
-def _mapped_softmax(x: Any, axis: int, mapped: int, out: int) -> Any:
+def _mapped_softmax(x: jax.Array, axis: int, mapped: int, out: int) -> jax.Array:
     return jax.vmap(functools.partial(jax.nn.softmax, axis=axis), mapped, out)(x)
 
 
@@ -46,16 +47,16 @@ def _means(first: Equation, shape: Any) -> Iterator[Candidate]:
         yield _mean, axes, True
 
 
-def _mean(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def _mean(x: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
     return jnp.mean(x, axis=axes, keepdims=keepdims)
 
 
-def _gelus(first: Equation, shape: Any) -> Iterator[Candidate]:
+def _gelus(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
     yield _gelu, True
     yield _gelu, False
 
 
-def _gelu(x: Any, approximate: bool) -> Any:
+def _gelu(x: jax.Array, approximate: bool) -> jax.Array:
     return jax.nn.gelu(x, approximate=approximate)
 
 
@@ -67,7 +68,7 @@ def _average_pools(first: Equation, shape: Any) -> Iterator[Candidate]:
 _WINDOW = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
 
 
-def _average_pool(x: Any, *window: Any) -> Any:
+def _average_pool(x: jax.Array, *window: tuple[int, ...]) -> jax.Array:
     sums = jax.lax.reduce_window_sum_p.bind(x, **dict(zip(_WINDOW, window, strict=True)))
     return sums / float(np.prod(window[0]))
 
@@ -112,6 +113,6 @@ def _function_at(body: Body, start: int) -> Function | None:
 
 
 @functools.lru_cache(maxsize=256)  # of programs of a few equations, without constants
-def _traced(candidate: Candidate, shape: tuple[int, ...], dtype: Any, settings: Any) -> Body:
+def _traced(candidate: Candidate, shape: tuple[int, ...], dtype: DTypeLike, settings: object) -> Body:
     function, *arguments = candidate
     return Body.of(jax.make_jaxpr(lambda x: function(x, *arguments))(jax.ShapeDtypeStruct(shape, dtype)))

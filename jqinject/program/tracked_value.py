@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jqinject.dot import LowBitCache
-from jqinject.program.weights.moves import AxesInParameter
+from jqinject.dot import FrozenForm, LowBitCache
+from jqinject.program.moves import AxesInParameter
 from jqinject.quant_tensor import as_array
 
 if TYPE_CHECKING:
-    from jqinject.program.weights.low_rank_product import LowRankProduct
-    from jqinject.program.weights.stored_numbers import StoredNumbers
+    from jqinject.program.low_rank_product import LowRankProduct
+    from jqinject.program.moved_weight import StoredNumbers
+
+
+Path = tuple[Any, ...]
+"""The path of a parameter, Variable or module in a model."""
+Evaluate = Callable[[list[jax.Array]], list[jax.Array]]
+"""Runs an operation on arrays."""
 
 
 class Origin(enum.Enum):
@@ -36,7 +44,7 @@ class Masked:
     """
 
     kept: Callable[[], Tracked]
-    filled: Callable[[Any], Any]
+    filled: Callable[[jax.Array], jax.Array]
 
 
 class StateVersion(NamedTuple):
@@ -50,7 +58,7 @@ class StateVersion(NamedTuple):
 
     label: str
     number: int = 0
-    places: Any = None
+    places: np.ndarray | None = None
 
 
 @dataclass(eq=False)
@@ -87,19 +95,19 @@ class Tracked:
 
     value: Any
     origin: Origin = Origin.CONSTANT
-    pending: Any = None
+    pending: object = None
     quantized: bool = False
     site: str = ""
     fusible: bool = False
     fixed_range: tuple[float, float] | None = None
-    weight_path: tuple[Any, ...] = ()
+    weight_path: Path = ()
     axes: AxesInParameter | None = None
-    form: Any = None
+    form: FrozenForm | None = None
     stored: StoredNumbers | None = None
     cache: str = ""
     cache_ndim: int = 0
-    turned: Any = None
-    unrounded: Any = None
+    turned: object = None
+    unrounded: jax.Array | None = None
     chosen: Callable[[Any, Any], Any] | None = None
     low_rank: LowRankProduct | None = None
     masked: Masked | None = None
@@ -109,11 +117,11 @@ class Tracked:
     @property
     def array(self) -> Any:
         """The numbers as an array."""
-        found = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
-        return found if self.chosen is None else self.chosen(found, self.unrounded)
+        array = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
+        return array if self.chosen is None else self.chosen(array, self.unrounded)
 
     @property
-    def floats(self) -> Any:
+    def floats(self) -> jax.Array:
         """The numbers without the quantizer of the parameter, as far as they are known."""
         return self.array if self.unrounded is None else self.unrounded
 
@@ -147,20 +155,20 @@ class Tracked:
         alone = self.low_rank is None and self.unrounded is None
         same = alone or jnp.shape(value) == shape_of(self)
         low_rank, unrounded = (self.low_rank, self.unrounded) if same else (None, None)
-        found = replace(self, value=value, masked=None, state=None, twins={})
-        found.low_rank, found.unrounded = low_rank, unrounded
-        found.chosen = None if unrounded is None else self.chosen
-        return found
+        tracked = replace(self, value=value, masked=None, state=None, twins={})
+        tracked.low_rank, tracked.unrounded = low_rank, unrounded
+        tracked.chosen = None if unrounded is None else self.chosen
+        return tracked
 
 
-def plain(value: Any, inputs: Any) -> Tracked:
+def plain(value: Any, inputs: Sequence[Tracked]) -> Tracked:
     """The output of an operation, with no facts but its origin."""
     activation = any(x.is_activation for x in inputs)
     turned = next((x.turned for x in inputs if x.turned is not None), None)
     return Tracked(value, Origin.ACTIVATION if activation else Origin.CONSTANT, turned=turned)
 
 
-def joined(value: Any, inputs: Any) -> Tracked:
+def joined(value: Any, inputs: Sequence[Tracked]) -> Tracked:
     """The output of an operation that moves the numbers of its inputs without changing them."""
     floats = [x for x in inputs if x.is_float] or list(inputs)
     activations = [x for x in floats if x.is_activation]
@@ -185,3 +193,38 @@ def shape_of(x: Tracked) -> tuple[int, ...]:
 def dtype_of(value: Any) -> Any:
     """The dtype of an array, a QuantTensor or a number."""
     return value.dtype if hasattr(value, "dtype") else jnp.result_type(value)
+
+
+class Heard(NamedTuple):
+    """What one quantizer of a contraction did.
+
+    Attributes:
+        part: "input" or "output".
+        site: its name.
+        x: what it was given.
+        made: what it made of it.
+    """
+
+    part: str
+    site: str
+    x: jax.Array
+    made: Any
+
+
+@dataclass(frozen=True)
+class WeightCall:
+    """One contraction with a parameter, one look-up in it, or one contraction of two activations.
+
+    Attributes:
+        name: the parameter's path as text; of two activations, the operation's name.
+        module: path of the module that it is in.
+        quantized: runs it as the model's quantizers have it; to be called once.
+        floating: runs it on the float parameter, without quantizers: the output as an array.
+        heard: what its quantizers did, after `quantized`.
+    """
+
+    name: str
+    module: str
+    quantized: Callable[[], Tracked]
+    floating: Callable[[], Any]
+    heard: list[Heard] = field(default_factory=list)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core._protocols import amax_history, number_format
+from jqinject.core._protocols import ServedLayer, amax_history, number_format
 from jqinject.dot.tensors.backward_quantizer import (
     GradientFormat,
     quantize_gradient_by,
@@ -93,7 +93,7 @@ class ActQuantProxyFromInjector(FlowProxy):
         return self.trial(jnp.zeros(shape, jnp.float32), force_eval)
 
     def _measured(self) -> tuple[str, str, str] | None:
-        return ("input", "the tensor", "proxy(x)") if self.is_dynamic else None
+        return ("input", "the given tensor", "proxy(x)") if self.is_dynamic else None
 
 
 class OperandQuantProxyFromInjector(QuantProxyFromInjector):
@@ -122,7 +122,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
     def __init__(
         self,
         injector: Any,
-        layer: Any,
+        layer: ServedLayer,
         *,
         where: tuple[str, str] = ("", ""),
         **how: Any,
@@ -135,7 +135,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
             )
         self.keeps_payload = mode == "output"
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: jax.Array) -> Any:
         """Quantize an operand: a QuantTensor, or an array if its value is contracted.
 
         Args:
@@ -144,14 +144,14 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
         if not self.is_quant_enabled:
             return x
         check_range(self, x)
-        found = self._quantized(x)
-        return found if self.keeps_payload else found.value
+        tensor = self._quantized(x)
+        return tensor if self.keeps_payload else tensor.value
 
 
 class GradQuantProxyFromInjector(FlowProxy):
     """Quantizes the gradient that flows back into what it is given; forward it changes nothing.
 
-    Any format will do whose scale is made from the gradient at hand, is constant, or follows recorded amaxes. These
+    Any format will do whose scale is made from the given gradient, is constant, or follows recorded amaxes. These
     are moved by `jqinject.value_and_grad` and `jqinject.grad`, once per step, and by nothing else: under plain
     `nnx.grad` the gradient is quantized with the scale there is, the statistics stay, and in training mode a
     `jqinject.LostStateWarning` tells so.
@@ -200,8 +200,8 @@ class GradQuantProxyFromInjector(FlowProxy):
         """As a call, for a QuantTensor too, which stays one."""
         return y.set(value=self(y.value)) if isinstance(y, QuantTensor) else self(y)
 
-    def quantize(self, x: Any, /, *more: Any) -> Any:
-        """A gradient at hand as this step would quantize it; nothing is recorded, and rounding is to nearest.
+    def quantize(self, x: jax.Array, /, *more: Any) -> Any:
+        """Quantize a given gradient as this step would; nothing is recorded, and rounding is to nearest.
 
         Args:
             x: float array.
@@ -217,7 +217,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         return self.trial(jnp.zeros((), jnp.float32))
 
     def _measured(self) -> tuple[str, str, str] | None:
-        return ("gradient", "the one", "proxy.quantize(g)") if reporting(self) is None else None
+        return ("gradient", "the given one", "proxy.quantize(g)") if reporting(self) is None else None
 
     @property
     def makes_integers(self) -> bool:
@@ -243,7 +243,9 @@ class GradQuantProxyFromInjector(FlowProxy):
             return None
         return GradientFormat(FloatGrid.of_dtype(form.dtype))
 
-    def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(
+        self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: object
+    ) -> QuantMetadata:
         why = why_not_backward(quantizer)
         if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
@@ -300,7 +302,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         return self._asked("scale", x)
 
     def zero_point(self, x: IntQuantTensor) -> jax.Array | None:  # type: ignore[override]
-        """The integer that stands for 0 in the result for `x`; None if quantization is off."""
+        """The integer that represents 0 in the result for `x`; None if quantization is off."""
         return self._asked("zero_point", x)
 
     def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:
@@ -320,5 +322,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         result = quantizer(x.value, x.scale, x.zero_point, x.bit_width, x.signed)
         return result.quant_tensor(training=self.training)
 
-    def _read_metadata(self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: Any) -> QuantMetadata:
+    def _read_metadata(
+        self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: object
+    ) -> QuantMetadata:
         return replace(said, narrow_range=bool(said.narrow_range))  # the sign is that of what comes in

@@ -57,7 +57,7 @@ class Answers(Linked, InnerModule):
     # with its `.newest` and `.amax_history`
     amax_history: AmaxScaling | None = asked(_protocols.amax_history, "What records amaxes; None without.")
     has_zero_point: bool = asked(_protocols.has_zero_point, "Whether a zero point may be other than 0.")
-    is_dynamic: bool = asked(_protocols.is_dynamic, "Whether the scale is that of the tensor at hand.")
+    is_dynamic: bool = asked(_protocols.is_dynamic, "Whether the scale is that of the given tensor.")
     # times one for all, unless they are powers of two
     scale_dtype: np.dtype | None = asked(_protocols.scale_dtype, "The 8-bit dtype that holds every scale.")
 
@@ -70,8 +70,8 @@ class Answers(Linked, InnerModule):
         """Whether data were seen; None if nothing is collected: of weights, constant and dynamic ranges, and while
         quantization is off."""
         used = self.is_quant_enabled and self.quantizes_activations
-        held = ranges_in(self.tensor_quant) if used else []
-        return all(component.has_range() for component in held) if held else None
+        ranges = ranges_in(self.tensor_quant) if used else []
+        return all(component.has_range() for component in ranges) if ranges else None
 
     def begin_calibration(self) -> None:
         """Switch to training mode and start to collect anew."""
@@ -108,18 +108,18 @@ class Answers(Linked, InnerModule):
             force_eval: the scale that eval mode would use, also in training mode.
 
         Raises:
-            RuntimeError: it is made from the tensor at hand.
+            RuntimeError: it is made from the given tensor.
         """
         return self._asked("scale", force_eval)
 
     def zero_point(self, force_eval: bool = True) -> jax.Array | None:
-        """Return the integer that stands for 0, float32.
+        """Return the integer that represents 0, float32.
 
         Args:
             force_eval: the zero point that eval mode would use, also in training mode.
 
         Raises:
-            RuntimeError: it is made from the tensor at hand.
+            RuntimeError: it is made from the given tensor.
         """
         return self._asked("zero_point", force_eval)
 
@@ -139,12 +139,12 @@ class Answers(Linked, InnerModule):
             what, which, call = measured
             raise RuntimeError(
                 f"the {name.replace('_', ' ')} of {self.binding.base.__name__} depends on the {what}: it is made from "
-                f"{which} at hand.\n  cure: {call}.{name}"
+                f"{which}.\n  cure: {call}.{name}"
             )
         return getattr(self.sample(*how), name, None)
 
     def _measured(self) -> tuple[str, str, str] | None:
-        """What scale and zero point depend on, what they are made from, and the call that returns them, in words for an
+        """What scale and zero point depend on, what they are made from, and the call that returns them, as text for an
         error; None unless they are made from the tensor that is quantized."""
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantStat
-from jqinject.core._protocols import grid_of, has_zero_point
+from jqinject.core._protocols import ServedLayer, grid_of, has_zero_point
 from jqinject.core.component import InnerModule
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.ops.processes import placed_as
@@ -70,9 +70,9 @@ def by_record(quantizer: Any, record: QuantStat, x: jax.Array, keep: bool = Fals
     return quantizer.by_scale(x, scale, numbers.get("zero_point"), keep)
 
 
-def beside_weights(layers: tuple[Any, ...]) -> tuple[Any, ...]:
+def beside_weights(layers: tuple[ServedLayer, ...]) -> tuple[ServedLayer, ...]:
     """Layers as an assembly needs them: each holds its weight, or makes a module `beside_weight()` that does."""
-    return tuple(n.beside_weight() if hasattr(type(n), "beside_weight") else n for n in layers)
+    return tuple(cast(Any, n).beside_weight() if hasattr(type(n), "beside_weight") else n for n in layers)
 
 
 class QuantizerReplacedWarning(UserWarning):
@@ -85,7 +85,7 @@ class QuantizerReplacedWarning(UserWarning):
         )
 
 
-def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
+def stack_of(layers: Sequence[ServedLayer]) -> tuple[int, ...]:
     """The sizes of the leading axes that the layers' weights have beyond those of one (built under `nnx.vmap`)."""
     depths: set[int] = set()
     for layer in layers:
@@ -102,8 +102,8 @@ def stack_of(layers: Sequence[Any]) -> tuple[int, ...]:
 
 
 def build_stacked(
-    build: Callable[[tuple[Any, ...], nnx.Rngs | None], Any],
-    layers: tuple[Any, ...],
+    build: Callable[[tuple[ServedLayer, ...], nnx.Rngs | None], Any],
+    layers: tuple[ServedLayer, ...],
     sizes: tuple[int, ...],
     rngs: nnx.Rngs | None = None,
 ) -> Any:
@@ -115,28 +115,28 @@ def build_stacked(
         sizes: of the leading axes that they are stacked along.
         rngs: for quantizers that draw random numbers; every layer gets streams of its own.
     """
-    made: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
 
-    def one(unstacked: tuple[Any, ...], own_streams: nnx.Rngs | None) -> Any:
+    def one(unstacked: tuple[ServedLayer, ...], own_streams: nnx.Rngs | None) -> Any:
         quantizer = build(unstacked, own_streams)
         if not isinstance(quantizer, nnx.Module):
-            made["plain"] = quantizer
+            parts["plain"] = quantizer
             return ()
-        made["foreign"] = borrowed_paths(quantizer, unstacked)
-        made["graphdef"], inner = nnx.split(quantizer, graph=True)
+        parts["foreign"] = borrowed_paths(quantizer, unstacked)
+        parts["graphdef"], inner = nnx.split(quantizer, graph=True)
         return inner
 
     stacked = map_stack(one, layers, sizes, rngs)
-    if "plain" in made:
-        return made["plain"]
+    if "plain" in parts:
+        return parts["plain"]
     # Merged, the quantizer holds these Variables themselves.
-    borrowed = {path: vars(layers[index])[name] for path, (index, name) in made["foreign"].items()}
-    return nnx.merge(made["graphdef"], nnx.from_flat_state({**dict(nnx.to_flat_state(stacked)), **borrowed}))
+    borrowed = {path: vars(layers[index])[name] for path, (index, name) in parts["foreign"].items()}
+    return nnx.merge(parts["graphdef"], nnx.from_flat_state({**dict(nnx.to_flat_state(stacked)), **borrowed}))
 
 
 def map_stack(
-    function: Callable[[tuple[Any, ...], nnx.Rngs | None], Any],
-    layers: tuple[Any, ...],
+    function: Callable[[tuple[ServedLayer, ...], nnx.Rngs | None], Any],
+    layers: tuple[ServedLayer, ...],
     sizes: tuple[int, ...],
     rngs: nnx.Rngs | None = None,
     one_by_one: bool = False,
@@ -166,7 +166,7 @@ def _over_leading_axis(function: Callable[[Any], Any], size: int, one_by_one: bo
     def axis_of(leaf: Any) -> int | None:
         return 0 if leaf.ndim and leaf.shape[0] == size else None
 
-    def at(state: Any, i: Any) -> Any:
+    def at(state: nnx.State, i: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf if axis_of(leaf) is None else leaf[i], state)
 
     if one_by_one:
@@ -174,7 +174,9 @@ def _over_leading_axis(function: Callable[[Any], Any], size: int, one_by_one: bo
     return lambda state: jax.vmap(function, in_axes=(jax.tree.map(axis_of, state),), axis_size=size)(state)
 
 
-def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple[Any, ...], tuple[int, str]]:
+def borrowed_paths(
+    quantizer: nnx.Module, layers: tuple[ServedLayer, ...]
+) -> dict[tuple[Any, ...], tuple[int, str]]:
     """Where the quantizer holds a layer's own Variable (a tracked weight): its path -> (which layer, attribute)."""
     owned: dict[int, tuple[int, str]] = {}
     for index, layer in enumerate(layers):
@@ -184,7 +186,7 @@ def borrowed_paths(quantizer: nnx.Module, layers: tuple[Any, ...]) -> dict[tuple
     return {path: owned[id(leaf)] for path, leaf in variables_of(quantizer).items() if id(leaf) in owned}
 
 
-def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[Any, bool]:
+def replace_by_difference(old: Any, new: Any, layers: tuple[ServedLayer, ...]) -> tuple[Any, bool]:
     """The quantizer to go on with: the old one holding the new values where the two are alike, else the new one.
 
     Two quantizers are alike if they have the same structure and their Variables and arrays have the same shapes and
@@ -220,16 +222,16 @@ def replace_by_difference(old: Any, new: Any, layers: tuple[Any, ...]) -> tuple[
 
 def write(variable: Any, value: Any) -> None:
     """Give a Variable (or what reads and writes as one) another value of its shape; dtype, sharding, metadata stay."""
-    held = variable.get_value()
-    if isinstance(held, np.ndarray):
-        variable.set_value(np.array(value, held.dtype))
+    current = variable.get_value()
+    if isinstance(current, np.ndarray):
+        variable.set_value(np.array(value, current.dtype))
         return
-    same = isinstance(value, jax.Array) and value.dtype == held.dtype  # random keys cannot be cast
+    same = isinstance(value, jax.Array) and value.dtype == current.dtype  # random keys cannot be cast
     # A copy: on CPU `jnp.asarray` may look at the caller's own NumPy memory, which the caller may write to later.
-    array = value if same else jnp.array(value, dtype=held.dtype)
-    placed = isinstance(held, jax.Array) and is_concrete(held) and is_concrete(array)
-    if placed and array.sharding != held.sharding:
-        array = placed_as(array, held)
+    array = value if same else jnp.array(value, dtype=current.dtype)
+    placed = isinstance(current, jax.Array) and is_concrete(current) and is_concrete(array)
+    if placed and array.sharding != current.sharding:
+        array = placed_as(array, current)
     variable.set_value(array)
 
 
@@ -256,7 +258,7 @@ def _fits(mine: Any, fresh: Any) -> bool:
     return isinstance(mine, nnx.RngState) or same
 
 
-def set_mode(quantizer: Any, **mode: bool) -> None:
+def set_mode(quantizer: object, **mode: bool) -> None:
     """Set the mode of every module of a quantizer that has one: `use_running_average`, `deterministic`."""
     if isinstance(quantizer, nnx.Module):
         quantizer.set_attributes(raise_if_not_found=False, graph=True, **mode)
@@ -272,14 +274,14 @@ def copy_mode(old: Any, new: Any, *, use_running_average: bool) -> None:
     """
     deterministic = use_running_average
     if isinstance(old, nnx.Module):
-        found = (vars(module) for _, module in nnx.iter_modules(old, graph=True))
-        modes = (attributes["deterministic"] for attributes in found if "deterministic" in attributes)
+        modules = (vars(module) for _, module in nnx.iter_modules(old, graph=True))
+        modes = (attributes["deterministic"] for attributes in modules if "deterministic" in attributes)
         deterministic = next(modes, use_running_average)
     if use_running_average or deterministic:
         set_mode(new, use_running_average=use_running_average, deterministic=deterministic)
 
 
-def same_parameters(old: Any, new: Any, layers: tuple[Any, ...]) -> bool:
+def same_parameters(old: Any, new: Any, layers: tuple[ServedLayer, ...]) -> bool:
     """Whether two quantizers have the same learned parameters of their own, by path and shape.
 
     Args:
@@ -289,9 +291,9 @@ def same_parameters(old: Any, new: Any, layers: tuple[Any, ...]) -> bool:
     """
     borrowed = borrowed_paths(new, layers) if isinstance(new, nnx.Module) else {}
 
-    def own(quantizer: Any) -> dict[tuple[Any, ...], tuple[int, ...]]:
-        found = variables_of(quantizer) if isinstance(quantizer, nnx.Module) else {}
-        learned = (path for path, v in found.items() if isinstance(v, nnx.Param) and path not in borrowed)
-        return {path: found[path].get_value().shape for path in learned}
+    def own(quantizer: object) -> dict[tuple[Any, ...], tuple[int, ...]]:
+        variables = variables_of(quantizer) if isinstance(quantizer, nnx.Module) else {}
+        learned = (path for path, v in variables.items() if isinstance(v, nnx.Param) and path not in borrowed)
+        return {path: variables[path].get_value().shape for path in learned}
 
     return own(old) == own(new)

@@ -25,7 +25,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import Quantized, Quantizer, QuantStat
-from jqinject.core._protocols import groups_of, needs_input_format
+from jqinject.core._protocols import ServedLayer, groups_of, needs_input_format
 from jqinject.core.component import Component, set_view
 from jqinject.core.transforms import Transform
 from jqinject.inject import (
@@ -96,7 +96,7 @@ class QuantProxyFromInjector(Answers):
     def __init__(
         self,
         injector: type[ExtendedInjector] | Binding,
-        layer: Any,
+        layer: ServedLayer,
         *,
         overrides: Mapping[str, Any] | None = None,
         offered: Mapping[str, Any] | None = None,
@@ -108,8 +108,8 @@ class QuantProxyFromInjector(Answers):
         binding = binding.let(**overrides) if overrides else binding
         names = binding.overridden
         if offered:
-            asked = requested_names(binding.injector) - names.keys()
-            binding = binding.let(**{name: value for name, value in offered.items() if name in asked})
+            requested = requested_names(binding.injector) - names.keys()
+            binding = binding.let(**{name: value for name, value in offered.items() if name in requested})
         # NNX registers attributes when `__init__` returns; one by one it takes 25 microseconds each.
         attributes = vars(self)
         attributes.update(binding=binding, use_running_average=False)
@@ -173,19 +173,19 @@ class QuantProxyFromInjector(Answers):
         Raises:
             ValueError: not all the layers that share the proxy are known.
         """
-        before, known = self.tensor_quant, self._known(layers)
-        replaced = self._assemble_for(known, self.committed)
-        if replaced and not assembly.same_parameters(before, self.tensor_quant, known):
+        before, holders = self.tensor_quant, self._known(layers)
+        replaced = self._assemble_for(holders, self.committed)
+        if replaced and not assembly.same_parameters(before, self.tensor_quant, holders):
             warnings.warn(assembly.QuantizerReplacedWarning(self.binding.base.__name__), stacklevel=2)
         return replaced
 
-    def _known(self, layers: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _known(self, layers: tuple[ServedLayer, ...]) -> tuple[ServedLayer, ...]:
         """All layers that share the proxy, these among them, as an assembly needs them."""
         if layers and self.served_layers != (count := len(layer_links.relink(self, layers))):
             self.served_layers = count  # set needlessly it would be another graph, and a retrace
         return assembly.beside_weights(layer_links.known_layers(self))
 
-    def add_tracked_module(self, layer: Any) -> None:
+    def add_tracked_module(self, layer: ServedLayer) -> None:
         """Let one more layer share this proxy, and assemble it again for all of them.
 
         If the quantizer cannot serve all of them, nothing is changed.
@@ -199,8 +199,8 @@ class QuantProxyFromInjector(Answers):
         """
         if layer is None:
             raise TypeError("add_tracked_module takes a layer, got None")
-        known = layer_links.known_layers(self)
-        if any(layer is other for other in known):
+        holders = layer_links.known_layers(self)
+        if any(layer is holder for holder in holders):
             return
         if not nnx.set_graph_mode.current_value():
             raise ValueError(
@@ -208,11 +208,11 @@ class QuantProxyFromInjector(Answers):
                 "  cure: leave tree mode (nnx.set_graph_mode(True)), or give each layer a quantizer of its own: "
                 "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
             )
-        self._assemble_for(assembly.beside_weights((*known, layer)), self.committed)
+        self._assemble_for(assembly.beside_weights((*holders, layer)), self.committed)
         layer_links.relink(self, (layer,))
-        self.served_layers = len(known) + 1
+        self.served_layers = len(holders) + 1
 
-    def _assemble_for(self, layers: tuple[Any, ...], committed: bool) -> bool:
+    def _assemble_for(self, layers: tuple[ServedLayer, ...], committed: bool) -> bool:
         """Assemble again; everything that can fail comes before the first change."""
         new, handed = self._build(layers, committed=committed), self._handed(layers)
         quantizer = new.quantizer if committed else new
@@ -220,17 +220,17 @@ class QuantProxyFromInjector(Answers):
         old, record = self.tensor_quant, self.record
         assembly.copy_mode(old, new, use_running_average=self.use_running_average)
         old = old if record is None else assembly.Committed(old, record)
-        kept, replaced = assembly.replace_by_difference(old, new, layers)
+        chosen, replaced = assembly.replace_by_difference(old, new, layers)
         self.quant_metadata = said
         if replaced:
             if record is not None:
                 del self.record
-            self._hold(kept)
+            self._hold(chosen)
         return replaced
 
     def _build(
         self,
-        layers: tuple[Any, ...],
+        layers: tuple[ServedLayer, ...],
         rngs: nnx.Rngs | None = None,
         trace: set[str] | None = None,
         stack: tuple[int, ...] | None = None,
@@ -241,8 +241,8 @@ class QuantProxyFromInjector(Answers):
         if stack is None:
             stack = assembly.stack_of(layers) if self.parameter else ()
         if stack:
-            one = partial(self._build, trace=trace, stack=(), committed=committed)
-            return assembly.build_stacked(one, layers, stack, rngs)
+            build = partial(self._build, trace=trace, stack=(), committed=committed)
+            return assembly.build_stacked(build, layers, stack, rngs)
         quantizer = self.binding.resolve("tensor_quant", trace=trace, **self._handed(layers, rngs))
         if quantizer is not None and (isinstance(quantizer, type) or not callable(quantizer)):
             shown = f"the class {quantizer.__name__}" if isinstance(quantizer, type) else f"{quantizer!r:.80}"
@@ -253,7 +253,7 @@ class QuantProxyFromInjector(Answers):
             )
         return assembly.Committed.of(quantizer, layers[0].weight.get_value()) if committed else quantizer
 
-    def _handed(self, layers: tuple[Any, ...], rngs: nnx.Rngs | None = None) -> dict[str, Any]:
+    def _handed(self, layers: tuple[ServedLayer, ...], rngs: nnx.Rngs | None = None) -> dict[str, Any]:
         """What an assembly is handed beside what the injector declares."""
         tracked: list[Any] = []
         for layer in layers if self.parameter else ():
@@ -262,18 +262,18 @@ class QuantProxyFromInjector(Answers):
         handed = {"module": layers[0] if len(layers) == 1 else layers, "tracked_parameter_list": tracked}
         return handed if rngs is None else {**handed, "rngs": rngs}
 
-    def assembled_anew(self) -> tuple[tuple[Any, ...], Any]:
+    def assembled_anew(self) -> tuple[tuple[ServedLayer, ...], Any]:
         """Return the layers, and a quantizer assembled from them as they are, which the proxy does not hold."""
         layers = assembly.beside_weights(layer_links.known_layers(self))
         return layers, self._build(layers)
 
-    def check_layers_known(self, layer: Any) -> None:
+    def check_layers_known(self, layer: ServedLayer) -> None:
         """Raise a ValueError if not all the layers that share the proxy are known, `layer` being one of them."""
         layer_links.relink(self, (layer,))
         layer_links.known_layers(self)
 
     def _read_metadata(
-        self, said: metadata.QuantMetadata, handed: Mapping[str, Any], quantizer: Any
+        self, said: metadata.QuantMetadata, handed: Mapping[str, Any], quantizer: object
     ) -> metadata.QuantMetadata:
         """What is said of a quantizer, and what it says of itself; for the groups of a user's own quantizer that does
         not state them, the injector's declaration counts.
@@ -293,31 +293,31 @@ class QuantProxyFromInjector(Answers):
         by_input = needs_input_format(quantizer)
         return replace(said, group_size=size, group_dim=dim, requires_quant_input=by_input)
 
-    def _hold(self, quantizer: Any) -> None:
+    def _hold(self, quantizer: object) -> None:
         if isinstance(quantizer, assembly.Committed):
             quantizer, self.record = quantizer.quantizer, quantizer.record
         stateful = quantizer is None or isinstance(quantizer, nnx.Module)
         self.tensor_quant = nnx.data(quantizer) if stateful else nnx.static(quantizer)
 
-    def _pack(self, result: Any) -> Any:
+    def _pack(self, result: object) -> Any:
         """The quantizer's result as the QuantTensor of its kind; four values of a user's own make an integer one."""
         result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
         return result.quant_tensor(training=not (self.use_running_average or self.keeps_payload))
 
-    def _parameter_quantized(self: Any, x: Any, quant_input: Any = None) -> Any:
+    def _parameter_quantized(self: Any, x: jax.Array, quant_input: object = None) -> Any:
         """Quantize a parameter: the call of a proxy of weights.
 
         Args:
             x: a weight, for instance; float, any shape.
-            quant_input: for a quantizer of weights that goes by it, the `IntQuantTensor` that the weight is contracted
-                with, or its `InputFormat`.
+            quant_input: for a quantizer of weights that depends on it, the `IntQuantTensor` that the weight is
+                contracted with, or its `IntegerFormat`.
 
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off.
 
         Raises:
-            TypeError: the quantizer goes by the input, and this is not quantized to integers.
-            ValueError: it goes by the input, whose format is not known, or too wide for the accumulator.
+            TypeError: the quantizer depends on the input, and this is not quantized to integers.
+            ValueError: it depends on the input, whose format is not known, or too wide for the accumulator.
         """
         if self.tensor_quant is None or self.disable_quant:
             return x
@@ -342,7 +342,7 @@ class QuantProxyFromInjector(Answers):
             layer_links.check_range(self, array)
         return self._quantized(array)
 
-    def _quantized(self, x: Any, *more: Any) -> Any:
+    def _quantized(self, x: jax.Array, *more: Any) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
         quantizer, result = self.tensor_quant, None
         try:
@@ -364,7 +364,7 @@ class QuantProxyFromInjector(Answers):
             metadata.note_quantizer(error, self)
             raise
 
-    def quantize(self, x: Any, /, *more: Any) -> Any:
+    def quantize(self, x: jax.Array, /, *more: Any) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
         `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x, *more)

@@ -8,7 +8,7 @@ original. The truth is the model: the layers that hold the proxy. What stands he
 * by the proxy, for the layer that it is made for;
 * by who has found layers, in their order: a walk of a model, or one that takes over a shared proxy (`relink`);
 * by the first read through a layer of a copy (`complete`, called by the layer's slots). NNX makes copies, by `clone`,
-  `merge`, pickling or a transformation, without a word to the layer, so that the first read is the first sight of one.
+  `merge`, pickling or a transformation, without telling the layer, so that the first read is the first sight of one.
 
 A read only completes what is missing: a proxy of which as many layers are known as it serves is never linked anew, so
 reading it changes nothing.
@@ -23,15 +23,17 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import StaticRange, UncalibratedWarning
+from jqinject.core._protocols import ServedLayer
 from jqinject.core.state import CURE, UNSEEN
 from jqinject.core.transforms import Chain, Sized, Transform, along
+from jqinject.inject import Binding
 from jqinject.quant_tensor import is_concrete
 
 
@@ -60,6 +62,20 @@ class Linked:
 
     __slots__ = ("links", "range_checked")
     links: Links
+    # What a proxy has in its graph.
+    binding: Binding
+    tensor_quant: Any
+    use_running_average: bool
+    observing: bool
+    served_layers: int
+    role: ClassVar[str]
+    reads: ClassVar[frozenset[str]]
+    pre_transform: Transform | None
+    transform_axes: tuple[int, ...]
+
+    def has_range(self) -> bool | None:
+        """See `StaticRange`."""
+        raise NotImplementedError
 
     def note(self, name: str, value: object) -> None:
         """Set one of these, past NNX, which would take it for a part of the graph."""
@@ -75,7 +91,7 @@ def links_of(proxy: Linked) -> Links | None:
     return getattr(proxy, "links", None)
 
 
-def complete(proxy: Any, layer: Any) -> Links:
+def complete(proxy: Linked, layer: ServedLayer) -> Links:
     """Note that `layer` holds `proxy`, as a read has shown, unless all the layers that the proxy serves are known.
 
     So `clone.weight_quant.scale()` and `clone.weight_quant.init_tensor_quant()` are about the clone, also inside a
@@ -88,34 +104,34 @@ def complete(proxy: Any, layer: Any) -> Links:
     Returns:
         What is known now.
     """
-    links, known = links_of(proxy), linked_layers(proxy)
-    if len(known) < proxy.served_layers and not _within((layer,), known):
-        known = (*known, layer)
-    if links is None or [reference() for reference in links.layers] != [*known]:
-        links = Links(*known)
+    links, holders = links_of(proxy), linked_layers(proxy)
+    if len(holders) < proxy.served_layers and not _within((layer,), holders):
+        holders = (*holders, layer)
+    if links is None or [reference() for reference in links.layers] != [*holders]:
+        links = Links(*holders)
         proxy.note("links", links)
     return links
 
 
-def known_layers(proxy: Any) -> tuple[Any, ...]:
+def known_layers(proxy: Linked) -> tuple[ServedLayer, ...]:
     """All the layers that `proxy` serves.
 
     Raises:
         ValueError: some of them are not known.
     """
-    known = linked_layers(proxy)
-    if not known or len(known) < proxy.served_layers:
+    holders = linked_layers(proxy)
+    if not holders or len(holders) < proxy.served_layers:
         raise ValueError(
-            f"this {type(proxy).__name__} serves {proxy.served_layers} layer(s), and {len(known)} of them are known: "
+            f"this {type(proxy).__name__} serves {proxy.served_layers} layer(s), and {len(holders)} of them are known: "
             "it is part of a copy, was read from the model past its layers, or the layer is gone.\n"
             "  cure: jqinject.reassemble(model), which finds the layers by walking the model; "
             "or give them: proxy.init_tensor_quant(layer, ...). Of a layer made on the spot, "
             "QuantLinear(...).weight_quant, keep the layer in a variable"
         )
-    return known
+    return holders
 
 
-def first_parameters(proxy: Any) -> Any:
+def first_parameters(proxy: Linked) -> Any:
     """What has the weight and bias of the first layer of `proxy`: the layer, or what is remembered of a lost one."""
     links = links_of(proxy)
     if links is not None and links.parameters is not None and len(linked_layers(proxy)) < proxy.served_layers:
@@ -123,14 +139,14 @@ def first_parameters(proxy: Any) -> Any:
     return known_layers(proxy)[0]
 
 
-def linked_layers(proxy: Linked) -> tuple[Any, ...]:
+def linked_layers(proxy: Linked) -> tuple[ServedLayer, ...]:
     """The living layers known to hold `proxy`, in the order in which they were seen."""
     links = links_of(proxy)
     living = () if links is None else (reference() for reference in links.layers)
     return tuple(n for n in living if n is not None and any(child is proxy for child in vars(n).values()))
 
 
-def relink(proxy: Linked, layers: tuple[Any, ...]) -> tuple[Any, ...]:
+def relink(proxy: Linked, layers: tuple[ServedLayer, ...]) -> tuple[ServedLayer, ...]:
     """Note the layers that a walk has found, in its order.
 
     A walk of part of a model does not find the layers in the rest of it: then the order is that in which all were seen.
@@ -138,18 +154,20 @@ def relink(proxy: Linked, layers: tuple[Any, ...]) -> tuple[Any, ...]:
     Returns:
         All the layers.
     """
-    known = linked_layers(proxy)
-    holders = layers if _within(known, layers) else (*known, *(n for n in layers if not _within((n,), known)))
+    linked = linked_layers(proxy)
+    holders = (
+        layers if _within(linked, layers) else (*linked, *(n for n in layers if not _within((n,), linked)))
+    )
     if holders:
         proxy.note("links", Links(*holders))
     return holders
 
 
 def _within(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    return all(any(layer is other for other in others) for layer in some)
+    return all(any(layer is candidate for candidate in others) for layer in some)
 
 
-def ranges_in(quantizer: Any) -> list[StaticRange]:
+def ranges_in(quantizer: object) -> list[StaticRange]:
     """The components of a quantizer that collect a range."""
     if not isinstance(quantizer, nnx.Module):
         return []
@@ -157,7 +175,7 @@ def ranges_in(quantizer: Any) -> list[StaticRange]:
     return [node for node in nodes if node.has_range() is not None]
 
 
-def check_range(proxy: Any, x: Any, held_as: str = "") -> None:
+def check_range(proxy: Linked, x: jax.Array, held_as: str = "") -> None:
     """Warn if a proxy is about to quantize `x` in evaluation in a range that never saw data; once for each proxy.
 
     Args:
@@ -173,7 +191,7 @@ def check_range(proxy: Any, x: Any, held_as: str = "") -> None:
         warnings.warn(text, UncalibratedWarning, 3)
 
 
-def name_of(proxy: Any, held_as: str = "") -> str:
+def name_of(proxy: Linked, held_as: str = "") -> str:
     """Where a proxy is found, with its injector: `QuantLinear.input_quant (Int8ActPerTensorFloat)`."""
     injector = proxy.binding.base.__name__
     holders = [held_as] if held_as else []
@@ -186,7 +204,7 @@ PRE_TRANSFORM = "pre_transform"
 
 
 def declare_transform(
-    proxy: Any, layer: Any, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+    proxy: Linked, layer: ServedLayer, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
 ) -> None:
     """Make the transform that the injector of a proxy under construction declares.
 
@@ -201,34 +219,34 @@ def declare_transform(
         TypeError: what is declared is no transform, or the layer does not undo it.
     """
     name, attributes = proxy.binding.base.__name__, vars(proxy)
-    found = proxy.binding.resolve(PRE_TRANSFORM, trace=trace, **handed)
-    sized = isinstance(found, Sized | Chain) and not isinstance(found, nnx.Module)
-    made = found.made() if sized else found
-    if made is None:
+    declared = proxy.binding.resolve(PRE_TRANSFORM, trace=trace, **handed)
+    sized = isinstance(declared, Sized | Chain) and not isinstance(declared, nnx.Module)
+    transform = declared.made() if sized else declared
+    if transform is None:
         return
-    has_numbers = isinstance(made, nnx.Module)
-    if not isinstance(made, Transform) or (has_numbers and not sized):
+    has_numbers = isinstance(transform, nnx.Module)
+    if not isinstance(transform, Transform) or (has_numbers and not sized):
         what = "holds numbers, so each quantizer needs its own" if has_numbers else "is no transform"
         raise TypeError(
-            f"{name}: {PRE_TRANSFORM} = {found!r:.80} {what}.\n"
+            f"{name}: {PRE_TRANSFORM} = {declared!r:.80} {what}.\n"
             "  cure: jqinject.core.transforms.Hadamard(), or Sized(ChannelScale, channels)"
         )
     if proxy.role == "gradient" and not getattr(layer, "rotates_both_operands", False):
         raise TypeError(
-            f"{name} declares {PRE_TRANSFORM} = {made!r}, and only a product whose operands both go through it undoes "
-            "it.\n  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
+            f"{name} declares {PRE_TRANSFORM} = {transform!r}, and only a product whose operands both go through it "
+            "undoes it.\n  cure: wgrad_grad and wgrad_lhs of a jqinject.dot.Scheme, not grad_quant"
         )
-    for _, variable in nnx.iter_graph(made, graph=True) if stack and has_numbers else ():
+    for _, variable in nnx.iter_graph(transform, graph=True) if stack and has_numbers else ():
         if isinstance(variable, nnx.Variable):
             value = variable.get_value()
             variable.set_value(jnp.broadcast_to(value, (*stack, *value.shape)))
-    attributes["pre_transform"] = made
+    attributes["pre_transform"] = transform
     axes = getattr(layer, "input_axes", proxy.transform_axes)
     if axes != proxy.transform_axes:
         attributes["transform_axes"] = axes
 
 
-def transformed(proxy: Any, x: jax.Array) -> jax.Array:
+def transformed(proxy: Linked, x: jax.Array) -> jax.Array:
     """A tensor as the proxy's quantizer sees it.
 
     Args:

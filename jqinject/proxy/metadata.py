@@ -18,7 +18,7 @@ import numpy as np
 from jqinject.core import Packable, Quantized, components_in
 from jqinject.inject import Binding, check_overrides, declared_names
 from jqinject.ops import IntGrid
-from jqinject.proxy.layer_links import name_of
+from jqinject.proxy.layer_links import Linked, name_of
 
 _LIBRARY = __name__.partition(".")[0]
 _FOREIGN = (_LIBRARY, "builtins", "functools", "jax", "jaxlib", "flax", "numpy")  # not parts of a user's own
@@ -29,7 +29,7 @@ def is_ours(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == _LIBRARY
 
 
-def packable(result: Any, quantizer: Any, signed: bool | None) -> Packable:
+def packable(result: object, quantizer: object, signed: bool | None) -> Packable:
     """What a quantizer returned, as a result that becomes a QuantTensor; four values of a user's own as integers.
 
     Args:
@@ -53,30 +53,30 @@ def packable(result: Any, quantizer: Any, signed: bool | None) -> Packable:
     )
 
 
-def note_quantizer(error: Exception, proxy: Any) -> None:
+def note_quantizer(error: Exception, proxy: Linked) -> None:
     """Add to an error which quantizer was at work."""
     note = f"in {name_of(proxy)}{_own_parts(proxy.tensor_quant)}"
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
 
-def _own_parts(quantizer: Any) -> str:
+def _own_parts(quantizer: object) -> str:
     """The components among a quantizer's that are not the library's, with the names they stand under."""
-    found: dict[str, None] = {}
+    parts: dict[str, None] = {}
     if quantizer is not None and not is_ours(type(quantizer)):
-        found[f"tensor_quant = {type(quantizer).__name__}"] = None
+        parts[f"tensor_quant = {type(quantizer).__name__}"] = None
     for component in components_in(quantizer):
         for name, part in vars(component).items():
             is_part = callable(part) and not isinstance(part, type)
             if is_part and type(part).__module__.partition(".")[0] not in _FOREIGN:
-                found[f"{name} = {type(part).__name__}"] = None
-    return f", with your {', '.join(found)}" if found else ""
+                parts[f"{name} = {type(part).__name__}"] = None
+    return f", with your {', '.join(parts)}" if parts else ""
 
 
 METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers
 
 
-def read_by(proxy: Any, quantizer: Any, traced: set[str]) -> set[str]:
+def read_by(proxy: Linked, quantizer: object, traced: set[str]) -> set[str]:
     """The names that a proxy and its quantizer read, as it is wired.
 
     Args:

@@ -39,9 +39,9 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
     The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
     it) and `tracked_parameter_list` (their weights), and again whenever they are loaded, assigned or shared.
 
-    A quantizer may go by the bits and the sign of the input that the weight is contracted with (A2Q). The layer then
-    hands its quantized input in; asked without one, the proxy goes by the layer's `input_quant`, else by the input of
-    the last training step.
+    A quantizer may depend on the bits and the sign of the input that the weight is contracted with (A2Q). The layer
+    then passes its quantized input; without one, the proxy uses the layer's `input_quant`, else the input of the last
+    training step.
 
     Example:
         >>> from flax import nnx
@@ -71,7 +71,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         """The zero point of each group; None if quantization is off."""
         return self._asked("zero_point_")
 
-    def pre_scale(self, quant_input: Any = None) -> jax.Array | None:
+    def pre_scale(self, quant_input: object = None) -> jax.Array | None:
         """What a decoupled quantizer divides the weight by before rounding, float32; None if quantization is off.
 
         Args:
@@ -79,7 +79,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         """
         return self._look(quant_input).pre_scale if self.is_quant_enabled else None
 
-    def pre_zero_point(self, quant_input: Any = None) -> jax.Array | None:
+    def pre_zero_point(self, quant_input: object = None) -> jax.Array | None:
         """What a decoupled quantizer adds before rounding, float32; None if quantization is off.
 
         Args:
@@ -87,7 +87,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         """
         return self._look(quant_input).pre_zero_point if self.is_quant_enabled else None
 
-    def check_input(self, quant_input: Any) -> None:
+    def check_input(self, quant_input: object) -> None:
         """Refuse, before it comes, an input that the quantizer cannot guarantee its accumulator for.
 
         Args:
@@ -109,8 +109,8 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         Raises:
             ValueError: there was none.
         """
-        kept = self.tensor_quant.kept_input()
-        return None if kept is None else IntegerFormat(*kept)
+        input_format = self.tensor_quant.kept_input()
+        return None if input_format is None else IntegerFormat(*input_format)
 
     def commit(self, *layers: Any) -> None:
         """Keep the scales that the weights have now, whatever becomes of the weights (`record`).
@@ -147,7 +147,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             return None
         return self._seen(self._pack(self._look()), first_parameters(self).weight.get_value())
 
-    def _look(self, quant_input: Any = None) -> Any:
+    def _look(self, quant_input: object = None) -> Any:
         """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
         layer = first_parameters(self)
         if quant_input is None and self.requires_quant_input:
@@ -157,7 +157,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             return by_record(quantizer, self.record, weight)
         return quantizer(weight, *self._more(quant_input))
 
-    def _more(self, quant_input: Any) -> IntegerFormat | tuple[()]:
+    def _more(self, quant_input: object) -> IntegerFormat | tuple[()]:
         """What the quantizer is called with beside the weight: the format of a quantized input.
 
         Args:
@@ -244,7 +244,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         return None if bias is None else self._pack(self._copy()(bias.get_value()))
 
     def zero_point(self, force_eval: bool = True) -> jax.Array | None:
-        """The integer that stands for 0; None without a bias, or if quantization is off."""
+        """The integer that represents 0; None without a bias, or if quantization is off."""
         return jnp.zeros((), jnp.float32) if self._needs_input() else super().zero_point(force_eval)
 
     def bit_width(self, force_eval: bool = True) -> int | jax.Array | None:

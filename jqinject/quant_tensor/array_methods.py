@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 
 def attribute(path: str, doc: str) -> Any:
@@ -32,7 +33,7 @@ class _OfValue:
     """Define a method of every name that this is assigned to: the method of `value` with that name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        def method(self: "ArrayMethods", *args: Any, **kwargs: Any) -> Any:
+        def method(self: "ArrayMethods", *args: Any, **kwargs: object) -> Any:
             return getattr(self.value, name)(*map(as_array, args), **kwargs)
 
         method.__name__, method.__doc__ = name, f"`value.{name}(...)`: an array."
@@ -99,7 +100,7 @@ class ArrayMethods:
     def __jax_array__(self) -> jax.Array:
         return self.value
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         array = np.asarray(self.value, dtype=dtype)
         return array.copy() if copy else array
 
@@ -135,7 +136,7 @@ def as_array(x: Any) -> Any:
     return x.value if isinstance(x, ArrayMethods) else x
 
 
-def kind_of(x: Any) -> str:
+def kind_of(x: jax.Array) -> str:
     """The kind of a quantized tensor, as its class states it; empty for anything else.
 
     Example:

@@ -65,7 +65,7 @@ class Layout:
     piece: int | None = None
 
     @classmethod
-    def of(cls, where: str, shape: tuple[int, ...], group_size: int, group_dim: int, whole: Any) -> "Layout":
+    def of(cls, where: str, shape: tuple[int, ...], group_size: int, group_dim: int, like: Any) -> "Layout":
         """Return the layout of an array with two axes for the groups.
 
         Args:
@@ -73,7 +73,7 @@ class Layout:
             shape: of the array.
             group_size: elements of a group.
             group_dim: the axis without groups, from the front or (negative) from the end.
-            whole: the shape without groups, or the elements along the axis; None if the last group is full.
+            like: the shape without groups, or the elements along the axis; None if the last group is full.
 
         Raises:
             ValueError: the array has no such groups.
@@ -88,7 +88,7 @@ class Layout:
             )
         dim = group_dim - ndim if group_dim >= 0 else group_dim
         count = shape[elements_axis(dim) - 1]
-        length = count * size if whole is None else whole if isinstance(whole, int) else whole[group_dim]
+        length = count * size if like is None else like if isinstance(like, int) else like[group_dim]
         if -(-length // size) != count:
             raise ValueError(f"{where}: {count} groups of {size} do not hold {length} elements")
         return cls(Groups(size, dim, length), group_dim)
@@ -133,7 +133,7 @@ def with_two_axes(axes: Iterable[int], cut: int) -> tuple[int, ...]:
     )
 
 
-def whole_key(key: Any, ndim: int) -> tuple[Any, ...] | None:
+def whole_key(key: object, ndim: int) -> tuple[Any, ...] | None:
     """An index with one entry for each axis, beside those for new ones.
 
     Args:

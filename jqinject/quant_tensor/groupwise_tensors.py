@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.ops.cut import Cut, cut_in_place
+from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Codebook
 from jqinject.ops.groups import elements_axis
+from jqinject.ops.lean import Bits
 from jqinject.quant_tensor.array_methods import attribute
 from jqinject.quant_tensor.group_layout import Groups, Layout
 from jqinject.quant_tensor.public_tensors import (
@@ -93,7 +95,7 @@ class GroupwiseQuantTensor(QuantTensor):
         """Return the tensor in the same groups elsewhere.
 
         Args:
-            grouped: what takes the place of `grouped`; of `as_it_lies`, if there is one.
+            grouped: what takes the place of `grouped`; of `as_it_lies`, if any.
             groups: where they lie now.
         """
         return grouped._like(type(self), Layout(groups, groups.dim, self._layout.piece))
@@ -130,12 +132,12 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
 
     def __init__(
         self,
-        value: Any,
-        scale: Any,
-        zero_point: Any,
+        value: object,
+        scale: jax.Array,
+        zero_point: jax.Array | None,
         group_size: int,
         group_dim: int,
-        bit_width: Any,
+        bit_width: Bits,
         signed: bool,
         training: bool,
         dequant_shape: tuple[int, ...] | None = None,
@@ -170,11 +172,11 @@ class GroupwiseFloatQuantTensor(FloatNames, GroupwiseQuantTensor):
 
     def __init__(
         self,
-        value: Any,
-        scale: Any,
+        value: object,
+        scale: jax.Array,
         group_size: int,
         group_dim: int,
-        format: Any,
+        format: FloatGrid,
         training: bool = False,
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
@@ -209,8 +211,8 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
 
     def __init__(
         self,
-        value: Any,
-        scale: Any,
+        value: object,
+        scale: jax.Array,
         group_size: int,
         group_dim: int,
         codebook: Codebook,

@@ -11,9 +11,11 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Codebook, IntGrid
+from jqinject.ops.lean import Bits
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.quant_tensor import arithmetic
 from jqinject.quant_tensor.array_methods import as_array, attribute
@@ -113,26 +115,30 @@ class IntQuantTensor(QuantTensor):
 
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
 
-    def __add__(self, other: Any) -> Any:
-        if isinstance(other, IntQuantTensor):
-            return arithmetic.add(self, other)
-        return self.value + other.value if isinstance(other, QuantTensor) else arithmetic.shift(self, other)
+    def __add__(self, operand: object) -> IntQuantTensor | jax.Array:
+        if isinstance(operand, IntQuantTensor):
+            return arithmetic.add(self, operand)
+        return (
+            self.value + operand.value
+            if isinstance(operand, QuantTensor)
+            else arithmetic.shift(self, operand)
+        )
 
-    def __sub__(self, other: Any) -> Any:
-        return self + (-other)
+    def __sub__(self, operand: Any) -> Any:
+        return self + (-operand)
 
-    def __rsub__(self, other: Any) -> Any:
-        return (-self) + other
+    def __rsub__(self, operand: object) -> Any:
+        return (-self) + operand
 
-    def __mul__(self, other: Any) -> Any:
-        value = self.value * as_array(other)
-        if not isinstance(other, IntQuantTensor):
+    def __mul__(self, operand: Any) -> Any:
+        value = self.value * as_array(operand)
+        if not isinstance(operand, IntQuantTensor):
             return value
-        return arithmetic.product(self, other, "a * b", value, self.scale * other.scale)
+        return arithmetic.product(self, operand, "a * b", value, self.scale * operand.scale)
 
-    def __truediv__(self, other: Any) -> Any:
-        integers = isinstance(other, IntQuantTensor)
-        return arithmetic.divide(self, other) if integers else self.value / as_array(other)
+    def __truediv__(self, operand: Any) -> Any:
+        integers = isinstance(operand, IntQuantTensor)
+        return arithmetic.divide(self, operand) if integers else self.value / as_array(operand)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -209,21 +215,21 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         self._store(value, scale, None, _float_format(format, "FloatQuantTensor"), training, payload)
         self._levels, self._scale_dtype = levels, scale_dtype
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> FloatQuantTensor | jax.Array:
         return self.set(value=-self.value) if self.signed else -self.value
 
-    def __abs__(self) -> Any:
+    def __abs__(self) -> FloatQuantTensor:
         return self.set(value=jnp.abs(self.value))
 
     @classmethod
     def from_payload(
         cls,
         payload: jax.Array,
-        scale: Any,
+        scale: jax.Array,
         *,
-        format: Any = None,
+        format: FloatGrid | None = None,
         training: bool = False,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> FloatQuantTensor:
         """Return the tensor of these minifloats: `value = payload * scale`, in `dtype`.
 
@@ -298,11 +304,11 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
     def from_codes(
         cls,
         codes: jax.Array,
-        scale: Any,
+        scale: jax.Array,
         codebook: Codebook,
         *,
         training: bool = False,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> CodebookQuantTensor:
         """Return the tensor of these indices: `value = table[code] * scale`, in `dtype`.
 
@@ -316,7 +322,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         return cls((numbers * scale).astype(dtype), scale, codebook, training)
 
 
-def _checked_bit_width(bit_width: Any) -> BitWidth:
+def _checked_bit_width(bit_width: Bits) -> BitWidth:
     """A Python int for a whole Python or NumPy number, else a float32 array."""
     if isinstance(bit_width, int | float | np.number) and float(bit_width).is_integer():
         if bit_width < 1:

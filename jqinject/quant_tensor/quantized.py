@@ -6,6 +6,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
 from jqinject.ops.minifloat import from_float_steps
@@ -69,7 +70,7 @@ class QuantTensor(TensorFields):
 
     __slots__ = ()
 
-    def astype(self, dtype: Any) -> Self:
+    def astype(self, dtype: DTypeLike) -> Self:
         """Return the same low-bit numbers with `value` in another float dtype; the scale stays float32.
 
         Raises:
@@ -206,7 +207,7 @@ class QuantTensor(TensorFields):
                 f"  cure: quantize the tensor again, or use `.value` where no {numbers} are needed"
             )
 
-    def _on_grid(self, *, finite: bool) -> Any:
+    def _on_grid(self, *, finite: bool) -> bool | jax.Array:
         value = self.value
         again = from_float_steps(self.minifloats(), self._scale, self.dtype)
         near = jnp.abs(again - value) <= 2 * jnp.finfo(self.dtype).eps * jnp.abs(value)

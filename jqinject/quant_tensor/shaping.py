@@ -186,7 +186,7 @@ def pad(x: Tensor, pad_width: Any) -> Tensor:
     return map_metadata(x, jnp.pad(x.value, widths), extend)
 
 
-def index(x: TensorFields, key: Any) -> Any:
+def index(x: TensorFields, key: object) -> Any:
     """x[key] with any index that `jax.numpy` takes; scale and zero point follow.
 
     Slices, integers, None and Ellipsis keep axes on which nothing varies at size 1. An index by arrays
@@ -210,7 +210,7 @@ def index(x: TensorFields, key: Any) -> Any:
     return map_metadata(x, x.value[key], select)
 
 
-def _only(key: Any) -> Any:
+def _only(key: object) -> Any:
     """Any selection on an axis of size 1 selects its only entry."""
     return slice(None) if isinstance(key, slice) else 0
 
@@ -300,7 +300,7 @@ def avg_pool(
     )
 
 
-def adaptive_avg_pool(x: Any, output_shape: Sequence[int]) -> Any:
+def adaptive_avg_pool(x: jax.Array, output_shape: Sequence[int]) -> Any:
     """Means over equal windows, with `output_shape` along the spatial axes; see `avg_pool`.
 
     Args:

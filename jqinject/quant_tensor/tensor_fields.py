@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.grid import Grid
 from jqinject.ops.lean import known_zero
 from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
@@ -77,7 +79,7 @@ class TensorFields(ArrayMethods):
     def _store(
         self,
         array: Any,
-        scale: Any,
+        scale: jax.Array,
         zero: Any,
         grid: Any,
         training: bool,
@@ -115,7 +117,13 @@ class TensorFields(ArrayMethods):
 
     @classmethod
     def stored(
-        cls, payload: jax.Array, scale: Any, zero_point: Any, grid: Any, dtype: Any, scale_dtype: Any = None
+        cls,
+        payload: jax.Array,
+        scale: jax.Array,
+        zero_point: jax.Array | None,
+        grid: Any,
+        dtype: DTypeLike,
+        scale_dtype: Any = None,
     ) -> Self:
         """Return the tensor of numbers that are known to be on the grid; it is dequantized when its value is read.
 
@@ -326,7 +334,7 @@ def _unflatten(cls: Any, static: Any, children: Iterable[Any]) -> Any:
     return cls._of(*children, static)
 
 
-def _float_value(value: Any, cls: type[TensorFields]) -> jax.Array:
+def _float_value(value: object, cls: type[TensorFields]) -> jax.Array:
     """`value` as a float array; Python floats and lists become float32."""
     array = value if isinstance(value, jax.Array | np.ndarray) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -337,7 +345,7 @@ def _float_value(value: Any, cls: type[TensorFields]) -> jax.Array:
     return jnp.asarray(value) if array is value else jnp.asarray(value, jnp.float32)
 
 
-def _metadata(x: Any, shape: tuple[int, ...], name: str) -> jax.Array:
+def _metadata(x: jax.Array, shape: tuple[int, ...], name: str) -> jax.Array:
     """Scale or zero point as a float32 array that broadcasts against a value of this shape."""
     array = jnp.asarray(x, jnp.float32)
     if array.ndim and not _broadcasts_to(array.shape, shape):
@@ -366,7 +374,7 @@ def _broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return offset >= 0 and all(n in (1, target[offset + axis]) for axis, n in enumerate(shape))
 
 
-def grid_name(grid: Any) -> str:
+def grid_name(grid: Grid) -> str:
     """For example "8-bit signed"."""
     if grid.is_integer:
         bits = f"{brief(grid.bit_width)}-bit" if is_concrete(grid.bit_width) else "learned bit width,"

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import DTypeLike
 
 from jqinject.ops.fake_quant import in_range_of
 from jqinject.ops.grid import IntGrid
@@ -46,14 +47,14 @@ def known_nonzero(array: Any) -> bool:
     return array is not None and is_concrete(array) and bool(np.any(on_host(array) != 0))
 
 
-def hidden(x: Any) -> str:
+def hidden(x: jax.Array) -> str:
     """Why the numbers of an array are not shown; empty if they are. Showing them never waits for other processes."""
     if not is_concrete(x):
         return "traced"
     return "" if lies_here(x) else "spread over processes"
 
 
-def brief(x: Any) -> str:
+def brief(x: jax.Array) -> str:
     """The text that shows `x` in an error: a number, a short list of numbers, or shape and range."""
     if why := hidden(x):
         return f"{why}, shape {x.shape}"
@@ -159,7 +160,9 @@ def pre_round_integers(value: jax.Array, scale: jax.Array, zero_point: jax.Array
     return steps if zero_point is None else steps + zero_point.astype(work)
 
 
-def dequantized(integers: jax.Array, scale: jax.Array, zero_point: jax.Array | None, dtype: Any) -> jax.Array:
+def dequantized(
+    integers: jax.Array, scale: jax.Array, zero_point: jax.Array | None, dtype: DTypeLike
+) -> jax.Array:
     """(integers - zero_point) * scale, computed in float32."""
     steps = integers.astype(jnp.float32)
     return in_range_of((steps if zero_point is None else steps - zero_point) * scale, scale, dtype)
@@ -228,7 +231,7 @@ def validity(
 
 @partial(jax.jit, static_argnames="dtype")
 def checked_integers(
-    value: jax.Array, scale: jax.Array, zero_point: jax.Array | None, grid: IntGrid, dtype: Any
+    value: jax.Array, scale: jax.Array, zero_point: jax.Array | None, grid: IntGrid, dtype: DTypeLike
 ) -> tuple[jax.Array, jax.Array]:
     """The integers of a concrete tensor, and whether it has any: one program without intermediate arrays of its size.
 

@@ -15,11 +15,10 @@ import jqinject
 from jqinject.__main__ import main as program
 from jqinject.catalogue import all_entries, entry_of, find, write_catalogue
 from jqinject.catalogue.catalogue_command import main
-from jqinject.catalogue.curves import curve_svg, transfer_curve
 from jqinject.catalogue.entries import ready_made
-from jqinject.catalogue.examples import example_of
-from jqinject.catalogue.goals import GOALS
-from jqinject.catalogue.pages import index_page, section
+from jqinject.catalogue.examples import curve_points, example_of, transfer_curve
+from jqinject.catalogue.index import GOALS
+from jqinject.catalogue.pages import index_page, line_svg, section
 from jqinject.catalogue.write_index import entry_made, with_curve
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector
@@ -166,7 +165,7 @@ def test_a_curve_has_the_steps_of_its_quantizer():
     x, y = transfer_curve(example_of(jqinject.quant.Int8ActPerTensorFloat, {"bit_width": 3}))
     assert (x[0], x[-1]) == (-1.25, 1.25)
     assert (y.min(), len(np.unique(y))) == (-1.0, 8)
-    drawn = curve_svg(x, y, "a curve")
+    drawn = line_svg(curve_points(x, y), "a curve")
     points = re.search(r'points="([^"]*)"', drawn).group(1).split()
     assert len(points) == 2 * 8  # both ends of each of the eight steps
 

@@ -3,6 +3,8 @@
 import importlib
 import json
 import pickle
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jqinject.__main__ import main as program
-from jqinject.formats import Contents, MissingLibraryError, StoredArray, inspect_checkpoint
-from jqinject.formats.command import main
-from jqinject.formats.files import libraries
+from jqinject.formats import Contents, MissingLibraryError, StoredArray, checkpoint_errors, inspect_checkpoint
+from jqinject.formats.contents import main
 
 TREE = {
     "fc": {"value": jnp.ones((4, 6), jnp.int8), "scale": jnp.ones((1, 6), jnp.float32)},
@@ -180,10 +181,17 @@ def test_a_missing_library_is_named(tmp_path, name, library, monkeypatch):
         raise ModuleNotFoundError(name)
 
     (tmp_path / name).write_bytes(b"GGUF" + bytes(20) if library == "gguf" else bytes(20))
-    monkeypatch.setattr(libraries, "importlib", type("Nothing", (), {"import_module": staticmethod(missing)}))
+    monkeypatch.setattr(
+        checkpoint_errors, "importlib", type("Nothing", (), {"import_module": staticmethod(missing)})
+    )
     with pytest.raises(MissingLibraryError, match=rf"needs the library {library}.*\n  cure: pip install"):
         inspect_checkpoint(tmp_path / name)
     assert importlib.import_module("json") is json
+
+
+def test_inspecting_imports_no_jax():
+    code = "import sys, jqinject.formats.contents; print('jax' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 def test_lines_fit_and_nothing_is_cut(capsys, monkeypatch, orbax_folder):

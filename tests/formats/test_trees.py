@@ -87,7 +87,7 @@ def test_a_tree_of_qwix_keeps_its_codes(name: str, dtype: Any, label: str) -> No
     lowered = values if zero is None else values - widened(zero, 32 // tiles)
     expected = lowered * widened(scale, 32 // tiles)
     found = read_checkpoint(tree)
-    assert (found.method, found.matrices["up.kernel"].format.label) == ("qwix", label)
+    assert (found.method, found.matrices["up.kernel"].label) == ("qwix", label)
     net: Any = load(Net(), tree)
     np.testing.assert_allclose(net.up.kernel[...], expected, rtol=1e-6)
     np.testing.assert_array_equal(net.up.bias[...], tree["up"]["bias"])

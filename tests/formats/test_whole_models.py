@@ -13,9 +13,9 @@ import pytest
 from flax import nnx
 
 from jqinject.formats import Checkpoint, explain_load, load, read_checkpoint
-from jqinject.formats.loading.gguf_names import gguf_name
-from jqinject.formats.saving.gguf_file import write_gguf
-from jqinject.formats.saving.safetensors_file import write_safetensors
+from jqinject.formats.gguf_files import write_gguf
+from jqinject.formats.loading.parameter_names import gguf_name
+from jqinject.formats.safetensors_files import write_safetensors
 from jqinject.ops import NF4
 from tests.formats.test_load import Llama
 
@@ -188,7 +188,7 @@ def test_one_call_loads_a_llama_that_computes_what_its_numbers_say(kind: Any, tm
         for part in path.split(".")[:-1]:
             layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
         matrix = found.matrices[name]
-        stored = math.prod(matrix.shape) * matrix.format.bits // 8
+        stored = math.prod(matrix.shape) * matrix.grid.bit_width // 8
         assert layer.frozen.numbers["value"].nbytes == stored
         assert kind is gguf or stored == matrix.bytes  # GGUF's blocks hold their scales too
 

@@ -30,7 +30,7 @@ W8A8 = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensor
 X = jnp.linspace(-1, 1, 3 * 40).reshape(3, 40)
 BIG = (40, 40)
 IDS, ROWS = jnp.arange(3), Int8DynamicActPerRowFloat
-GROUPS = {"weight_quant": Int4WeightPerGroupAbsMax.let(group_size=8)}
+GROUPS: Any = {"weight_quant": Int4WeightPerGroupAbsMax.let(group_size=8)}
 TABLE = NF4WeightPerGroupFloat.let(group_size=8)
 
 

@@ -16,7 +16,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import LossyMergeWarning, Rule, lora, merge_lora
-from jqinject.program.weights.low_rank_sum import low_rank_sum
+from jqinject.program.low_rank_product import low_rank_sum
 from jqinject.quant import Int8WeightPerChannelFloat, IntWeightSymmetricGroupQuant
 
 INT4_GROUPS = IntWeightSymmetricGroupQuant.let(bit_width=4, group_size=16)

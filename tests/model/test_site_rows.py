@@ -13,7 +13,7 @@ from flax import nnx
 from jqinject import Rule, freeze, quantize
 from jqinject import quant as q
 from jqinject.program.jaxpr import Body
-from jqinject.program.weights.moves import AxesInParameter, moves_of
+from jqinject.program.moves import AxesInParameter, moves_of
 
 ROWS = Rule(weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8DynamicActPerRowAbsMax)
 B, T, N, H, D = 2, 3, 4, 8, 6

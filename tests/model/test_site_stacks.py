@@ -192,6 +192,9 @@ class Growing(nnx.Module):
             return jax.lax.fori_loop(0, 4, lambda i, h: jnp.tanh(h @ w[i]), x)
         if self.how == "index":
             return jax.lax.scan(lambda h, i: (jnp.tanh(h @ jnp.take(w, i, 0)), None), x, jnp.arange(4))[0]
+        if self.how == "while_loop":
+            body = lambda c: (c[0] + 1, jnp.tanh(c[1] @ w[c[0]]))  # noqa: E731
+            return jax.lax.while_loop(lambda c: c[0] < 4, body, (0, x))[1]
         step = jax.checkpoint if self.how == "rematerialized" else lambda function: function
         return jax.lax.scan(step(lambda h, w: (jnp.tanh(h @ w), None)), x, w)[0]
 
@@ -209,7 +212,7 @@ STATIC = {
     ("how", "name"),
     [
         *(("scan", name) for name in STATIC),
-        *((how, "largest") for how in ("fori_loop", "index", "rematerialized")),
+        *((how, "largest") for how in ("fori_loop", "while_loop", "index", "rematerialized")),
     ],
 )
 def test_steps_through_layers_have_ranges_of_their_own(how: str, name: str) -> None:
@@ -281,3 +284,47 @@ def test_steps_through_time_share_a_range() -> None:
     jqinject.calibrate(model, [X, X[:3]], progress=False)
     assert all(not leaf.shape for leaf in jax.tree.leaves(nnx.state(model.op_quant.held)))  # pyright: ignore
     assert model(X[:4]).shape == (4, D)
+
+
+class Rising(nnx.Module):
+    """A loop over time whose steps have ever larger inputs."""
+
+    def __init__(self, how: str) -> None:
+        self.w = nnx.Param(jax.random.normal(jax.random.key(0), (D, D)) / 8)
+        self.how = how
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            h = jnp.tanh(h) + x @ self.w.get_value()
+            return h, h
+
+        if self.how == "scan":
+            return jax.lax.scan(step, jnp.zeros(x.shape[1:]), x)[1]
+        return jnp.stack([step(jnp.zeros(x.shape[1:]), one)[1] for one in x])
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_the_range_of_steps_through_time_is_the_largest_of_each_batch(name: str) -> None:
+    x = (
+        jax.random.normal(jax.random.key(1), (5, 8, D))
+        * jnp.asarray([1.0, 3.0, 60.0, 20.0, 0.1])[:, None, None]
+    )
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=STATIC[name])
+    model, largest = (
+        quantize(Rising("scan"), rule, inputs=(x,)),
+        quantize(_Single(Rising("").w[...]), rule, inputs=x[2]),
+    )
+    jqinject.calibrate(model, [x, x], progress=False)
+    jqinject.calibrate(largest, [x[2], x[2]], progress=False)
+    states = (nnx.to_pure_dict(nnx.state(m.op_quant.held)) for m in (model, largest))  # pyright: ignore
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *states)
+    reference = Rising("scan")(x)
+    for quantized in (model, freeze(nnx.clone(model))):
+        noise = jnp.sum((quantized(x) - reference) ** 2)
+        assert 10 * jnp.log10(jnp.sum(reference**2) / noise) > 30  # 5.5 where the steps' ranges were averaged
+    assert "the 5 steps of a loop share one input range, the largest of each batch" in str(
+        jqinject.report(model, x)
+    )
+    model.train()
+    gradient = nnx.grad(lambda m: jnp.sum(m(x) ** 2))(model)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))

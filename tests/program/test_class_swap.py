@@ -7,8 +7,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.program import Around, QuantizedProgram, change_class, intercept, quantized_class
-from jqinject.program.tracing.class_swap import derived_class, original_class
-from jqinject.program.tracing.intercept import release
+from jqinject.program.class_swap import derived_class, original_class, release
 
 
 class Doubled(Around):

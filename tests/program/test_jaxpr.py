@@ -123,6 +123,35 @@ def test_a_while_loop_has_constants_of_its_condition_and_of_its_body():
     assert rebound(loop.condition, 5.0, 1.0) == [True]
 
 
+def test_a_while_loop_that_counts_from_a_literal_is_a_scan():
+    def counts(x, limit=6):
+        def step(carry):
+            number, y = carry
+            return number + 2, jnp.tanh(y) * number
+
+        return jax.lax.while_loop(lambda carry: carry[0] < limit, step, (0, x))
+
+    def converges(x):
+        return jax.lax.while_loop(
+            lambda c: (c[0] < 6) & (c[1].sum() > 0), lambda c: (c[0] + 1, c[1] / 2), (0, x)
+        )
+
+    loop = next(one for one in body_of(counts, X).equations if one.loop)
+    assert loop.scan is not None and loop.times == loop.scan.options["length"] == 3
+    constants, carry, slices = loop.scan.split([np.int32(0), X])
+    assert (constants, len(carry), slices) == ([], 2, [])
+    for _ in range(3):
+        carry = rebound(loop.scan.body, *constants, *carry)
+    np.testing.assert_allclose(carry[1], counts(X)[1], rtol=1e-6)
+    for function, arguments in (
+        (converges, (X,)),
+        (partial(counts, limit=5000), (X,)),  # more steps than are counted
+        (lambda n, x: jax.lax.fori_loop(0, n, lambda i, x: x + i, x), (3, X)),
+    ):
+        unknown = next(one for one in body_of(function, *arguments).equations if one.loop)
+        assert unknown.scan is None and unknown.times == 1
+
+
 def test_the_first_operand_of_a_branch_is_its_number():
     def function(number, x):
         return jax.lax.switch(number, [lambda x: x + 1, lambda x: x * 3, lambda x: -x], x)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Restrict, View, block_width, groups_of, takes_cut
+from jqinject.core._protocols import Restrict, Threshold, View, block_width, groups_of, takes_cut
 from jqinject.core.clamping import Identity
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
@@ -26,7 +26,7 @@ from jqinject.ops.groups import checked_group_size
 from jqinject.ops.lean import choose, shaped
 from jqinject.ops.power import by_reciprocal, divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
-from jqinject.ops.ste import nearest
+from jqinject.ops.ste import Primals, Tangents, nearest
 
 
 def _check_apart(group_dim: int, channelwise_axes: Sequence[int]) -> None:
@@ -45,8 +45,8 @@ def _within(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
 
 def others(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
     """All other axes of a tensor."""
-    kept = _within(ndim, axes)
-    return tuple(axis for axis in range(ndim) if axis not in kept)
+    excluded = _within(ndim, axes)
+    return tuple(axis for axis in range(ndim) if axis not in excluded)
 
 
 MEAN = ("counter", "sum_of_max", "sum_of_min")
@@ -152,18 +152,18 @@ def range_of_batch(
         axes = None if type(method) in OF_NO_AXES else tuple(range(x.ndim))
         return jax.tree.map(lambda end: shaped(end, ()), range_along(method, x, axes, names))
     # An example with its own range lies on one device.
-    found = range_along(method, x, others(x.ndim, batch_axes), ())
+    extremes = range_along(method, x, others(x.ndim, batch_axes), ())
 
     def mean(ends: jax.Array) -> jax.Array:
         return sum_over(jnp.sum(ends), names) / (ends.size * places_over(names))
 
-    return jax.tree.map(mean, found)
+    return jax.tree.map(mean, extremes)
 
 
 @lru_cache(maxsize=256)
 def _has_two_ends(method: RangeMethod) -> bool:
-    one = jax.ShapeDtypeStruct((1,), jnp.float32)
-    return jax.eval_shape(lambda x: method(x, (0,)), one).low is not None
+    scalar = jax.ShapeDtypeStruct((1,), jnp.float32)
+    return jax.eval_shape(lambda x: method(x, (0,)), scalar).low is not None
 
 
 LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
@@ -348,12 +348,12 @@ class RangeScaling(Component):
             ndim: the number of axes, each of size 1, that its ends get.
         """
         if self.record is not None:
-            held, shape = self.record.get_raw_value(), (1,) * ndim
-            return ClippingRange(*(shaped(held[end], shape) for end in ("high", "low") if end in held))
+            arrays, shape = self.record.get_raw_value(), (1,) * ndim
+            return ClippingRange(*(shaped(arrays[end], shape) for end in ("high", "low") if end in arrays))
         assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
         return self.averaging_impl.mean(self.has_zero_point, ndim)
 
-    def freeze(self, threshold: Any = None, bit_width: int | None = None) -> None:
+    def freeze(self, threshold: Threshold = None, bit_width: int | None = None) -> None:
         """Make constants of the averaged range, its scale and its zero point: a call no longer measures or averages.
 
         A range of the given tensor, or one that no batch has entered, stays as it is. The average is kept.
@@ -365,14 +365,14 @@ class RangeScaling(Component):
             return
 
         def numbers(record: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            found = mean_of(record, self.has_zero_point)  # of every layer, in a stack
-            scale, zero_point = self._scaled(found, threshold, bit_width)
-            two_ends = {} if found.low is None else {"low": found.low, "zero_point": zero_point}
-            return {"high": found.high, "scale": scale, **two_ends}
+            ends = mean_of(record, self.has_zero_point)  # of every layer, in a stack
+            scale, zero_point = self._scaled(ends, threshold, bit_width)
+            two_ends = {} if ends.low is None else {"low": ends.low, "zero_point": zero_point}
+            return {"high": ends.high, "scale": scale, **two_ends}
 
-        held = cast(SimpleMovingAverage, self.averaging_impl).record.get_raw_value()
-        abstract = isinstance(held["counter"], jax.ShapeDtypeStruct)
-        self.record = QuantStat(jax.eval_shape(numbers, held) if abstract else numbers(held))
+        arrays = cast(SimpleMovingAverage, self.averaging_impl).record.get_raw_value()
+        abstract = isinstance(arrays["counter"], jax.ShapeDtypeStruct)
+        self.record = QuantStat(jax.eval_shape(numbers, arrays) if abstract else numbers(arrays))
         self.frozen_for = threshold, bit_width
 
     def unfreeze(self) -> None:
@@ -396,8 +396,8 @@ class RangeScaling(Component):
             cut = None
         if cut is None:
             return range_along(method, view(x), shared, names)
-        found = range_along(method, x, cut, names)
-        return found if is_split(x) else jax.tree.map(cut.in_two, found)
+        ends = range_along(method, x, cut, names)
+        return ends if is_split(x) else jax.tree.map(cut.in_two, ends)
 
     def _shared(self, ndim: int, cut: int | None) -> tuple[int, ...]:
         """The axes that share a range, of a tensor of `ndim` axes, after the groups of the `cut` one became two."""
@@ -414,7 +414,7 @@ class RangeScaling(Component):
         return self.measure(x, threshold, None)[0]
 
     def measure(
-        self, x: jax.Array, threshold: Any, bit_width: int | None
+        self, x: jax.Array, threshold: Threshold, bit_width: int | None
     ) -> tuple[jax.Array, jax.Array | None, ClippingRange]:
         """Scale, zero point (None without one), and the range that they come from.
 
@@ -423,40 +423,40 @@ class RangeScaling(Component):
             threshold: what the end of a symmetric range maps to.
             bit_width: of signed integers; None for minifloats.
         """
-        found = self.clipping_range(x)
+        ends = self.clipping_range(x)
         if self.record is not None:
-            held = self.record.get_raw_value()
-            return held["scale"], held.get("zero_point"), found
-        return *self._scaled(found, threshold, bit_width), found
+            arrays = self.record.get_raw_value()
+            return arrays["scale"], arrays.get("zero_point"), ends
+        return *self._scaled(ends, threshold, bit_width), ends
 
     def _scaled(
-        self, found: ClippingRange, threshold: Any, bit_width: int | None
+        self, ends: ClippingRange, threshold: Any, bit_width: int | None
     ) -> tuple[jax.Array, jax.Array | None]:
         """Scale and zero point of a range."""
         zero_point = None
-        if found.low is None:
+        if ends.low is None:
             # XLA compiles a division by a constant as in `by_reciprocal`, so Qwix's integers have these scales.
             divided = divide if bit_width is None else by_reciprocal
-            scale = not_tiny(divided(found.high, threshold))
+            scale = not_tiny(divided(ends.high, threshold))
         elif bit_width is None:
             raise ValueError(
                 f"RangeScaling: minifloats have no zero point, and {self.calibration_impl!r} finds a range that is not "
                 "symmetric.\n  cure: AbsMaxRange, RMSRange, or FixedRange(-high, high)"
             )
         else:
-            scale, zero_point, _ = _of_two_ends(bit_width, found.high, found.low)
+            scale, zero_point, _ = _of_two_ends(bit_width, ends.high, ends.low)
         if (restrict := self.restrict_scaling_impl) is not None:
             scale = restrict(restrict.restrict_init_tensor(scale))
         return scale, zero_point
 
 
 def scale_and_zero_point(
-    found: ClippingRange, bit_width: int, range_steps: float | None = None
+    ends: ClippingRange, bit_width: int, range_steps: float | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """Float per integer step of a range, and the integer that represents 0; see `RangeScaling`.
 
     Args:
-        found: the range, float32.
+        ends: the range, float32.
         bit_width: of signed integers.
         range_steps: steps from 0 to the end of a symmetric range; None for `2^(b-1) - 1/2`.
 
@@ -469,9 +469,9 @@ def scale_and_zero_point(
         >>> scale_and_zero_point(ClippingRange(jnp.float32(3.0), jnp.float32(-1.0)), 2)
         (Array(1.3333334, dtype=float32), Array(-1., dtype=float32))
     """
-    if found.low is None:
-        return not_tiny(by_reciprocal(found.high, RangeSteps(range_steps)(bit_width))), None
-    return _of_two_ends(bit_width, found.high, found.low)[:2]
+    if ends.low is None:
+        return not_tiny(by_reciprocal(ends.high, RangeSteps(range_steps)(bit_width))), None
+    return _of_two_ends(bit_width, ends.high, ends.low)[:2]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -488,11 +488,11 @@ def _of_two_ends(bit_width: int, high: jax.Array, low: jax.Array) -> tuple[jax.A
 
 
 @_of_two_ends.defjvp
-def _(bit_width: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    found = _of_two_ends(bit_width, *primals)
-    _, zero_point, tiny = found
+def _(bit_width: int, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
+    numbers = _of_two_ends(bit_width, *primals)
+    _, zero_point, tiny = numbers
     change = choose(tiny, 0.0, (tangents[0] - tangents[1]) / jnp.float32(2**bit_width - 1))
-    return found, (change, jnp.zeros_like(zero_point), np.zeros(tiny.shape, jax.dtypes.float0))
+    return numbers, (change, jnp.zeros_like(zero_point), np.zeros(tiny.shape, jax.dtypes.float0))
 
 
 def not_tiny(scale: jax.Array) -> jax.Array:

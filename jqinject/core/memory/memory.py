@@ -75,7 +75,7 @@ class Memory(Component):
 
     Attributes:
         policy: what is remembered, and how.
-        value: the parameter, if there is one.
+        value: the parameter, if any.
         record: `counter` and what is averaged, if something is.
         stats, view: the statistic, if any, and its view.
         shape: of the statistic.
@@ -129,10 +129,10 @@ class Memory(Component):
         """
         of, kind, where = self.of, self.kind, type(self).__name__
         if kind in ("constant", "learned"):
-            held = {"value": QuantParam(jnp.asarray(stored))}
+            state = {"value": QuantParam(jnp.asarray(stored))}
             if kind == "constant":
-                held = {"constant": (stored.tobytes(), stored.shape)}
-            vars(self).update(policy=MemoryPolicy(kind), **held)
+                state = {"constant": (stored.tobytes(), stored.shape)}
+            vars(self).update(policy=MemoryPolicy(kind), **state)
             return
         stats = arguments[f"{of}_stats_impl"]
         in_groups = "input_view_impl" in arguments
@@ -179,9 +179,9 @@ class Memory(Component):
         """
         vars(self).update(policy=policy)
         if policy.kind != "now":
-            held = {name: float_array(number, self.shape) for name, number in numbers.items()}
+            arrays = {name: float_array(number, self.shape) for name, number in numbers.items()}
             vars(self).update(
-                record=QuantStat({"counter": float_array(0.0), **held}), use_running_average=False
+                record=QuantStat({"counter": float_array(0.0), **arrays}), use_running_average=False
             )
 
     # What it is
@@ -210,14 +210,14 @@ class Memory(Component):
     # Calls
 
     def number(
-        self, x: Any, task: Task = None, made: Callable[[jax.Array], jax.Array] | None = None
+        self, x: Any, task: Task = None, transform: Callable[[jax.Array], jax.Array] | None = None
     ) -> Number:
         """The number for `x`; remembers it in training mode.
 
         Args:
             x: the tensor.
             task: for a statistic that is searched.
-            made: what is remembered, as a function of the statistic; None for the statistic itself.
+            transform: what is remembered, as a function of the statistic; None for the statistic itself.
         """
         kind = self.policy.kind
         if kind == "learned":
@@ -226,12 +226,12 @@ class Memory(Component):
             data, shape = self.constant
             return Number(stored=jnp.asarray(np.frombuffer(data, np.float32).reshape(shape)))
         if kind == "filled":
-            return self._filled(x, task, made)
+            return self._filled(x, task, transform)
         if kind == "now":
             stat = self.statistic(x, task)
             return Number(stat) if self.affine_rescaling is None else self._mapped(stat)
         if not (self.use_running_average or x.size == 0):  # evaluation changes no state
-            return self._running(x, task) if kind == "running" else self._collecting(x, task, made)
+            return self._running(x, task) if kind == "running" else self._collecting(x, task, transform)
         record, rule = self.record.get_raw_value(), self.rule
         if kind == "running":
             return self._mapped(record["running_stats"])
@@ -271,13 +271,13 @@ class Memory(Component):
         domain = self.rule
         return domain.to_stored(domain.clamped(stat))
 
-    def _filled(self, x: Any, task: Task, made: Any) -> Number:
+    def _filled(self, x: Any, task: Task, transform: Any) -> Number:
         """The parameter, or what will fill it; with the gradient of the parameter."""
         learned, done = self.value.get_value(), self.counter.get_value() > 0
 
         def first() -> jax.Array:
             stat = self.statistic(x, task)
-            number = self._mapped(stat if made is None else made(stat))
+            number = self._mapped(stat if transform is None else transform(stat))
             stored = self.to_stored(number.statistic) if number.stored is None else number.stored
             return sharded_as(stored, learned)
 
@@ -296,25 +296,25 @@ class Memory(Component):
 
     def _running(self, x: jax.Array, task: Task) -> Number:
         """The batch's statistic, which enters the running one."""
-        stat, held = self.statistic(x, task), self.record.get_raw_value()
+        stat, arrays = self.statistic(x, task), self.record.get_raw_value()
         number = jax.lax.stop_gradient(stat)
-        (averaged,), count, _ = self.policy.after((held["running_stats"],), (number,), held["counter"])
+        (averaged,), count, _ = self.policy.after((arrays["running_stats"],), (number,), arrays["counter"])
         self.record.set_value({"counter": count, "running_stats": averaged})
         return self._mapped(stat)
 
-    def _collecting(self, x: jax.Array, task: Task, made: Any) -> Number:
+    def _collecting(self, x: jax.Array, task: Task, transform: Any) -> Number:
         """Statistic and parameter, one of which is used; collects and hands over."""
         policy, domain, record = self.policy, self.rule, self.record.get_raw_value()
-        count, held = record["counter"], record["buffer"]
+        count, buffer = record["counter"], record["buffer"]
         collecting = count < policy.limit
         stat = self.statistic(x, task, collecting)
-        stat = stat if made is None else made(stat)
+        stat = stat if transform is None else transform(stat)
         stat = stat if domain.least is not None else domain.clamped(stat)
-        stored = None if domain.stores_statistic else domain.to_stored(held)
-        learned, held, count = collected_after(
-            policy, domain.least, stat, collecting, self.value.get_value(), held, stored, count
+        stored = None if domain.stores_statistic else domain.to_stored(buffer)
+        learned, buffer, count = collected_after(
+            policy, domain.least, stat, collecting, self.value.get_value(), buffer, stored, count
         )
-        self.record.set_value({"counter": count, "buffer": held})
+        self.record.set_value({"counter": count, "buffer": buffer})
         self.value.set_value(learned)
         return Number(stat, learned, collecting)
 
@@ -323,9 +323,9 @@ class Memory(Component):
     def begin_calibration(self) -> None:
         """Restart the average, for any number of batches."""
         if self._averages:
-            held, mean = self.record.get_raw_value(), self.policy.kind == "mean"
-            fresh = held if mean else ("counter",)
-            self.record.set_value({**held, **{name: jnp.zeros_like(held[name]) for name in fresh}})
+            arrays, mean = self.record.get_raw_value(), self.policy.kind == "mean"
+            fresh = arrays if mean else ("counter",)
+            self.record.set_value({**arrays, **{name: jnp.zeros_like(arrays[name]) for name in fresh}})
             if not mean:
                 self.policy = replace(self.policy, calibrates=True)
             self.use_running_average = False
@@ -340,13 +340,13 @@ class Memory(Component):
 
     def _fill(self, due: jax.Array) -> None:
         """Move the buffer into the parameter, for each layer (of a stack) where that is due."""
-        value, held, count = self.value.get_value(), self.buffer.get_value(), self.counter.get_value()
+        value, buffer, count = self.value.get_value(), self.buffer.get_value(), self.counter.get_value()
         fills = due.reshape(*due.shape, *(1,) * (value.ndim - due.ndim))
-        collected = jax.lax.stop_gradient(self.rule.to_stored(held))
+        collected = jax.lax.stop_gradient(self.rule.to_stored(buffer))
         self.value.set_value(jnp.where(fills, collected, jax.lax.stop_gradient(value)))
         over = jnp.float32(self.policy.steps + 1)
         self.record.set_value(
-            {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, held)}
+            {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, buffer)}
         )
 
     def commit(self, stored: jax.Array) -> None:

@@ -38,14 +38,15 @@ from jqinject.core.state import QuantParam, QuantStat, float_array
 from jqinject.ops.lean import all_finite, choose, no_change
 from jqinject.ops.processes import one_program
 from jqinject.ops.reductions import running_mean
+from jqinject.ops.ste import Primals, Tangents
 
 
 class Number(NamedTuple):
     """What a memory returns.
 
     Attributes:
-        statistic: a statistic; None if there is none.
-        stored: a number in the domain in which it is learned; None if there is none.
+        statistic: a statistic; None if absent.
+        stored: a number in the domain in which it is learned; None if absent.
         collecting: a bool scalar, if there are both: whether the statistic is used.
     """
 
@@ -175,7 +176,7 @@ class MemoryPolicy:
         return self.momentum if self.named or not self.calibrates else None
 
     def after(
-        self, held: Numbers, numbers: Numbers, count: jax.Array, active: jax.Array | None = None
+        self, averages: Numbers, numbers: Numbers, count: jax.Array, active: jax.Array | None = None
     ) -> tuple[Numbers, jax.Array, jax.Array]:
         """Return what is held after one more batch, the counter, and whether the batch entered.
 
@@ -183,22 +184,24 @@ class MemoryPolicy:
         does; with a momentum, averages times the count.
 
         Args:
-            held: the averages or sums.
+            averages: the averages or sums.
             numbers: of the batch.
             count: how many batches have entered.
             active: whether the memory still takes batches; None for always.
         """
-        grown = tuple([self._grown(old, number, count) for old, number in zip(held, numbers, strict=True)])
+        grown = tuple(
+            [self._grown(old, number, count) for old, number in zip(averages, numbers, strict=True)]
+        )
         # One number for each counter, or several that enter together. Ends on both sides of 0 have a finite sum if both
         # are finite, and it cannot overflow.
-        whole = grown[0] if len(grown) == 1 else jax.lax.add(*grown)
-        enters = jnp.isfinite(whole) if whole.shape == count.shape else all_finite(whole)
+        total = grown[0] if len(grown) == 1 else jax.lax.add(*grown)
+        enters = jnp.isfinite(total) if total.shape == count.shape else all_finite(total)
         if self.kind == "mean" and self.momentum is None and not self.restart:
             active = count <= check.MOST_STEPS  # after that the counter stays
         enters = enters if active is None else enters & active
         more = jnp.ones_like(count) if self.restart else count + 1
-        kept = tuple([choose(enters, new, old) for new, old in zip(grown, held, strict=True)])
-        return kept, choose(enters, more, count), enters
+        chosen = tuple([choose(enters, new, old) for new, old in zip(grown, averages, strict=True)])
+        return chosen, choose(enters, more, count), enters
 
     def _grown(self, old: jax.Array, number: jax.Array, count: jax.Array) -> jax.Array:
         if self.restart:
@@ -212,7 +215,7 @@ class MemoryPolicy:
 
 
 def mean(numbers: Numbers, count: jax.Array, sums: Numbers) -> Numbers:
-    """Return the mean of all batches; without any, the numbers at hand."""
+    """Return the mean of all batches; without any, the given numbers."""
     divisor, some = jnp.maximum(count, 1), count > 0
     return tuple(choose(some, total / divisor, number) for total, number in zip(sums, numbers, strict=True))
 
@@ -225,20 +228,20 @@ def mean_after(
 
     The mean is differentiable in the numbers of the batch. Before the first that enters, it is nan.
     """
-    kept, counted, entered = policy.after(sums, numbers, count)
-    return tuple([total / counted for total in kept]), counted, kept, entered
+    totals, counted, entered = policy.after(sums, numbers, count)
+    return tuple([total / counted for total in totals]), counted, totals, entered
 
 
-def _mean_after_jvp(policy: MemoryPolicy, primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _mean_after_jvp(policy: MemoryPolicy, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
     (_, count, _), (dnumbers, _, _) = primals, tangents
-    means, counted, kept, entered = mean_after(policy, *primals)
+    means, counted, totals, entered = mean_after(policy, *primals)
     share = entered.astype(jnp.float32)
     if policy.momentum is not None and not policy.restart:
         share = choose(count > 0, share * policy.momentum, share) * counted
     divisor = jnp.maximum(counted, 1)
     changes = tuple(d if isinstance(d, SymbolicZero) else d / divisor * share for d in dnumbers)
-    still = jax.tree.map(no_change, (counted, kept, entered))
-    return (means, counted, kept, entered), (changes, *still)
+    still = jax.tree.map(no_change, (counted, totals, entered))
+    return (means, counted, totals, entered), (changes, *still)
 
 
 mean_after.defjvp(_mean_after_jvp, symbolic_zeros=True)
@@ -252,7 +255,7 @@ def collected_after(
     stat: jax.Array,
     collecting: jax.Array,
     learned: jax.Array,
-    held: jax.Array,
+    buffer: jax.Array,
     stored: jax.Array | None,
     count: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -264,21 +267,21 @@ def collected_after(
         stat: the statistic, any finite number if it is not `collecting`.
         collecting: whether the statistic is collected.
         learned: the parameter.
-        held: the buffer.
+        buffer: the buffer.
         stored: the buffer in the domain of the parameter; None if that is the same.
         count: the counter.
     """
     handing_over = count == policy.limit
     stat = stat if least is None else jnp.maximum(stat, least)
-    (moved,), counted, _ = policy.after((held,), (stat,), count, collecting)
+    (moved,), counted, _ = policy.after((buffer,), (stat,), count, collecting)
     if stored is not None:
         moved = choose(handing_over, stored, moved)
     counted = choose(collecting, counted, jnp.float32(policy.limit + 1))
-    return choose(handing_over, held if stored is None else stored, learned), moved, counted
+    return choose(handing_over, buffer if stored is None else stored, learned), moved, counted
 
 
 def _collected_after_jvp(
-    policy: MemoryPolicy, least: float | None, primals: Any, tangents: Any
+    policy: MemoryPolicy, least: float | None, primals: Primals, tangents: Tangents
 ) -> tuple[Any, Any]:
     after = collected_after(policy, least, *primals)
     # A quantizer may be called several times in a forward pass: the gradient of every call goes to the parameter.
@@ -296,24 +299,24 @@ def completed_entries(memory: Any, entries: dict[str, Any]) -> dict[str, Any]:
     """See `Memory.complete_state`."""
     kind, rule = memory.policy.kind, memory.rule
     own = () if memory.record is None else memory.record.get_raw_value()
-    known = {
+    named = {
         name.removeprefix("record.").removeprefix("runtime_stats."): entry for name, entry in entries.items()
     }
     if kind in ("learned", "collected"):
-        running = known.get("running_stats")
-        known = {n: x for n, x in known.items() if n in own or n.partition(".")[0] not in OTHERS}
-        if running is not None and "value" not in known and rule is not DISTANCE:
+        running = named.get("running_stats")
+        named = {n: x for n, x in named.items() if n in own or n.partition(".")[0] not in OTHERS}
+        if running is not None and "value" not in named and rule is not DISTANCE:
             stored = memory.to_stored(jnp.abs(jnp.asarray(running).astype(jnp.float32)))
-            known["value"] = stored.reshape(memory.value.get_value().shape) if kind == "learned" else stored
-            known.pop("counter", None)
-    if "value" in known and "counter" in own:
-        known.setdefault("counter", float_array(memory.policy.steps + 1))
-    elif "running_stats" in known:
-        known.setdefault("counter", float_array(1.0))
-    if "value" in known and "buffer" in own and "buffer" not in known:
+            named["value"] = stored.reshape(memory.value.get_value().shape) if kind == "learned" else stored
+            named.pop("counter", None)
+    if "value" in named and "counter" in own:
+        named.setdefault("counter", float_array(memory.policy.steps + 1))
+    elif "running_stats" in named:
+        named.setdefault("counter", float_array(1.0))
+    if "value" in named and "buffer" in own and "buffer" not in named:
         # A learned scale may be negative, a statistic is not.
-        stat = rule.from_stored(jnp.asarray(known["value"]).astype(jnp.float32))
-        known["buffer"] = jnp.where(known["counter"] > memory.policy.steps, memory.to_stored(stat), stat)
-    elif "buffer" in known:
-        known.setdefault("value", float_array(memory.empty, memory.shape))
-    return {f"record.{name}" if name in own else name: entry for name, entry in known.items()}
+        stat = rule.from_stored(jnp.asarray(named["value"]).astype(jnp.float32))
+        named["buffer"] = jnp.where(named["counter"] > memory.policy.steps, memory.to_stored(stat), stat)
+    elif "buffer" in named:
+        named.setdefault("value", float_array(memory.empty, memory.shape))
+    return {f"record.{name}" if name in own else name: entry for name, entry in named.items()}

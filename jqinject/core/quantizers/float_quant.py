@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jqinject.core import check
 from jqinject.core._protocols import (
@@ -45,6 +46,7 @@ from jqinject.ops.float8_cast import (
     to_float8,
 )
 from jqinject.ops.float_grid import FloatGrid, quantize_on_grid
+from jqinject.ops.grid import Grid
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
 from jqinject.ops.power import divide
@@ -100,7 +102,7 @@ class Float8Cast(Component):
     def __call__(
         self, x: jax.Array, scale: jax.Array, factor: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """The value and the payload of `x`, by its factor if there is one; the gradient passes unchanged."""
+        """The value and the payload of `x`, by its factor if given; the gradient passes unchanged."""
         carrier = x.astype(self.dq_dtype or x.dtype)
         if factor is not None:
             return quantize_by_factor(x, factor, self.q_dtype, carrier.dtype)
@@ -258,7 +260,7 @@ class FloatQuant(Quantizer):
         return self._quantize(x, divide(1.0, factor), None, (factor,), grid, keep)
 
     def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Grid, keep: bool
     ) -> Quantized:
         if not self.straight_through:
             return super()._quantize(x, scale, zero_point, ends, grid, keep)
@@ -327,7 +329,9 @@ def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
         )
 
 
-def _rounded(grid: FloatGrid, dtype: Any, rounding: Rounding, x: jax.Array, scale: jax.Array) -> jax.Array:
+def _rounded(
+    grid: FloatGrid, dtype: DTypeLike, rounding: Rounding, x: jax.Array, scale: jax.Array
+) -> jax.Array:
     """Numbers of a grid, float32, that `dtype` holds."""
     if type(rounding) is not RoundSte:
         return quantize_on_grid(x, grid, scale, None, rounding, dtype).astype(jnp.float32)
@@ -349,14 +353,14 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
     """
     grid, ((scales, *alternatives), shared) = quantizer.format, scaling.candidates(x)
     minifloats = _rounded_in_levels(quantizer, grid, x, scales)
-    for other in alternatives:
-        others = _rounded_in_levels(quantizer, grid, x, other)
+    for alternative in alternatives:
+        others = _rounded_in_levels(quantizer, grid, x, alternative)
         least = _errors(quantizer, shared, minifloats, scales, x)
-        better = _errors(quantizer, shared, others, other, x) < least
+        better = _errors(quantizer, shared, others, alternative, x) < least
         minifloats = jnp.where(better, others, minifloats)
         scales = scales._replace(
-            block=jnp.where(better, other.block, scales.block),
-            scale=jnp.where(better, other.scale, scales.scale),
+            block=jnp.where(better, alternative.block, scales.block),
+            scale=jnp.where(better, alternative.scale, scales.scale),
         )
     scale, block = (jnp.broadcast_to(level, scales.block.shape) for level in (scales.scale, scales.block))
     value = from_float_steps(minifloats, jax.lax.stop_gradient(scale), x.dtype)
@@ -365,7 +369,7 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
     return Quantized(with_gradient_of(viewed, value), scale, None, grid, levels=levels)
 
 
-def _rounded_in_levels(quantizer: Any, grid: Any, x: jax.Array, scales: BlockScales) -> jax.Array:
+def _rounded_in_levels(quantizer: Any, grid: Grid, x: jax.Array, scales: BlockScales) -> jax.Array:
     """The numbers of the grid, float32; zeros keep their signs if the scales say so."""
     scaling = quantizer.scaling_impl
 

@@ -35,6 +35,7 @@ from jqinject.core.state import QuantStat, float_array
 from jqinject.ops import round_ste
 from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import IntGrid
+from jqinject.ops.lean import Bits
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import is_concrete
 
@@ -115,7 +116,13 @@ class DecoupledIntQuant(IntQuant):
     """
 
     def __call__(  # type: ignore[override]
-        self, pre_scale: Any, pre_zero_point: Any, scale: Any, zero_point: Any, bit_width: Any, x: jax.Array
+        self,
+        pre_scale: Any,
+        pre_zero_point: Any,
+        scale: jax.Array,
+        zero_point: jax.Array | None,
+        bit_width: Bits,
+        x: jax.Array,
     ) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x`."""
         x = check.float_input(x, "DecoupledIntQuant")
@@ -239,7 +246,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
     def __call__(  # type: ignore[override]
         self,
         x: jax.Array,
-        input_bit_width: Any = None,
+        input_bit_width: Bits | None = None,
         input_is_signed: bool | None = None,
         *,
         keep: bool = False,
@@ -247,12 +254,14 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
         if input_bit_width is not None and input_is_signed is not None:
             if not self.use_running_average:
-                kept = [jnp.asarray(fact).astype(jnp.float32) for fact in (input_bit_width, input_is_signed)]
-                self.input_format.set_value(jax.lax.stop_gradient(jnp.round(jnp.stack(kept))))
+                arrays = [
+                    jnp.asarray(fact).astype(jnp.float32) for fact in (input_bit_width, input_is_signed)
+                ]
+                self.input_format.set_value(jax.lax.stop_gradient(jnp.round(jnp.stack(arrays))))
             return super().__call__(x, input_bit_width, input_is_signed)
-        known = self.kept_input()
-        if known is not None:
-            return super().__call__(x, *known)
+        input_format = self.kept_input()
+        if input_format is not None:
+            return super().__call__(x, *input_format)
         # Known only when the program runs: if nothing was kept (0 bits), the numbers are nan.
         bits, sign = jax.lax.stop_gradient(self.input_format.get_value()).astype(jnp.int32)
         result = super().__call__(x, jnp.maximum(bits, 1), sign)
@@ -264,15 +273,15 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         Raises:
             ValueError: there was none.
         """
-        kept = self.input_format.get_value()
-        if isinstance(kept, jax.core.Tracer | jax.ShapeDtypeStruct):
+        input_format = self.input_format.get_value()
+        if isinstance(input_format, jax.core.Tracer | jax.ShapeDtypeStruct):
             return None
-        if not bool(jnp.all(kept[..., 0] > 0)):
+        if not bool(jnp.all(input_format[..., 0] > 0)):
             raise ValueError(
                 "how many bits the layer's input has is not known, and the weight is quantized for them.\n  cure: give "
                 "the layer input_quant=..., or call it once in training mode with a QuantTensor"
             )
-        return (int(kept[0]), bool(kept[1])) if kept.ndim == 1 else None
+        return (int(input_format[0]), bool(input_format[1])) if input_format.ndim == 1 else None
 
     def check_input(self, x: jax.Array, input_bit_width: Any, input_is_signed: bool) -> None:
         """Refuse in advance an input that cannot be guaranteed for.

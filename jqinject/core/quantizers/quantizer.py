@@ -48,7 +48,8 @@ from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_po
 from jqinject.core.views import beside, cut_of, in_layout
 from jqinject.ops import IntGrid
 from jqinject.ops.fake_quant import Offset, Steps, in_range_of, quantize_in_steps
-from jqinject.ops.lean import known_zero
+from jqinject.ops.grid import Grid
+from jqinject.ops.lean import Bits, known_zero
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 from jqinject.quant_tensor.public_tensors import int_grid as shared_int_grid
@@ -121,7 +122,7 @@ class Quantized:
         pre = () if self.pre_scale is None else (self.pre_scale, _shown(self.pre_zero_point))
         return iter((*numbers, self.bit_width, *pre))
 
-    def quant_tensor(self, *, training: bool) -> Any:
+    def quant_tensor(self, *, training: bool) -> CodebookQuantTensor | IntQuantTensor | FloatQuantTensor:
         """The tensor that flows between layers.
 
         Args:
@@ -245,19 +246,25 @@ class Quantizer(Component):
         """The grid of this call, and which of its numbers the scale maps the statistic to; None for 1."""
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+        self,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: Offset,
+        ends: ClippingRange | None,
+        grid: Grid,
+        keep: bool,
     ) -> Rounded:
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
         raise TypeError(
             f"{type(self).__name__} rounds by scales of its own, so it takes none.\n  cure: call it with the tensor"
         )
 
-    def _zero_point(self, x: jax.Array, scale: jax.Array, grid: Any, task: Any) -> jax.Array | None:
+    def _zero_point(self, x: jax.Array, scale: jax.Array, grid: Grid, task: Any) -> jax.Array | None:
         finder: Any = getattr(self, "zero_point_impl", None)
         return None if _is_none(type(finder)) else zero_point_of(finder, x, scale, grid.bit_width, task)
 
     def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Grid, keep: bool
     ) -> Quantized:
         view = self.input_view_impl
         if type(view) is Identity:
@@ -330,15 +337,15 @@ class IntQuant(Delayed):
         row_major = isinstance(self.input_view_impl, Identity)
         return row_major and self.delay is None and is_nearest(self.float_to_int_impl, self.tensor_clamp_impl)
 
-    def min_int(self, bit_width: Any) -> Any:
+    def min_int(self, bit_width: Bits) -> Any:
         """Smallest integer of `bit_width` bits. See `jqinject.ops.min_int`."""
         return int_grid(self, bit_width).bounds[0]
 
-    def max_int(self, bit_width: Any) -> Any:
+    def max_int(self, bit_width: Bits) -> Any:
         """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
         return int_grid(self, bit_width).bounds[1]
 
-    def to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Any, x: jax.Array) -> jax.Array:
+    def to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Bits, x: jax.Array) -> jax.Array:
         """The integers of `x`, as float32, differentiable."""
 
         def steps(x: jax.Array, scale: jax.Array, zero_point: Offset) -> jax.Array:
@@ -346,7 +353,7 @@ class IntQuant(Delayed):
 
         return in_layout(self.input_view_impl, steps, x, scale, zero_point)
 
-    def steps_to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Any, x: jax.Array) -> jax.Array:
+    def steps_to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Bits, x: jax.Array) -> jax.Array:
         """Like `to_int`, for a tensor that is already viewed."""
         y = divide(x.astype(jnp.float32), scale)
         y = self.float_to_int_impl(y if zero_point is None else y + zero_point)
@@ -401,7 +408,7 @@ class IntQuant(Delayed):
         return y if self.delay is None else self.delay(x, y)
 
 
-def int_grid(int_quant: Any, bit_width: Any) -> IntGrid:
+def int_grid(int_quant: Any, bit_width: Bits) -> IntGrid:
     """The integers of an `int_quant` of so many bits; one of a user's own states its range alone.
 
     Args:

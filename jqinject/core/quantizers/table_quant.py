@@ -16,8 +16,9 @@ from jqinject.core.clamping import Identity, TensorClamp
 from jqinject.core.component import component
 from jqinject.core.quantizers.delay import Delayed
 from jqinject.core.quantizers.quantizer import Quantizer, Rounded
+from jqinject.core.statistics.ranges import ClippingRange
 from jqinject.ops.fake_quant import Offset
-from jqinject.ops.grid import Codebook, IntGrid, TableGrid
+from jqinject.ops.grid import Codebook, Grid, IntGrid, TableGrid
 from jqinject.ops.power import divide
 from jqinject.ops.ste import binary_sign_ste, ternary_sign_ste, with_gradient_where
 
@@ -43,7 +44,13 @@ class _SignQuant(Delayed, Quantizer):
         """-1, 0 and 1, float32."""
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+        self,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: Offset,
+        ends: ClippingRange | None,
+        grid: Grid,
+        keep: bool,
     ) -> Rounded:
         y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
         return y if self.delay is None else self.delay(x, y), None
@@ -190,7 +197,13 @@ class CodebookQuant(Quantizer):
         return self.codebook, self.codebook.largest
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
+        self,
+        x: jax.Array,
+        scale: jax.Array,
+        zero_point: Offset,
+        ends: ClippingRange | None,
+        grid: Grid,
+        keep: bool,
     ) -> Rounded:
         steps = divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, *grid.bounds)

@@ -23,6 +23,7 @@ from jqinject.ops.lean import choose, known_zeros, no_change
 from jqinject.ops.observe import SLOT_SIZE, fork, gathered, over_axis
 from jqinject.ops.processes import on_host
 from jqinject.ops.sharding import sharded_as
+from jqinject.ops.ste import Primals, Tangents
 from jqinject.quant_tensor import is_concrete
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -54,7 +55,7 @@ def _without_gradient(function: Callable[..., Any], *arrays: jax.Array) -> Any:
     return function(*map(jnp.asarray, arrays))  # of a Python float under `grad`, a Python float is left
 
 
-def _no_gradient(function: Callable[..., Any], primals: Any, tangents: Any) -> Any:
+def _no_gradient(function: Callable[..., Any], primals: Primals, tangents: Tangents) -> Any:
     results = _without_gradient(function, *primals)
     return results, jax.tree.map(no_change, results)
 
@@ -85,7 +86,7 @@ class AmaxScaling(InnerModule):
             forgotten. Otherwise a step with an amax that is not finite leaves the history unchanged.
         margin: multiplies the scale by `2 ** margin`: headroom before saturation.
         scaling_init: the scale before the first step.
-        scaling_min_val: the minimum of the amax; None for none.
+        scaling_min_val: the minimum of the amax; None if absent.
         amax_of_gradient: whether it scales gradients, with `GradStat`s as state.
         axis_name: a named axis (of `shard_map` or `vmap`) that the tensor is spread over; the amax is the maximum.
 
@@ -184,11 +185,11 @@ class AmaxScaling(InnerModule):
             x: the tensor; an empty one is not recorded.
             threshold: the largest value of a scaled element.
         """
-        known = self.known_scale(threshold)
+        settled = self.known_scale(threshold)
         if not self._measures(x):
-            return known
+            return settled
         amax = _without_gradient(self._amax, x, self.scale.get_value())
-        scale = known if self.delayed else scale_of_amax(amax, known, threshold, self.margin)
+        scale = settled if self.delayed else scale_of_amax(amax, settled, threshold, self.margin)
         self._record(amax, scale)
         return scale
 
@@ -205,11 +206,11 @@ class AmaxScaling(InnerModule):
             self._record(amax, scale)
         return scale, numbers
 
-    def _encoded(self, threshold: float, encode: Callable[..., Any], x: jax.Array, known: jax.Array) -> Any:
+    def _encoded(self, threshold: float, encode: Callable[..., Any], x: jax.Array, settled: jax.Array) -> Any:
         if not self._measures(x):
-            return None, known, encode(x, known)
-        amax = self._amax(x, known)
-        scale = known if self.delayed else scale_of_amax(amax, known, threshold, self.margin)
+            return None, settled, encode(x, settled)
+        amax = self._amax(x, settled)
+        scale = settled if self.delayed else scale_of_amax(amax, settled, threshold, self.margin)
         return amax, scale, encode(x, scale)
 
     def _measures(self, x: jax.Array) -> bool:
@@ -270,22 +271,24 @@ class AmaxScaling(InnerModule):
 
     def _collect(self, amax: jax.Array, scale: jax.Array) -> None:
         """Record the amax and scale of a call, keeping the maximum of each."""
-        held = self.record.get_raw_value()
-        amax_so_far, scale_so_far = held["step_amax"], held["step_scale"]
+        arrays = self.record.get_raw_value()
+        amax_so_far, scale_so_far = arrays["step_amax"], arrays["step_scale"]
         # The first in a program knows that nothing was seen before; outside a program, do not wait for the device.
-        known = is_concrete(scale_so_far) and not is_concrete(amax)
-        if not (known and not on_host(scale_so_far).any()):
+        is_settled = is_concrete(scale_so_far) and not is_concrete(amax)
+        if not (is_settled and not on_host(scale_so_far).any()):
             amax, scale = jnp.maximum(amax_so_far, amax), jnp.maximum(scale_so_far, scale)
-        self.record.set_value({**held, "step_amax": amax, "step_scale": jnp.broadcast_to(scale, amax.shape)})
+        self.record.set_value(
+            {**arrays, "step_amax": amax, "step_scale": jnp.broadcast_to(scale, amax.shape)}
+        )
 
     def report(self) -> jax.Array:
         """What `collect` takes: of this step so far, along a new last axis; zeros before the first."""
         amax, scale = self.step_amax.get_value(), self.step_scale.get_value()
         return jnp.stack([amax, scale], axis=-1)
 
-    def collect(self, seen: jax.Array) -> None:
+    def collect(self, statistic: jax.Array) -> None:
         """Record what a backward pass reports, keeping the maximum."""
-        amax, scale = (part.squeeze(-1) for part in jax.lax.split(seen, (1, 1), seen.ndim - 1))
+        amax, scale = (part.squeeze(-1) for part in jax.lax.split(statistic, (1, 1), statistic.ndim - 1))
         self._collect(choose(scale > 0, amax, -jnp.inf), scale)
 
     def end_step(self) -> None:
@@ -313,15 +316,15 @@ class AmaxScaling(InnerModule):
             rolled = jax.lax.pad(older, amax, [(1, 0, 0)])
         else:
             rolled = jax.lax.concatenate([jnp.expand_dims(amax, axis), older], steps.ndim + axis)
-        each = jnp.expand_dims(enters, axis) if enters.ndim else enters
-        self.amax_history.set_value(choose(each, rolled, steps))
+        enters_all = jnp.expand_dims(enters, axis) if enters.ndim else enters
+        self.amax_history.set_value(choose(enters_all, rolled, steps))
         return enters
 
     def claim_slot(self) -> jax.Array:
         """The slot for one use of a gradient quantizer."""
         assert self.slot is not None, "only gradients have a slot"
         slot = self.slot.get_value()
-        if slot.dtype == jnp.float32:  # nobody listens: the backward pass, if there is one, tells
+        if slot.dtype == jnp.float32:  # no listener: a backward pass would warn
             return slot
         mine, rest = fork(slot)
         self.slot.set_value(rest)

@@ -19,6 +19,7 @@ from jqinject.core import check
 from jqinject.core._protocols import Clamp, Scaling
 from jqinject.core.clamping import TensorClamp
 from jqinject.core.component import Component, component, frozen_value
+from jqinject.ops.lean import Bits
 from jqinject.ops.minifloat import max_float
 from jqinject.ops.power import exp2, max_int, min_int
 
@@ -123,7 +124,7 @@ class SingleArgStatelessBuffer:
     is_constant = True
     value: check.Step
 
-    def __call__(self, bit_width: Any = None) -> float:
+    def __call__(self, bit_width: Bits | None = None) -> float:
         """The constant."""
         return self.value
 
@@ -142,7 +143,7 @@ class FloatScaling:
 
     max_available_float: check.Positive | None = None
 
-    def __call__(self, exponent_bit_width: Any, max_mantissa: Any, exponent_bias: Any) -> Any:
+    def __call__(self, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any) -> Any:
         """A Python float for constant widths, else a float32 array."""
         return max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
 
@@ -157,7 +158,7 @@ class TruncMsbScaling:
     """
 
     def __call__(
-        self, scaling_input: Any, input_bit_width: Any, output_bit_width: Any, signed: bool
+        self, scaling_input: Any, input_bit_width: Bits, output_bit_width: Bits, signed: bool
     ) -> jax.Array:
         """The divisor, float32. It depends on the bit widths alone."""
         return exp2(jnp.asarray(input_bit_width, jnp.float32) - jnp.asarray(output_bit_width, jnp.float32))

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import check
-from jqinject.core._protocols import Restrict, Stat, View, keeps_sign
+from jqinject.core._protocols import Restrict, Stat, Threshold, View, keeps_sign
 from jqinject.core.component import component
 from jqinject.core.memory.memory import DividedScaling, Dynamic, MemoryScaling
 from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM, Broadcastable, Number, initial_number
@@ -308,7 +308,7 @@ class ParameterFromRuntimeStatsScaling(_CollectedScaling, DividedScaling):
 
     Args:
         collect_stats_steps: N, at least 1.
-        collected_range: a statistic that counts as collected, so that it is learned at once; None for none.
+        collected_range: a statistic that counts as collected, so that it is learned at once; None if absent.
 
     Raises:
         TypeError: when `collect_stats_steps` is not an int.
@@ -446,6 +446,6 @@ class LearnedActStepScaling(_LearnedStep, _CollectedScaling):
         assert x is not None, "a step of activations is for a tensor"
         return max(math.prod(x.shape[1:]), 1) / max(math.prod(self.shape), 1)
 
-    def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
+    def settle(self, scale: jax.Array, threshold: Threshold = None) -> jax.Array:
         """The step to search a zero point with: it is learned itself, not its threshold. See the base."""
         return super().settle(scale)

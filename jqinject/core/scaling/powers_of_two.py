@@ -175,8 +175,8 @@ class SharedExponentScaling(Dynamic):
     def divisor(self, scale: jax.Array) -> jax.Array:
         """What numbers are divided by: the scale, or where it is subnormal or nan what the rule says."""
         rule = self.exponent_impl
-        known = jnp.where(scale < _SMALLEST_NORMAL, rule.least_divisor, scale)
-        return jnp.where(jnp.isnan(scale), rule.divisor_of_nan, known)
+        normal = jnp.where(scale < _SMALLEST_NORMAL, rule.least_divisor, scale)
+        return jnp.where(jnp.isnan(scale), rule.divisor_of_nan, normal)
 
 
 @component

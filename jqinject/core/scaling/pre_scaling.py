@@ -29,6 +29,7 @@ from jqinject.ops.accumulator_bounds import (
     integer_budget,
     within_budget,
 )
+from jqinject.ops.lean import Bits
 from jqinject.ops.power import divide
 from jqinject.ops.reductions import Over
 from jqinject.ops.sharding import names_of
@@ -133,7 +134,7 @@ class InputAwarePreScaling(NormParameter):
             )
         super().__post_init__(tracked_parameter_list)
 
-    def check_input(self, input_bit_width: Any, input_is_signed: bool) -> None:
+    def check_input(self, input_bit_width: Bits, input_is_signed: bool) -> None:
         """Refuse an input too wide for the accumulator.
 
         Raises:
@@ -152,7 +153,7 @@ class InputAwarePreScaling(NormParameter):
             "of fewer bits"
         )
 
-    def within(self, q: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+    def within(self, q: jax.Array, input_bit_width: Bits, input_is_signed: bool) -> jax.Array:
         """Integers that keep the bound exactly: those given, or smaller ones.
 
         Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
@@ -206,7 +207,7 @@ class AccumulatorAwareParameterPreScaling(InputAwarePreScaling):
 
     zero_centered = False
 
-    def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+    def __call__(self, weights: jax.Array, input_bit_width: Bits, input_is_signed: bool) -> jax.Array:
         """The scale before rounding, float32.
 
         Raises:
@@ -259,7 +260,7 @@ class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
             )
         super().__post_init__(tracked_parameter_list)
 
-    def __call__(self, weights: jax.Array, input_bit_width: Any, input_is_signed: bool) -> jax.Array:
+    def __call__(self, weights: jax.Array, input_bit_width: Bits, input_is_signed: bool) -> jax.Array:
         """The scale before rounding, float32.
 
         Raises:

@@ -30,6 +30,7 @@ import numpy as np
 from jqinject.core._protocols import (
     Restrict,
     Rounding,
+    Threshold,
     class_fact,
     keeps_sign,
     scale_dtype,
@@ -270,7 +271,7 @@ class ScaleRule(Component):
         """From the domain in which it is learned to the value."""
         return self.restrict_scaling_impl(stored)
 
-    def steps(self, threshold: Any) -> jax.Array:
+    def steps(self, threshold: Threshold) -> jax.Array:
         """The number of integer steps as the restriction allows it: the next power of two, for instance."""
         restrict = self.restrict_threshold_impl or self.restrict_scaling_impl
         return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))

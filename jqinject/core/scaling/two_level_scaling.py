@@ -142,10 +142,10 @@ class NVFP4Scales(BlockScaleImpl):
             block: the largest magnitude of each block, float32.
             shared: that of the tensor, or of each row; broadcasts.
         """
-        known = _Encoded(block, shared, E4M3_MAX)
-        folded = known.block * (known.encode * SIXTH)
-        scale = folded if self.folded else divide(known.block, E2M1_MAX) * known.encode
-        return (known.scales(to_e4m3(scale)),)
+        encoded = _Encoded(block, shared, E4M3_MAX)
+        folded = encoded.block * (encoded.encode * SIXTH)
+        scale = folded if self.folded else divide(encoded.block, E2M1_MAX) * encoded.encode
+        return (encoded.scales(to_e4m3(scale)),)
 
 
 @component
@@ -183,9 +183,9 @@ class FourOverSixScales(BlockScaleImpl):
 
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """Both scales; arguments as of `NVFP4Scales`."""
-        known = _Encoded(block, shared, self.e4m3_max)
-        base = divide(known.block, E2M1_MAX) * known.encode
-        return tuple(known.scales(to_e4m3(times * base)) for times in (1.0, 1.5))
+        encoded = _Encoded(block, shared, self.e4m3_max)
+        base = divide(encoded.block, E2M1_MAX) * encoded.encode
+        return tuple(encoded.scales(to_e4m3(times * base)) for times in (1.0, 1.5))
 
     def errors(
         self, x: jax.Array, minifloats: jax.Array, scales: BlockScales, shared: jax.Array
@@ -198,12 +198,12 @@ class FourOverSixScales(BlockScaleImpl):
             scales: with these scales.
             shared: the largest magnitude of the tensor, or of each row.
         """
-        known = _Encoded(shared, shared, self.e4m3_max)
+        encoded = _Encoded(shared, shared, self.e4m3_max)
         rounded = minifloats * scales.block
         if self.scaled_error:
-            off = rounded - x * known.raised * known.encode
+            off = rounded - x * encoded.raised * encoded.encode
         else:
-            off = divide(rounded * known.shared, known.largest) - x * known.raised
+            off = divide(rounded * encoded.shared, encoded.largest) - x * encoded.raised
         # The bound keeps a compiler from fusing the square with the sum that follows.
         return jnp.abs(off) if self.error == "mae" else jax.lax.clamp(0.0, off * off, jnp.inf)
 
@@ -236,14 +236,14 @@ class LeastNormalScales(BlockScaleImpl):
 
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """The scales; arguments as of `NVFP4Scales`."""
-        one = jnp.ones_like(shared)
+        ones = jnp.ones_like(shared)
         raised, lowered = _raised(shared)
         shared = divide(shared * raised, E2M1_MAX * E4M3_MAX)
         shared = jnp.where(shared == 0, 1.0, shared)
         if not self.two_levels:
-            shared = raised = lowered = one
+            shared = raised = lowered = ones
         scale = to_e4m3(jnp.maximum(divide(divide(block * raised, E2M1_MAX), shared), self.least))
-        factor = divide(jnp.broadcast_to(divide(one, shared), jnp.shape(scale)), scale)
+        factor = divide(jnp.broadcast_to(divide(ones, shared), jnp.shape(scale)), scale)
         return (BlockScales(scale, shared * lowered, scale * shared * lowered, (raised, factor)),)
 
 
@@ -281,8 +281,8 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
     @property
     def scale_dtype(self) -> np.dtype | None:
         """e4m3, if the largest of the block scales is its largest number."""
-        known = self.block_scale_impl.reaches_largest and not self.shared_per_row
-        return np.dtype(jnp.float8_e4m3fn) if known else None
+        is_known = self.block_scale_impl.reaches_largest and not self.shared_per_row
+        return np.dtype(jnp.float8_e4m3fn) if is_known else None
 
     def candidates(self, x: jax.Array) -> tuple[tuple[BlockScales, ...], jax.Array]:
         """The scales that `x` may have, one or several, and the largest magnitude of `x`, or of each row."""

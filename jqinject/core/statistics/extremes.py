@@ -20,7 +20,7 @@ from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import reductions as ops
 from jqinject.ops.cut import Cut
 from jqinject.ops.lean import choose
-from jqinject.ops.reductions import Axes, Over, Tensors, each, rank_between
+from jqinject.ops.reductions import Axes, Measured, Over, Tensors, map_tensors, rank_between
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
@@ -83,14 +83,14 @@ class Ranked(Reduction):
 
     def measure(self, x: Tensors) -> Any:
         """The elements of those ranks."""
-        ranked, over = each(jnp.abs, x) if self.of_magnitude else x, self.over
-        count, found = over.count(x), []
+        ranked, over = map_tensors(jnp.abs, x) if self.of_magnitude else x, self.over
+        count, ends_measured = over.count(x), []
         ends = {1: over.min, count: over.max}
         for rank in _ranks(self, count):
-            found.append(ends[rank](ranked) if rank in ends else ops.kth_smallest(ranked, rank, over))
-        return tuple(found)
+            ends_measured.append(ends[rank](ranked) if rank in ends else ops.kth_smallest(ranked, rank, over))
+        return tuple(ends_measured)
 
-    def locate(self, x: Tensors, measured: Any) -> Any:
+    def locate(self, x: Tensors, measured: Measured) -> tuple[jax.Array, ...]:
         """Where they are, or how many share the gradient."""
         over = self.over
         if self._rule == "first":
@@ -99,7 +99,7 @@ class Ranked(Reduction):
             return tuple(_place(ranked, end, rank, over) for end, rank in ends)
         return self._counts(measured, self._hits(x, measured))
 
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Measured, located: Measured) -> tuple[jax.Array, ...]:
         """How they change; what else was measured, behind them, stays."""
         if self._rule != "first":
             return self._shared_change(dx, x, measured, self._hits(x, measured), located)
@@ -114,7 +114,7 @@ class Ranked(Reduction):
         hits = self._hits(x, measured)
         return self._shared_change(dx, x, measured, hits, self._counts(measured, hits))
 
-    def _counts(self, measured: Any, hits: list[Any]) -> tuple[jax.Array, ...]:
+    def _counts(self, measured: Measured, hits: list[Any]) -> tuple[jax.Array, ...]:
         """How many elements share the gradient of each end."""
         over = self.over
         # Of the zeros that fill up a group, those that are near hit too.
@@ -124,7 +124,7 @@ class Ranked(Reduction):
         ]
         # The narrowest floats, which a compiler may have to store, hold 0 and 1; counting takes wider ones.
         return tuple(
-            map(over.sum, each(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), hits), near)
+            map(over.sum, map_tensors(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), hits), near)
         )
 
     def _ranked_change(self, dx: Tensors, x: Tensors) -> Any:
@@ -132,34 +132,37 @@ class Ranked(Reduction):
         if not self.of_magnitude:
             return dx
         if self._rule == "near" or self.slope_at_zero:
-            return each(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
+            return map_tensors(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
         return ops.change_of_magnitude(x, dx)
 
-    def _shared_change(self, dx: Tensors, x: Tensors, measured: Any, hits: list[Any], counts: Any) -> Any:
+    def _shared_change(
+        self, dx: Tensors, x: Tensors, measured: Measured, hits: list[Any], counts: Any
+    ) -> tuple[jax.Array, ...]:
         over, near, dx = self.over, self._rule == "near", self._ranked_change(dx, x)
 
         def change_of_end(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
             # At 0 an end has half of the gradient, as in `jnp.maximum`.
             weight = choose(end == 0, 0.5, 1.0) if near else 1.0
-            moved = over.sum(each(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
+            moved = over.sum(map_tensors(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
             return moved * (weight / jnp.maximum(count, 1.0))
 
         return tuple(map(change_of_end, measured, hits, counts))
 
     def _ranked(self, x: Tensors) -> Any:
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
-        return each(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
+        return map_tensors(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
 
     @property
     def _rule(self) -> str:
         return self.ties or ("shared" if self.stats_reduce_dim is None else "first")
 
-    def _hits(self, x: Tensors, measured: Any) -> list[Any]:
+    def _hits(self, x: Tensors, measured: Measured) -> list[Any]:
         """Which elements are each of those measured: the upper end, and the lower if there are two."""
         ranked, near = self._ranked(x), self._rule == "near"
         ends = zip((operator.ge, operator.le) if near else (operator.eq, operator.eq), measured, strict=False)
         return [
-            each(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked) for by, end in ends
+            map_tensors(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked)
+            for by, end in ends
         ]
 
 
@@ -227,11 +230,11 @@ class SignedAbsMax(_Extreme):
     def measure(self, x: Tensors) -> Any:
         """The largest magnitude, and minus the sign of the first element with it."""
         ((largest,), lowest) = super().measure(x), self.over.min(x)
-        first = ops.locate(each(jnp.abs, x), largest, self.over) == ops.locate(x, lowest, self.over)
+        first = ops.locate(map_tensors(jnp.abs, x), largest, self.over) == ops.locate(x, lowest, self.over)
         negative = (lowest == -largest) & first
         return largest, jnp.where(largest == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The signed largest magnitude."""
         return self.finished(measured[1] * measured[0])
 
@@ -262,12 +265,12 @@ class MinMax(_Extreme):
     factor: check.Positive = 1.0
     ties: Any = "near"
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> tuple[jax.Array, jax.Array]:
         """Both ends, zero included."""
         high, low = super().measure(x)
         return jnp.maximum(high, 0.0), jnp.minimum(low, 0.0)
 
-    def statistic(self, measured: Any) -> Any:
+    def statistic(self, measured: Measured) -> tuple[jax.Array, jax.Array]:
         """Both ends, the lower first."""
         high, low = measured
         return self.finished(low), self.finished(high)
@@ -278,7 +281,7 @@ class Width(Ranked):
 
     ends: ClassVar[tuple[str, ...]] = ("high", "low")
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The width."""
         high, low = measured
         return self.finished(ops.magnitude(high - not_above_zero(low)))
@@ -290,7 +293,7 @@ class LowOrZero(Ranked):
     ends: ClassVar[tuple[str, ...]] = ("low",)
     signed: ClassVar[bool] = True
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The element of that rank, or 0."""
         return self.finished(not_above_zero(measured[0]))
 
@@ -343,7 +346,7 @@ class AbsMaxAve(Ranked):
     needs_axis: ClassVar[bool] = True
     stats_reduce_dim: Axes
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The mean of the channels' largest magnitudes."""
         return jnp.sum(measured[0]) / max(measured[0].size, 1)
 
@@ -363,7 +366,7 @@ class AbsMaxL2(AbsMaxAve):
         Array(3., dtype=float32)
     """
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The norm of the channels' largest magnitudes."""
         (largest,) = measured
         return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
@@ -415,7 +418,7 @@ class InterpolatedAbsPercentile(AbsPercentile):
     slope_at_zero: ClassVar[bool] = True
 
     def ranks(self, count: int) -> tuple[int, ...]:
-        """Those of both neighbours, and of the last: nan, if there is one."""
+        """Those of both neighbours, and of the last: nan if any is nan."""
         low, high, _ = rank_between(self.high_percentile_q, count)
         return low, high, count
 
@@ -424,7 +427,7 @@ class InterpolatedAbsPercentile(AbsPercentile):
         *_, weight = rank_between(self.high_percentile_q, self.over.count(x))
         return (*super().measure(x), jnp.float32(weight))
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The number between."""
         low, high, *fixed = measured
         largest, weight = jax.lax.stop_gradient(fixed)

@@ -8,7 +8,7 @@ point fits. Each round shrinks less (`beta` grows by `kappa`); the search ends a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import InitVar, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -23,7 +23,7 @@ from jqinject.core.statistics.statistic import finish, reduced
 from jqinject.ops.fake_quant import signed_clamp_min_ste
 from jqinject.ops.power import divide, ordered_sum
 from jqinject.ops.processes import on_one_device
-from jqinject.ops.reductions import Over, Tensors, each, kth_smallest
+from jqinject.ops.reductions import Over, Tensors, kth_smallest, map_tensors
 from jqinject.ops.sharding import whole
 
 
@@ -89,11 +89,11 @@ def masked_median(x: Tensors, mask: Tensors, over: Over) -> jax.Array:
         >>> masked_median(jnp.array([4.0, 1.0, 9.0, 2.0]), jnp.array([True, True, False, True]), Over())
         Array(2., dtype=float32)
     """
-    valid = each(lambda x, counts: counts & ~jnp.isnan(x), x, mask)
-    count = over.sum(each(lambda counts: counts.astype(jnp.int32), valid))
+    valid = map_tensors(lambda x, counts: counts & ~jnp.isnan(x), x, mask)
+    count = over.sum(map_tensors(lambda counts: counts.astype(jnp.int32), valid))
     if over.count(x) == 0:
         return jnp.full(count.shape, jnp.nan, jnp.float32)
-    sorted_last = each(lambda x, counts: jnp.where(counts, x, jnp.inf), x, valid)
+    sorted_last = map_tensors(lambda x, counts: jnp.where(counts, x, jnp.inf), x, valid)
     middle = kth_smallest(sorted_last, jnp.maximum(count - 1, 0) // 2 + 1, over)
     return jnp.where(count > 0, middle, jnp.nan)
 
@@ -140,7 +140,7 @@ class HalfQuadraticOptimizer(SearchedStat):
     suffix: ClassVar[str]
     permute_dims: tuple[int, ...] | None
 
-    def __post_init__(self, axis_name: Any) -> None:
+    def __post_init__(self, axis_name: Hashable) -> None:
         if axis_name is not None:
             raise ValueError(
                 f"{type(self).__name__} adds errors in a stated order, on one device, got axis_name={axis_name!r}.\n"
@@ -163,12 +163,12 @@ class HalfQuadraticOptimizer(SearchedStat):
             errors = (self._added(None, jnp.abs(result.value - tensor)) for tensor, result in tried)
             return sum(errors, jnp.float32(0)) / count, self.next_candidate(candidate, beta, tried)
 
-        held = {} if self.memory is None else self.memory.get_raw_value()
-        beta = held.get("beta", jnp.float32(self._argument("beta")))
+        arrays = {} if self.memory is None else self.memory.get_raw_value()
+        beta = arrays.get("beta", jnp.float32(self._argument("beta")))
         kappa, iters = self._argument("kappa"), self._argument("iters")
         best, beta = half_quadratic(self._start(tensors), beta, kappa, iters, fitted)
         if self.memory is not None:
-            self.memory.set_value({**held, "beta": beta})
+            self.memory.set_value({**arrays, "beta": beta})
         return best
 
     def _rest(self, x: jax.Array, value: jax.Array, beta: jax.Array) -> jax.Array:
@@ -230,13 +230,13 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
             integers.append(steps if result.zero_point is None else steps - result.zero_point)
         axes, rest = self._reduced(tuple(rests))
         _, integer = self._reduced(tuple(integers))
-        counts = each(lambda rest, integer: (rest != 0) & (integer != 0), rest, integer)
-        ratio = each(lambda rest, integer: rest / jnp.where(integer != 0, integer, 1.0), rest, integer)
-        found = finish(masked_median(ratio, counts, Over(axes)), axes, True).reshape(candidate.shape)
+        counts = map_tensors(lambda rest, integer: (rest != 0) & (integer != 0), rest, integer)
+        ratio = map_tensors(lambda rest, integer: rest / jnp.where(integer != 0, integer, 1.0), rest, integer)
+        scale = finish(masked_median(ratio, counts, Over(axes)), axes, True).reshape(candidate.shape)
         if self.scaling_min_val:
-            found = signed_clamp_min_ste(found, self.scaling_min_val)
-        found = found * self.int_scaling_impl(self.bit_width_impl())
-        return jnp.where(jnp.isfinite(found), found, candidate)
+            scale = signed_clamp_min_ste(scale, self.scaling_min_val)
+        scale = scale * self.int_scaling_impl(self.bit_width_impl())
+        return jnp.where(jnp.isfinite(scale), scale, candidate)
 
 
 @component
@@ -278,7 +278,7 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
     memory_shape: InitVar[Sequence[int] | None] = None
     axis_name: InitVar[Any] = None
 
-    def __post_init__(self, memory_shape: Sequence[int] | None, axis_name: Any) -> None:
+    def __post_init__(self, memory_shape: Sequence[int] | None, axis_name: Hashable) -> None:
         super().__post_init__(axis_name)
         remember(self, memory_shape, beta=self.hqo_beta_zp)
 

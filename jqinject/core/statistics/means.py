@@ -15,7 +15,7 @@ from jqinject.core.state import QuantParam, float_array
 from jqinject.core.statistics.extremes import safe_sqrt
 from jqinject.core.statistics.statistic import Reduction, finish
 from jqinject.ops import reductions as ops
-from jqinject.ops.reductions import Axes, Tensors, each, parts_of
+from jqinject.ops.reductions import Axes, Measured, Tensors, map_tensors, parts_of
 
 
 @frozen_value
@@ -33,14 +33,14 @@ class AbsAve(Reduction):
 
     stats_reduce_dim: Axes = None
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The mean magnitude."""
-        return self.over.sum(each(jnp.abs, x)) / self.over.count(x)
+        return self.over.sum(map_tensors(jnp.abs, x)) / self.over.count(x)
 
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: Tensors, measured: Measured, located: Measured) -> jax.Array:
         """How it changes."""
         weight = jnp.float32(1 / self.over.count(x))
-        return self.over.sum(each(lambda dx: dx * weight, ops.change_of_magnitude(x, dx)))
+        return self.over.sum(map_tensors(lambda dx: dx * weight, ops.change_of_magnitude(x, dx)))
 
 
 def _squares(over: ops.Over, x: Tensors, mean: jax.Array, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -49,7 +49,7 @@ def _squares(over: ops.Over, x: Tensors, mean: jax.Array, largest: jax.Array) ->
     It is a power of two that keeps squares of large numbers, and of their rounding errors, finite.
     """
     unit = jnp.where(largest > 2.0**48, 2.0**80, 1.0)
-    return unit, over.sum(each(lambda x: jnp.square((x - mean) / unit), x), jnp.square(mean / unit))
+    return unit, over.sum(map_tensors(lambda x: jnp.square((x - mean) / unit), x), jnp.square(mean / unit))
 
 
 @frozen_value
@@ -74,15 +74,17 @@ class MeanSigmaStd(Reduction):
     stats_reduce_dim: Axes = None
     std_dev_epsilon: check.Positive = 1e-8
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> tuple[jax.Array, jax.Array]:
         """Mean of |x|, and `sqrt(unbiased variance + epsilon)`; the variance of one number is 0."""
-        over, magnitude = self.over, each(jnp.abs, x)
+        over, magnitude = self.over, map_tensors(jnp.abs, x)
         n = over.count(x)
         mean = over.sum(magnitude) / n
         unit, squares = _squares(over, magnitude, mean, over.max(magnitude))
         return mean, unit * jnp.sqrt(squares / max(n - 1, 1) + self.std_dev_epsilon / unit / unit)
 
-    def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
+    def change(
+        self, dx: Tensors, x: Tensors, measured: Measured, located: Measured
+    ) -> tuple[jax.Array, jax.Array]:
         """How both change."""
         mean, deviation = jax.lax.stop_gradient(measured)
         n = self.over.count(x)
@@ -92,10 +94,10 @@ class MeanSigmaStd(Reduction):
         def along_deviation(dx: jax.Array, x: jax.Array) -> jax.Array:
             return (jnp.abs(jax.lax.stop_gradient(x)) - mean) / divisor * dx
 
-        along_mean = each(lambda dx: dx * jnp.float32(1 / n), dx)
-        return self.over.sum(along_mean), self.over.sum(each(along_deviation, dx, x))
+        along_mean = map_tensors(lambda dx: dx * jnp.float32(1 / n), dx)
+        return self.over.sum(along_mean), self.over.sum(map_tensors(along_deviation, dx, x))
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The statistic."""
         mean, deviation = measured
         return self.finished(mean + self.sigma * deviation)
@@ -170,9 +172,9 @@ class L1Norm(Reduction):
     keepdim = True
     stats_reduce_dim: Axes = None
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The norm."""
-        return self.over.sum(each(ops.magnitude, x))
+        return self.over.sum(map_tensors(ops.magnitude, x))
 
 
 class L2Norm(L1Norm):
@@ -191,15 +193,15 @@ class L2Norm(L1Norm):
         Array([[5.]], dtype=float32)
     """
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The norm."""
-        return safe_sqrt(self.over.sum(each(jnp.square, x)))
+        return safe_sqrt(self.over.sum(map_tensors(jnp.square, x)))
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
         """How it changes."""
         norm, x = jax.lax.stop_gradient((measured, x))
         divisor = jnp.where(norm > 0, norm, 1.0)
-        return self.over.sum(each(lambda x, dx: x / divisor * dx, x, dx))
+        return self.over.sum(map_tensors(lambda x, dx: x / divisor * dx, x, dx))
 
 
 @frozen_value
@@ -231,11 +233,11 @@ class SigmaStd(Reduction):
     about_mean: bool = False
     std_dev_epsilon: check.Positive = 1e-8
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The deviation."""
         over, count = self.over, self.over.count(x)
         mean = over.sum(x) / count if self.about_mean else jnp.float32(0)
-        unit, squares = _squares(over, x, mean, over.max(each(jnp.abs, x)))
+        unit, squares = _squares(over, x, mean, over.max(map_tensors(jnp.abs, x)))
         return unit * jnp.sqrt(squares / count)
 
     def change(self, dx: Tensors, x: Tensors, measured: Any, located: Any) -> Any:
@@ -271,9 +273,9 @@ class RMS(Reduction):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> jax.Array:
         """The mean square."""
-        return self.over.sum(each(jnp.square, x)) / max(self.over.count(x), 1)
+        return self.over.sum(map_tensors(jnp.square, x)) / max(self.over.count(x), 1)
 
     def statistic(self, measured: Any) -> jax.Array:
         """The root."""
@@ -308,15 +310,15 @@ class AbsMean(Reduction):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    def measure(self, x: Tensors) -> Any:
+    def measure(self, x: Tensors) -> tuple[jax.Array, jax.Array]:
         """The sum of the powers, and how many count."""
-        counted = each(
+        counted = map_tensors(
             lambda x: (jnp.full(x.shape, True) if self.count_zeros else x != 0.0).astype(jnp.float32), x
         )
         count = self.over.sum(counted, float(self.count_zeros))
-        return self.over.sum(each(lambda x: jnp.abs(x) ** self.p, x)), jnp.maximum(count, 1.0)
+        return self.over.sum(map_tensors(lambda x: jnp.abs(x) ** self.p, x)), jnp.maximum(count, 1.0)
 
-    def statistic(self, measured: Any) -> jax.Array:
+    def statistic(self, measured: Measured) -> jax.Array:
         """The mean."""
         total, count = measured
         # The root's derivative at 0 is infinite, so useless.

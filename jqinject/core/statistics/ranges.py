@@ -197,8 +197,8 @@ class NonzeroRange:
 
     def __call__(self, x: jax.Array, axes: Any, names: Names = ()) -> ClippingRange:
         """See the class."""
-        found = self.calibration(x, axes, names) if names else self.calibration(x, axes)
-        return found._replace(high=jnp.where(found.high == 0.0, 1.0, found.high))
+        ends = self.calibration(x, axes, names) if names else self.calibration(x, axes)
+        return ends._replace(high=jnp.where(ends.high == 0.0, 1.0, ends.high))
 
 
 OF_NO_AXES = (AbsMaxRange, MinMaxRange)
@@ -306,7 +306,7 @@ class MSERange:
         """See the class."""
         x = jax.lax.stop_gradient(x)
         over = Over(axes if isinstance(axes, Cut) else tuple(axes), names)
-        whole = AbsMaxRange()(x, axes, names).high
+        largest = AbsMaxRange()(x, axes, names).high
         if self.q_dtype is None:
             grid = IntGrid(self.bit_width, narrow_range=self.narrow_range)
             steps = self.range_steps or 2.0 ** (self.bit_width - 1) - 0.5
@@ -323,8 +323,8 @@ class MSERange:
             scale = jnp.where(high > 0, divide(high, steps), 1.0)
             return over.sum(jnp.square(grid.round(divide(x, scale), rounding) * scale - x))
 
-        start = (whole, jnp.full(whole.shape, jnp.inf, jnp.float32))
-        return ClippingRange(least_of(start, lambda fraction: whole * fraction, error, fractions)[0])
+        start = (largest, jnp.full(largest.shape, jnp.inf, jnp.float32))
+        return ClippingRange(least_of(start, lambda fraction: largest * fraction, error, fractions)[0])
 
 
 def through_ends(

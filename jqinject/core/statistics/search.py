@@ -25,7 +25,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import check
-from jqinject.core._protocols import Stat, View, searches
+from jqinject.core._protocols import Stat, Threshold, View, searches
 from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of, where_active
@@ -145,7 +145,7 @@ class Candidate:
 Task = Search | Candidate | None
 
 
-def scale_of(scaling: Any, x: jax.Array, threshold: Any, task: Task) -> jax.Array:
+def scale_of(scaling: Any, x: jax.Array, threshold: Threshold, task: Task) -> jax.Array:
     """The scale of `x`; a searching scaling also gets the task."""
     return scaling(x, threshold, task) if searches(scaling) else scaling(x, threshold)
 
@@ -211,13 +211,13 @@ class SearchedStat(Component):
             detached = jax.tree.map(jax.lax.stop_gradient, (state, tuple(tensors), task.scale))
             return _search(graphdef, cuts, *detached)
 
-        found, after = where_active(active, search)
+        best, after = where_active(active, search)
         if self.memory is not None:
             before = self.memory.get_raw_value()
             if active is not None:
                 after = jax.tree.map(partial(jnp.where, active), after, before)
             self.memory.set_value(after)
-        return jax.lax.stop_gradient(found)
+        return jax.lax.stop_gradient(best)
 
     def _start(self, tensors: Sequence[jax.Array], memory: QuantStat | None = None) -> jax.Array:
         """Where the search starts, or the result remembered in `memory`."""
@@ -251,7 +251,11 @@ def remember(stat: Any, shape: Sequence[int] | None, **more: float) -> None:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _search(
-    graphdef: Any, cuts: tuple[Cut | None, ...], state: Any, tensors: tuple[jax.Array, ...], scale: Any
+    graphdef: Any,
+    cuts: tuple[Cut | None, ...],
+    state: nnx.State,
+    tensors: tuple[jax.Array, ...],
+    scale: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """One search, compiled once for quantizers of the same structure."""
 
@@ -260,7 +264,7 @@ def _search(
 
     def trial(tensor: jax.Array, statistic: jax.Array) -> Any:
         quantizer, _ = copies()  # for each trial: its state changes are discarded
-        cut = next(cut for cut, other in zip(cuts, tensors, strict=True) if other is tensor)
+        cut = next(cut for cut, part in zip(cuts, tensors, strict=True) if part is tensor)
         result = quantizer.try_candidate(tensor, Candidate(statistic, scale))
         if cut is None:
             return result
@@ -271,11 +275,11 @@ def _search(
         return SimpleNamespace(value=value, scale=numbers[0], zero_point=numbers[1])
 
     _, stat = copies()
-    found = stat.search(trial, tensors)
+    best = stat.search(trial, tensors)
     if stat.memory is None:
-        return found, {}
-    held = stat.memory.get_raw_value()
-    return found, {**held, "last": found.reshape(held["last"].shape)}
+        return best, {}
+    arrays = stat.memory.get_raw_value()
+    return best, {**arrays, "last": best.reshape(arrays["last"].shape)}
 
 
 @component

@@ -27,7 +27,7 @@ from jqinject.core.component import frozen_value
 from jqinject.core.views import Blocks, MergingView, blocks_of, cut_of
 from jqinject.ops.cut import Cut, warn_if_gathered
 from jqinject.ops.groups import check_divides, elements_axis, fitting_size, split_groups, spread_groups
-from jqinject.ops.reductions import Axes, Over, Tensors, each, parts_of
+from jqinject.ops.reductions import Axes, Measured, Over, Tensors, map_tensors, parts_of
 from jqinject.ops.sharding import check_same_places, names_of
 
 
@@ -98,40 +98,40 @@ class TwoPhaseStat(ABC):
         """The reduction: float32 tensor -> a few small float arrays (a pytree)."""
 
     @abstractmethod
-    def statistic(self, measured: Any) -> Any:
+    def statistic(self, measured: Measured) -> Any:
         """The statistic as a differentiable function of what was measured; finite for zeros."""
 
-    def locate(self, x: Any, measured: Any) -> Any:
+    def locate(self, x: jax.Array, measured: Measured) -> Any:
         """What else `change` needs: a few small arrays."""
         return ()
 
-    def change(self, dx: Any, x: Any, measured: Any, located: Any) -> Any:
+    def change(self, dx: Tensors, x: jax.Array, measured: Measured, located: Measured) -> Any:
         """How the measurement changes if `x` changes by `dx`: linear in `dx`, structured like `measured`.
 
         By default, as JAX differentiates `measure`.
         """
         return jax.jvp(self.measure, (x,), (dx,))[1]
 
-    def changed(self, dx: Any, x: Any, measured: Any) -> Any:
+    def changed(self, dx: Tensors, x: Any, measured: Measured) -> Any:
         """How the measurement changes, where it is not made under a condition: both parts of the derivative."""
         return self.change(dx, x, measured, self.locate(x, measured))
 
-    def finished(self, measured: Any) -> jax.Array:
+    def finished(self, measured: Measured) -> jax.Array:
         """What `over` reduced to one array, times `factor`, without the reduced axis unless `keepdim`; of groups, one
         number for each.
         """
-        (found,) = jax.tree.leaves(measured)
+        (stat,) = jax.tree.leaves(measured)
         if self.factor != 1:
-            found = self.factor * found
+            stat = self.factor * stat
         axes = self.stats_reduce_dim
         if axes is None or (self.keepdim and not isinstance(axes, Cut)):
-            return found
-        return finish(found, axes, self.keepdim)
+            return stat
+        return finish(stat, axes, self.keepdim)
 
     def along(self, axes: Axes) -> TwoPhaseStat:
         """The statistic over other axes, up to its shape."""
-        kept = {"keepdim": True} if any(f.name == "keepdim" for f in fields(cast(Any, self))) else {}
-        return replace(cast(Any, self), stats_reduce_dim=axes, **kept)
+        keepdim = {"keepdim": True} if any(f.name == "keepdim" for f in fields(cast(Any, self))) else {}
+        return replace(cast(Any, self), stats_reduce_dim=axes, **keepdim)
 
     def measured(self, x: Tensors, active: jax.Array | None = None, detached: bool = False) -> Any:
         """The measurement, as a differentiable function of `x` unless `detached`.
@@ -187,15 +187,15 @@ def _(stat, primals, tangents):
     return measured, stat.change(dx, x, measured, where_active(active, stat.locate, x, measured))
 
 
-def where_active(active: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+def where_active(active: jax.Array | bool | None, function: Callable[..., Any], *arguments: Any) -> Any:
     """The function's result if `active`, which may be traced, else zeros; None is true."""
-    known = not isinstance(active, jax.core.Tracer)
-    if active is None or (known and bool(active)):
+    is_known = not isinstance(active, jax.core.Tracer)
+    if active is None or (is_known and bool(active)):
         return function(*arguments)
     shapes = jax.eval_shape(function, *arguments)
     check_same_places(shapes, jnp.asarray(active))
     idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return idle if known else jax.lax.cond(active, function, lambda *_: idle, *arguments)
+    return idle if is_known else jax.lax.cond(active, function, lambda *_: idle, *arguments)
 
 
 def finish(stat: jax.Array, axis: Axes, keepdim: bool) -> jax.Array:
@@ -255,14 +255,14 @@ class OverBlocks:
         inner = elements_axis(axis)
         first = elements + (elements > axis)
         if takes_axes(self.stats):
-            found = self.stats.along((first, inner))(cut)
+            stat = self.stats.along((first, inner))(cut)
         else:  # the two axes of a block become one, in place of a group's elements
             at = first - (inner < first)
-            beside = jnp.moveaxis(cut, inner, at + 1)
-            shape = (*beside.shape[:at], beside.shape[at] * beside.shape[at + 1], *beside.shape[at + 2 :])
-            found = self.stats(beside.reshape(shape))
+            joined = jnp.moveaxis(cut, inner, at + 1)
+            shape = (*joined.shape[:at], joined.shape[at] * joined.shape[at + 1], *joined.shape[at + 2 :])
+            stat = self.stats(joined.reshape(shape))
         shape = tuple(1 if place in (first, inner) else size for place, size in enumerate(cut.shape))
-        return spread_groups(jnp.reshape(found, shape), width, axis, length)
+        return spread_groups(jnp.reshape(stat, shape), width, axis, length)
 
 
 CURE = "a dataclass that derives from jqinject.core.TwoPhaseStat, whose docstring has an example"
@@ -293,8 +293,8 @@ def reduced_axes(view: View, reduce_dim: Axes, shape: tuple[int, ...]) -> tuple[
     if not -len(merged) <= reduce_dim < len(merged):
         return None
     reduced = merged[reduce_dim]
-    kept = [axis for axes in merged for axis in axes if axis not in reduced]
-    return reduced if kept == sorted(kept) else None
+    remaining = [axis for axes in merged for axis in axes if axis not in reduced]
+    return reduced if remaining == sorted(remaining) else None
 
 
 @lru_cache(maxsize=1024)
@@ -324,19 +324,19 @@ def reduced(view: View, reduce_dim: Axes, x: Tensors) -> tuple[Axes, Tensors]:
         The axes to reduce, None for all, and tensors; else `reduce_dim` and views.
     """
     parts = parts_of(x)
-    found = {
+    places = {
         in_groups(view, reduce_dim, part) or reduced_axes(view, reduce_dim, part.shape) for part in parts
     }
-    if None in found:
-        return reduce_dim, each(view, x)
+    if None in places:
+        return reduce_dim, map_tensors(view, x)
     if reduce_dim is None:
         return None, x
-    axes: Axes = next(iter(found))
+    axes: Axes = next(iter(places))
     like = {part.shape if isinstance(axes, Cut) else part.ndim for part in parts}
-    return (axes, x) if len(found) == len(like) == 1 else (reduce_dim, each(view, x))
+    return (axes, x) if len(places) == len(like) == 1 else (reduce_dim, map_tensors(view, x))
 
 
-def in_groups(view: Any, reduce_dim: Axes, x: jax.Array) -> Cut | None:
+def in_groups(view: View, reduce_dim: Axes, x: jax.Array) -> Cut | None:
     """The groups of a view, if their elements, and perhaps whole axes beside, are reduced and may cross shards."""
     cut = cut_of(view, x)
     if cut is None or reduce_dim is None or isinstance(reduce_dim, Cut):
@@ -380,12 +380,12 @@ def in_place(stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool
         )
     crosses = any(cut_of(view, part) is not None for part in parts_of(x))
     if not takes or (crosses and not takes_cut(stat)):
-        return stat, each(lambda part: view(_told_of_view(stat, view, part, of_parameter)), x)
+        return stat, map_tensors(lambda part: view(_told_of_view(stat, view, part, of_parameter)), x)
     axes, tensors = reduced(view, stat.stats_reduce_dim, x)
     return (stat if axes == stat.stats_reduce_dim else stat.along(axes)), tensors
 
 
-def _told_of_view(stat: Any, view: View, x: jax.Array, of_parameter: bool) -> jax.Array:
+def _told_of_view(stat: object, view: View, x: jax.Array, of_parameter: bool) -> jax.Array:
     """A tensor that is about to be viewed for a statistic that cannot be taken of it where it lies."""
     cut = cut_of(view, x)
     if cut is not None:
@@ -400,7 +400,9 @@ def _told_of_view(stat: Any, view: View, x: jax.Array, of_parameter: bool) -> ja
     )
 
 
-def with_gather_warning(component: Any, x: jax.Array, axes: Sequence[int], why: str, cure: str) -> jax.Array:
+def with_gather_warning(
+    component: object, x: jax.Array, axes: Sequence[int], why: str, cure: str
+) -> jax.Array:
     """`x`, of which a `GatheredWarning` says that it is gathered for a component if it is sharded along some axes."""
     along = f"axis {axes[0]}" if len(axes) == 1 else f"one of its axes {tuple(axes)}"
     where = f"a tensor of shape {x.shape} is gathered for it if it is sharded along {along}"

@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.frozen.frozen_groups import wide_metadata
 from jqinject.ops import Codebook, FloatGrid, Grid, IntGrid
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import Groups
 from jqinject.quant_tensor.public_tensors import int_grid
+
+PER_AXIS = ("out_sharding", "sharding_names", "sharding")
+Names = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class StoredForm:
         return jax.lax.transpose(stored, self.back)
 
     def metadata(
-        self, metadata: Mapping[str, Any], scale_shape: tuple[int, ...]
+        self, metadata: Mapping[str, object], scale_shape: tuple[int, ...]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The metadata of an operand's Variable for its payload as stored, and for its scale.
 
@@ -101,7 +103,7 @@ class FrozenForm:
         signed: whether integers have a sign.
         names: of the numbers, sorted.
         in_turn: an axis, counted from the end, along which scales and zero points repeat: index `i` has those of
-            `i % count`, where `count` of them are stored. None for none.
+            `i % count`, where `count` of them are stored. None if none repeat.
     """
 
     stored: StoredForm
@@ -173,7 +175,7 @@ class FrozenForm:
         """Where an axis of the weight lies in the scales."""
         return axis if self.groups is None else axis + (axis > self.groups.dim % len(self.shape))
 
-    def in_full(self, x: Any) -> Any:
+    def in_full(self, x: jax.Array) -> jax.Array:
         """Scales or zero points along the axis on which they repeat, as often as there are numbers.
 
         Args:
@@ -189,7 +191,7 @@ class FrozenForm:
         return x if count == 1 else jnp.concatenate([x] * (self.stored.shape[axis] // count), axis)
 
     def metadata(
-        self, metadata: Mapping[str, Any], scale_shape: tuple[int, ...]
+        self, metadata: Mapping[str, object], scale_shape: tuple[int, ...]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The metadata of a weight's Variable for the payload and for the scale, as they are stored.
 
@@ -205,7 +207,7 @@ class FrozenForm:
         return self.stored.metadata(metadata, scale_shape)
 
     def partition_specs(
-        self, spec: jax.sharding.PartitionSpec, numbers: Mapping[str, Any]
+        self, spec: jax.sharding.PartitionSpec, numbers: Mapping[str, jax.Array]
     ) -> dict[str, jax.sharding.PartitionSpec]:
         """How the numbers are sharded if the weight is sharded so.
 
@@ -215,15 +217,15 @@ class FrozenForm:
         """
         form = self.fitted(numbers["value"].shape)
         full = (*spec, *(None,) * (len(form.shape) - len(spec)))
-        found = {}
-        for name, held in numbers.items():
-            if len(held.shape) < len(form.shape):  # one factor for each layer of a stack
-                found[name] = jax.sharding.PartitionSpec(*full[: len(held.shape)])
+        specs = {}
+        for name, number in numbers.items():
+            if len(number.shape) < len(form.shape):  # one factor for each layer of a stack
+                specs[name] = jax.sharding.PartitionSpec(*full[: len(number.shape)])
                 continue
-            of_payload, of_scale = form.metadata({"out_sharding": full}, held.shape)
+            of_payload, of_scale = form.metadata({"out_sharding": full}, number.shape)
             names = (of_payload if name == "value" else of_scale)["out_sharding"]
-            found[name] = jax.sharding.PartitionSpec(*names)
-        return found
+            specs[name] = jax.sharding.PartitionSpec(*names)
+        return specs
 
     def partition_spec(
         self, spec: jax.sharding.PartitionSpec, payload_shape: tuple[int, ...]
@@ -280,22 +282,33 @@ def _check_in_front(form: FrozenForm, taken: int) -> None:
 
 
 def _per_axis(
-    metadata: Mapping[str, Any], ndim: int, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-) -> dict[str, Any]:
+    metadata: Mapping[str, object], ndim: int, change: Callable[[Names], Names]
+) -> dict[str, object]:
     """The metadata with the entries of the last `ndim` axes changed; stacks of layers have more in front."""
-    names = ("out_sharding", "sharding_names", "sharding")
 
-    def changed(found: tuple[Any, ...]) -> tuple[Any, ...]:
-        front = len(found) - ndim
-        return (*found[:front], *change(found[front:]))
+    def changed(entry: Names) -> Names:
+        front = len(entry) - ndim
+        return (*entry[:front], *change(entry[front:]))
 
     return {
-        name: changed(tuple(found)) if name in names and isinstance(found, tuple) else found
-        for name, found in metadata.items()
+        name: changed(tuple(entry)) if name in PER_AXIS and isinstance(entry, tuple) else entry
+        for name, entry in metadata.items()
     }
 
 
-def _unsharded_ones(names: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+def wide_metadata(metadata: Mapping[str, object], groups: Groups, ndim: int) -> dict[str, object]:
+    """A weight's metadata for the weight in groups: what shards the axis shards its groups."""
+
+    def widened(entry: Any) -> Any:
+        if not isinstance(entry, tuple) or len(entry) < ndim:
+            return entry
+        place = len(entry) + groups.dim + 1
+        return (*entry[:place], None, *entry[place:])
+
+    return {name: widened(entry) if name in PER_AXIS else entry for name, entry in metadata.items()}
+
+
+def _unsharded_ones(names: Names, shape: tuple[int, ...]) -> Names:
     if len(names) != len(shape):
         return (None,) * len(shape)
     return tuple(name if size > 1 else None for name, size in zip(names, shape, strict=True))

@@ -13,11 +13,12 @@ import jax
 import numpy as np
 from flax import nnx
 from flax.nnx import reprlib
+from jax.typing import DTypeLike
 
 from jqinject.core import Frozen
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_groups import ScaleForms
 from jqinject.dot.frozen.frozen_numbers import (
+    ScaleForms,
     dequantize,
     frozen_numbers,
     parts_of,
@@ -29,6 +30,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels.integer import Affine
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import split_groups
+from jqinject.quant_tensor import QuantTensor
 
 _OF_PURE_DICT = nnx.to_pure_dict.__code__.co_consts
 """Holds the code by which `nnx.to_pure_dict` reads a Variable. Nothing else tells its call from a model's own, and a
@@ -57,7 +59,7 @@ class LowBitArray:
     def form(self) -> FrozenForm:
         """What is static in the numbers."""
 
-    def quant_tensor(self, dtype: Any = None) -> Any:
+    def quant_tensor(self, dtype: DTypeLike | None = None) -> Any:
         """The numbers as a QuantTensor, dequantized when its value is read.
 
         Args:
@@ -66,15 +68,15 @@ class LowBitArray:
         form = self.form if dtype is None else replace(self.form, value_dtype=np.dtype(dtype))
         return quant_tensor_of(self.numbers, form)
 
-    def operand(self, dtype: Any = None) -> Any:
+    def operand(self, dtype: DTypeLike | None = None) -> Any:
         """The numbers as an operand of a contraction: dequantized if no contraction takes their scales or zero points.
 
         Args:
             dtype: as for `quant_tensor`.
         """
-        found, form = self.quant_tensor(dtype), self.form
+        tensor, form = self.quant_tensor(dtype), self.form
         between = "zero_point" in form.names and not form.whole_zero_point
-        return found.value if between or form.in_turn is not None else found
+        return tensor.value if between or form.in_turn is not None else tensor
 
     def integers(self, summed: tuple[int, ...] | None = None) -> Affine:
         """The integers of a form that `has_integers`, for a contraction, with two axes for one if there are groups.
@@ -91,10 +93,12 @@ class LowBitArray:
             length = payload.shape[cut.axis]
             zero = None if zero is None else cut.of_pieces(zero, length)
             return Affine(split_groups(payload, cut.piece, cut.axis), cut.of_pieces(scale, length), zero)
-        known = summed is None or {*summed} == {*form.stored.summed}
+        has_sums = summed is None or {*summed} == {*form.stored.summed}
         grid = form.stored.grid
         packed = grid is not None and grid.packed_bits == 4 and stores_last(form, summed)
-        return Affine(payload, scale, zero, numbers.get("sums") if known else None, value if packed else None)
+        return Affine(
+            payload, scale, zero, numbers.get("sums") if has_sums else None, value if packed else None
+        )
 
     def integers_as_stored(self, dims: Dimensions) -> tuple[Dimensions, Affine]:
         """The integers for a contraction along axes of the array, and the same contraction along their own axes.
@@ -168,9 +172,9 @@ class FrozenParam(LowBitArray, Frozen):
     @classmethod
     def of(
         cls,
-        weight: Any,
+        weight: QuantTensor,
         summed: tuple[int, ...] = (),
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
         has_zero_point: bool = True,
         axes_of_sums: tuple[int, ...] | None = None,
         forms: ScaleForms | None = None,
@@ -198,7 +202,7 @@ class FrozenParam(LowBitArray, Frozen):
 
     @classmethod
     def holding(
-        cls, numbers: Mapping[str, Any], form: FrozenForm, metadata: Mapping[str, Any] | None = None
+        cls, numbers: Mapping[str, Any], form: FrozenForm, metadata: Mapping[str, object] | None = None
     ) -> Self:
         """The frozen parameter of numbers that `frozen_numbers` returned, perhaps stacked.
 
@@ -208,9 +212,9 @@ class FrozenParam(LowBitArray, Frozen):
             metadata: of the parameter's Variable. The numbers are sharded already, so NNX must not.
         """
         required = {"hijax": False, "ref": False, "eager_sharding": False}
-        made = cls.from_metadata(dict(numbers), {**(metadata or {}), **required, "form": form})
-        assert isinstance(made, cls), "not a hijax Variable"
-        return made
+        param = cls.from_metadata(dict(numbers), {**(metadata or {}), **required, "form": form})
+        assert isinstance(param, cls), "not a hijax Variable"
+        return param
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -238,41 +242,43 @@ class FrozenParam(LowBitArray, Frozen):
     def sharding(self) -> Any:
         """Of the parameter: that of the payload, whose axes may be stored in another order."""
         payload = self.numbers["value"]
-        held = payload.sharding
-        if isinstance(held, jax.sharding.NamedSharding):
-            spec = self.form.partition_spec(held.spec, payload.shape)
-            return held.update(spec=spec)
-        simple = held is None or held.is_fully_replicated or len(held.device_set) == 1
-        return held if simple else self.get_value().sharding
+        sharding = payload.sharding
+        if isinstance(sharding, jax.sharding.NamedSharding):
+            spec = self.form.partition_spec(sharding.spec, payload.shape)
+            return sharding.update(spec=spec)
+        simple = sharding is None or sharding.is_fully_replicated or len(sharding.device_set) == 1
+        return sharding if simple else self.get_value().sharding
 
     # --- read as an array
 
-    def get_value(self, *, index: Any = ...) -> Any:
+    def get_value(self, *, index: object = ...) -> Any:
         """The dequantized array, or what an index reads of it; its shape and dtype if the model is abstract.
 
         `nnx.to_pure_dict`, which reads states to store them, gets the numbers.
         """
-        held = self.get_raw_value()
+        numbers = self.get_raw_value()
         reader = sys._getframe(1).f_code
         if reader is _OF_LINEN:
             return self
         if reader in _OF_PURE_DICT:
-            return held
-        kinds = {_kind(leaf) for leaf in jax.tree.leaves(held)}
+            return numbers
+        kinds = {_kind(leaf) for leaf in jax.tree.leaves(numbers)}
         if kinds == {jax.ShapeDtypeStruct}:
-            whole = jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
-            return whole if index is ... else jax.eval_shape(lambda x: x[index], whole)
-        if not isinstance(held, dict) or kinds != {jax.Array}:
-            return held  # a prefix of a transformation, or a tree of shardings
-        return self._as_read(self._read(held, index))
+            array = jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
+            return array if index is ... else jax.eval_shape(lambda x: x[index], array)
+        if not isinstance(numbers, dict) or kinds != {jax.Array}:
+            return numbers  # a prefix of a transformation, or a tree of shardings
+        return self._as_read(self._read(numbers, index))
 
-    def _read(self, numbers: dict[str, Any], index: Any) -> jax.Array:
+    def _read(self, numbers: dict[str, jax.Array], index: object) -> jax.Array:
         if isinstance(index, nnx.Variable):
             index = index.get_value()
-        whole = index is ... or self.get_metadata(READS_WHOLE, False)
-        found = None if whole else look_up(numbers, self.form.fitted(tuple(numbers["value"].shape)), index)
-        if found is not None:
-            return found.finish(dequantize(found.numbers, self.form))
+        reads_all = index is ... or self.get_metadata(READS_WHOLE, False)
+        lookup = (
+            None if reads_all else look_up(numbers, self.form.fitted(tuple(numbers["value"].shape)), index)
+        )
+        if lookup is not None:
+            return lookup.finish(dequantize(lookup.numbers, self.form))
         value = dequantize(numbers, self.form)
         return value if index is ... else value[index]
 
@@ -291,12 +297,12 @@ class FrozenParam(LowBitArray, Frozen):
             raise AttributeError(f"FrozenParam has no attribute {name!r}", name=name, obj=self)
         return getattr(self.get_value(), name)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.get_value(), dtype=dtype)
 
     # --- written by NNX and by loading alone
 
-    def set_value(self, value: Any, *, index: Any = None) -> None:
+    def set_value(self, value: Any, *, index: object = None) -> None:
         """Replace the numbers.
 
         Args:
@@ -340,53 +346,54 @@ class FrozenParam(LowBitArray, Frozen):
         """
         if "value" in updates:
             value = (updates.pop("value"),)
-        return super().copy(*(self._of_each(whole) for whole in value), **updates)
+        return super().copy(*(self._of_each(entry) for entry in value), **updates)
 
     replace = copy  # type: ignore[assignment]
     to_state = copy  # type: ignore[assignment]
 
-    def _of_each(self, whole: Any) -> Any:
+    def _of_each(self, value: Any) -> Any:
         numbers = self.numbers
-        if isinstance(whole, jax.sharding.PartitionSpec):
-            return self.form.partition_specs(whole, numbers)
-        if not isinstance(whole, jax.ShapeDtypeStruct):
-            self._check_not_array(whole)
-            return whole
-        if whole.shape != self.shape or not isinstance(whole.sharding, jax.sharding.NamedSharding):
-            raise self.refusal(whole)
-        specs = self.form.partition_specs(whole.sharding.spec, numbers)
+        if isinstance(value, jax.sharding.PartitionSpec):
+            return self.form.partition_specs(value, numbers)
+        if not isinstance(value, jax.ShapeDtypeStruct):
+            self._check_not_array(value)
+            return value
+        if value.shape != self.shape or not isinstance(value.sharding, jax.sharding.NamedSharding):
+            raise self.refusal(value)
+        specs = self.form.partition_specs(value.sharding.spec, numbers)
         return {
             name: jax.ShapeDtypeStruct(
-                held.shape, held.dtype, sharding=whole.sharding.update(spec=specs[name])
+                number.shape, number.dtype, sharding=value.sharding.update(spec=specs[name])
             )
-            for name, held in numbers.items()
+            for name, number in numbers.items()
         }
 
-    def _check_not_array(self, value: Any) -> None:
+    def _check_not_array(self, value: object) -> None:
         if isinstance(value, jax.Array | np.ndarray):
             raise self.refusal(value)
 
-    def refusal(self, value: Any) -> TypeError:
+    def refusal(self, value: object) -> TypeError:
         """The error of assigning a value."""
-        kind, dtype = type(value).__name__, getattr(value, "dtype", None)
-        given = kind if dtype is None else f"{dtype} numbers of shape {tuple(value.shape)}"
+        described = type(value).__name__
+        if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+            described = f"{value.dtype} numbers of shape {tuple(value.shape)}"
         form = self.form
         return TypeError(
             f"a frozen parameter of shape {self.shape} holds {form.stored.dtype.name} numbers "
-            f"({', '.join(form.names)}) and cannot be assigned, got {given}.\n  cure: load float weights before "
+            f"({', '.join(form.names)}) and cannot be assigned, got {described}.\n  cure: load float weights before "
             "jqinject.freeze; jqinject.unfreeze(model) after freeze(model, keep_masters=True); or "
             "jqinject.load_state(model, state) with the state of a frozen model"
         )
 
     def __nnx_repr__(self) -> Iterator[Any]:  # type: ignore[override]
-        whole = object not in {_kind(leaf) for leaf in jax.tree.leaves(self.numbers)}
+        has_shapes = object not in {_kind(leaf) for leaf in jax.tree.leaves(self.numbers)}
         # A tree of shardings in the place of the numbers has no shape.
-        comment = f" # {self.dtype.name}{list(self.shape)}" if whole else ""
+        comment = f" # {self.dtype.name}{list(self.shape)}" if has_shapes else ""
         yield reprlib.Object(type=type(self).__name__, comment=comment)
         yield from (reprlib.Attr(name, number) for name, number in self.numbers.items())
 
 
-def _kind(leaf: Any) -> type:
+def _kind(leaf: object) -> type:
     """What a leaf is: an array, a shape, or something else."""
     kinds = (jax.Array, np.ndarray), (jax.ShapeDtypeStruct,)
-    return next((found[0] for found in kinds if isinstance(leaf, found)), object)
+    return next((kind[0] for kind in kinds if isinstance(leaf, kind)), object)

@@ -45,7 +45,7 @@ class _Reshaped(NamedTuple):
     shape: tuple[int, ...]
 
 
-def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: Any) -> Lookup | None:
+def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: object) -> Lookup | None:
     """Apply an index of a weight to its stored numbers: integers, arrays of integers, and slices.
 
     Axes that are cut into groups or packed into bytes are left to the dequantized array.
@@ -61,29 +61,29 @@ def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: Any) -> Look
     entries = _entries(index, form.shape)
     if entries is None:
         return None
-    found, rest = numbers, list(entries)
+    read, rest = numbers, list(entries)
     for axis, entry in enumerate(entries):
         place = form.axis_of_payload(axis)
         if place is None or _is_whole(entry):
             continue
         flat, rest[axis] = _flattened(entry)
-        found = _indexed(found, form, axis, place, flat)
-    return Lookup(found, tuple(rest))
+        read = _indexed(read, form, axis, place, flat)
+    return Lookup(read, tuple(rest))
 
 
 def _indexed(
     numbers: dict[str, jax.Array], form: FrozenForm, axis: int, place: int, entry: Any
 ) -> dict[str, jax.Array]:
     """The numbers with one axis indexed; sums over this axis are dropped."""
-    of_scale, found = form.axis_of_scale(axis), {}
+    of_scale, indexed = form.axis_of_scale(axis), {}
     for name, array in numbers.items():
         at = place if name == "value" else of_scale
         varies = name == "value" or (at < array.ndim and array.shape[at] > 1)
         if varies:
             array = array[(*(WHOLE,) * at, entry)]
         if varies or name != "sums":
-            found[name] = array
-    return found
+            indexed[name] = array
+    return indexed
 
 
 def _flattened(entry: Any) -> tuple[Any, Any]:
@@ -95,22 +95,24 @@ def _flattened(entry: Any) -> tuple[Any, Any]:
     return entry.reshape(-1), _Reshaped(tuple(entry.shape))
 
 
-def _entries(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
+def _entries(index: object, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
     """One entry for each axis: slices, ints in range, and at most one array; None for any other index."""
-    given = index if isinstance(index, tuple) else (index,)
-    places = [place for place, entry in enumerate(given) if entry is Ellipsis]
-    named = len(given) - len(places)
+    entries = index if isinstance(index, tuple) else (index,)
+    places = [place for place, entry in enumerate(entries) if entry is Ellipsis]
+    named = len(entries) - len(places)
     if len(places) > 1 or named > len(shape) or (places and named == len(shape)):
         return None
-    at = places[0] if places else len(given)
-    full = (*given[:at], *(WHOLE,) * (len(shape) - named), *given[at + 1 :])
-    known = tuple(_in_range(entry, size) for entry, size in zip(full, shape, strict=True))
-    if not all(_is_plain(entry) for entry in known):
+    at = places[0] if places else len(entries)
+    full = (*entries[:at], *(WHOLE,) * (len(shape) - named), *entries[at + 1 :])
+    normalized = tuple(_in_range(entry, size) for entry, size in zip(full, shape, strict=True))
+    if not all(_is_plain(entry) for entry in normalized):
         return None
-    arrays = [axis for axis, entry in enumerate(known) if np.ndim(entry) and not isinstance(entry, slice)]
-    single = [axis for axis, entry in enumerate(known) if not isinstance(entry, slice)]
+    arrays = [
+        axis for axis, entry in enumerate(normalized) if np.ndim(entry) and not isinstance(entry, slice)
+    ]
+    single = [axis for axis, entry in enumerate(normalized) if not isinstance(entry, slice)]
     adjacent = not single or single[-1] - single[0] == len(single) - 1
-    return known if not arrays or (len(arrays) == 1 and adjacent) else None
+    return normalized if not arrays or (len(arrays) == 1 and adjacent) else None
 
 
 def _in_range(entry: Any, size: int) -> Any:
@@ -120,11 +122,11 @@ def _in_range(entry: Any, size: int) -> Any:
     return int(entry) % size if -size <= entry < size else None
 
 
-def _is_plain(entry: Any) -> bool:
+def _is_plain(entry: object) -> bool:
     if isinstance(entry, jax.Array | np.ndarray):
         return bool(jnp.issubdtype(entry.dtype, jnp.integer))
     return isinstance(entry, slice) or (isinstance(entry, int) and not isinstance(entry, bool))
 
 
-def _is_whole(entry: Any) -> bool:
+def _is_whole(entry: object) -> bool:
     return isinstance(entry, slice) and entry == WHOLE

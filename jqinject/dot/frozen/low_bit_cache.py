@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_groups import ScaleForms
-from jqinject.dot.frozen.frozen_numbers import frozen_numbers
+from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_param import LowBitArray
-from jqinject.quant_tensor import is_quantized, on_table
+from jqinject.quant_tensor import is_grouped, is_quantized, on_minifloats, on_table
 
 MOST_BITS = 8
 
@@ -62,14 +62,14 @@ class LowBitCache(LowBitArray):
         numbers, form = frozen_numbers(x, (), has_zero_point, None, ScaleForms())
         own = 1 if form.groups is None else 2  # the axes of a row, as stored
         for name in numbers.keys() - {"value"}:
-            held = numbers[name]
-            if held.shape[-1] != 1:
+            array = numbers[name]
+            if array.shape[-1] != 1:
                 raise ValueError(
-                    f"a cache has a scale for each row of features, and this quantizer has {held.shape[-1]} for each.\n"
+                    f"a cache has a scale for each row of features, this quantizer has {array.shape[-1]} for each.\n"
                     "  cure: a dynamic quantizer of rows or groups, such as Int8DynamicActPerRowFloat"
                 )
-            rows = (*x.shape[:-1], *held.shape[held.ndim - own :])
-            numbers[name] = jnp.broadcast_to(held, rows)
+            rows = (*x.shape[:-1], *array.shape[array.ndim - own :])
+            numbers[name] = jnp.broadcast_to(array, rows)
         return cls(numbers, form)
 
     @property
@@ -99,35 +99,35 @@ class LowBitCache(LowBitArray):
     @property
     def stand_in(self) -> jax.ShapeDtypeStruct:
         """Shape, dtype and sharding of the float array in whose place it stands."""
-        held = self.numbers["value"]
-        known = None if isinstance(held, jax.ShapeDtypeStruct) else jax.typeof(held).sharding
-        if not isinstance(known, jax.sharding.NamedSharding) or known.mesh.empty:
+        payload = self.numbers["value"]
+        sharding = None if isinstance(payload, jax.ShapeDtypeStruct) else jax.typeof(payload).sharding
+        if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.mesh.empty:
             return jax.ShapeDtypeStruct(self.shape, self.dtype)
-        spec = self.form.partition_spec(known.spec, tuple(held.shape))
-        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=known.update(spec=spec))
+        spec = self.form.partition_spec(sharding.spec, tuple(payload.shape))
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=sharding.update(spec=spec))
 
     @property
     def nbytes(self) -> int:
         """Bytes of payload, scales and zero points."""
-        return sum(math.prod(held.shape) * held.dtype.itemsize for held in self.numbers.values())
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in self.numbers.values())
 
     @property
     def sharding(self) -> Any:
         """Of the payload."""
         return self.numbers["value"].sharding
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: object) -> jax.Array:
         return self.dequantized()[index]
 
     def __jax_array__(self) -> jax.Array:
         return self.dequantized()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.dequantized(), dtype=dtype)
 
     def __repr__(self) -> str:
-        held = ", ".join(f"{name}={x.dtype}{list(x.shape)}" for name, x in self.numbers.items())
-        return f"LowBitCache({self.dtype}{list(self.shape)}: {held})"
+        arrays = ", ".join(f"{name}={x.dtype}{list(x.shape)}" for name, x in self.numbers.items())
+        return f"LowBitCache({self.dtype}{list(self.shape)}: {arrays})"
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[tuple[str, ...], FrozenForm]]:
         """See `jax.tree_util.register_pytree_with_keys_class`."""
@@ -135,32 +135,32 @@ class LowBitCache(LowBitArray):
         return [(jax.tree_util.DictKey(name), self.numbers[name]) for name in names], (names, self.form)
 
     @classmethod
-    def tree_unflatten(cls, known: tuple[tuple[str, ...], FrozenForm], leaves: Any) -> LowBitCache:
+    def tree_unflatten(cls, static: tuple[tuple[str, ...], FrozenForm], leaves: Any) -> LowBitCache:
         """See `jax.tree_util.register_pytree_with_keys_class`."""
-        names, form = known
+        names, form = static
         return cls(dict(zip(names, leaves, strict=True)), form)
 
 
-def is_low_bit_cache(x: Any) -> bool:
+def is_low_bit_cache(x: object) -> bool:
     """Whether something is a `LowBitCache`: for `is_leaf=`."""
     return isinstance(x, LowBitCache)
 
 
 def _check(x: Any) -> None:
     """Refuse what has no payload, or shares scales between rows in groups."""
-    groups = getattr(x, "groups", None)
+    groups = x.groups if is_grouped(x) else None
     if groups is not None and groups.dim % x.ndim != x.ndim - 1:
         raise ValueError(
             "a cache is written row by row, and groups of several rows are not known at one of them.\n"
             "  cure: groups along the features, group_dim = -1"
         )
-    whole = x if groups is None else x.grouped
-    form = getattr(whole, "format", None)
-    bits = form.bit_width if form is not None and not form.is_learned else getattr(whole, "bit_width", None)
-    codes = on_table(whole)
+    rows = x if groups is None else x.grouped
+    learned = on_minifloats(rows) and rows.format.is_learned
+    bits = rows.bit_width if is_quantized(rows) and not learned else None
+    codes = on_table(rows)
     if not is_quantized(x) or not (codes or (isinstance(bits, int) and bits <= MOST_BITS)):
-        found = type(x).__name__ if bits is None else f"{bits} bits"
+        kind = type(x).__name__ if bits is None else f"{bits} bits"
         raise ValueError(
-            f"a cache in low bits needs a payload of at most {MOST_BITS} bits, got {found}.\n"
+            f"a cache in low bits needs a payload of at most {MOST_BITS} bits, got {kind}.\n"
             "  cure: a quantizer such as Int8DynamicActPerRowFloat"
         )

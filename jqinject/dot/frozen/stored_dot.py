@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, stored_parts, stores_last
-from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.kernels.stored_rows import (
     TABLES,
@@ -47,8 +48,8 @@ class StoredDot:
     form: FrozenForm
     dims: Dimensions
     dtype: np.dtype
-    out_sharding: Any = None
-    precision: Any = None
+    out_sharding: OutSharding = None
+    precision: jax.lax.PrecisionLike = None
 
 
 def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: StoredDot) -> jax.Array:
@@ -67,7 +68,7 @@ def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: S
     return _dot(static, x, *(numbers[name] for name in _names(static, numbers)))
 
 
-def reads_stored(form: FrozenForm, dtype: Any) -> bool:
+def reads_stored(form: FrozenForm, dtype: DTypeLike) -> bool:
     """Whether there may be a kernel for floats of a dtype and a weight of this form.
 
     Args:
@@ -89,8 +90,8 @@ def _table(form: FrozenForm) -> tuple[float, ...] | None:
     if form.format is None:
         return TABLES.get(form.stored.dtype.name)
     with jax.ensure_compile_time_eval():
-        found = form.format.decode(jnp.arange(16, dtype=jnp.uint8))
-        return tuple(np.asarray(found, np.float32).tolist())
+        table = form.format.decode(jnp.arange(16, dtype=jnp.uint8))
+        return tuple(np.asarray(table, np.float32).tolist())
 
 
 def _names(static: StoredDot, numbers: Mapping[str, jax.Array]) -> tuple[str, ...]:
@@ -104,7 +105,7 @@ def _numbers(static: StoredDot, arrays: tuple[jax.Array, ...]) -> dict[str, jax.
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _dot(static: StoredDot, x: jax.Array, *arrays: jax.Array) -> jax.Array:
-    meshes = (jax.typeof(one).sharding.mesh for one in (x, *arrays))
+    meshes = (jax.typeof(array).sharding.mesh for array in (x, *arrays))
     if static.out_sharding is not None or any(not mesh.empty and mesh.explicit_axes for mesh in meshes):
         return _Plain(static)(x, *arrays)
     return on_one_device(_Alone(static), _Plain(static), x, *arrays)
@@ -156,8 +157,8 @@ class _Alone:
         numbers = _numbers(self.static, arrays)
         form = self.static.form
         form = form.fitted(numbers["value"].shape)
-        found = _product(x, numbers, form, self.static.dims)
-        return _Plain(self.static)(x, *arrays) if found is None else found.astype(self.static.dtype)
+        y = _product(x, numbers, form, self.static.dims)
+        return _Plain(self.static)(x, *arrays) if y is None else y.astype(self.static.dtype)
 
 
 def _product(
@@ -182,17 +183,17 @@ def _product(
         return None
     payload, scale, zero, factor = stored_parts(numbers, form)
     if payload.dtype == jnp.uint8:
-        whole = Affine(payload, scale, None if zero is None else zero.astype(jnp.float32)).signed()
-        payload, zero = whole.payload, whole.zero_point
+        signed = Affine(payload, scale, None if zero is None else zero.astype(jnp.float32)).signed()
+        payload, zero = signed.payload, signed.zero_point
     if factor is not None and factor.size > 1:  # one for each layer of a stack
         scale, factor = scale.astype(jnp.float32) * factor, None
     packed = numbers["value"] if form.stored.packed_bits else None
-    found = stored_rows(payload, packed, _table(form), rows, free)
-    if found is None or not fitting(rows, x, shape, found[1], free):
+    operand = stored_rows(payload, packed, _table(form), rows, free)
+    if operand is None or not fitting(rows, x, shape, operand[1], free):
         return None
     scales, by_column = scales_of(scale, zero, shape, rows, free)
     left = as_rows(x, rows.lhs, len(dims.lhs_free))
-    y = float_matmul(left, found[0], scales, StoredRows(found[1], rows.groups, by_column))
+    y = float_matmul(left, operand[0], scales, StoredRows(operand[1], rows.groups, by_column))
     y = y if factor is None else y * factor.reshape(())
     sizes = [x.shape[axis] for axis in dims.lhs_free] + [shape[axis] for axis in dims.rhs_free]
     return varying_with(y, x, *numbers.values()).reshape(sizes)

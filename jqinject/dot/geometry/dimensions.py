@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 
 import jax
 
+from jqinject.quant_tensor import QuantTensor
 from jqinject.quant_tensor.group_layout import with_two_axes
 
+Operand: TypeAlias = jax.Array | QuantTensor
 OutSharding: TypeAlias = jax.sharding.NamedSharding | jax.sharding.PartitionSpec | None
 
 
@@ -104,11 +106,11 @@ class Dimensions:
 
     def along(self, pairs: list[int]) -> Dimensions:
         """With some summed axes as leading batch axes instead."""
-        kept = [pair for pair in range(len(self.lhs_contract)) if pair not in pairs]
+        rest = [pair for pair in range(len(self.lhs_contract)) if pair not in pairs]
         return replace(
             self,
-            lhs_contract=tuple(self.lhs_contract[pair] for pair in kept),
-            rhs_contract=tuple(self.rhs_contract[pair] for pair in kept),
+            lhs_contract=tuple(self.lhs_contract[pair] for pair in rest),
+            rhs_contract=tuple(self.rhs_contract[pair] for pair in rest),
             lhs_batch=(*(self.lhs_contract[pair] for pair in pairs), *self.lhs_batch),
             rhs_batch=(*(self.rhs_contract[pair] for pair in pairs), *self.rhs_batch),
         )
@@ -129,7 +131,7 @@ class Dimensions:
 def _counted_from_front(lhs_ndim: int, rhs_ndim: int, *axes: tuple[int, ...]) -> Dimensions:
     """The same instance for the same axes, so that derived facts are computed once."""
     ndims = lhs_ndim, rhs_ndim, lhs_ndim, rhs_ndim
-    counted = (tuple(axis % ndim for axis in each) for each, ndim in zip(axes, ndims, strict=True))
+    counted = (tuple(axis % ndim for axis in part) for part, ndim in zip(axes, ndims, strict=True))
     return Dimensions(lhs_ndim, rhs_ndim, *counted)
 
 

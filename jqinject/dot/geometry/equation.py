@@ -8,12 +8,17 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
 from jqinject.dot.geometry.labels import dimensions_of
+from jqinject.ops.sharding import asked, before_transpose, with_sharding
+from jqinject.quant_tensor import as_array
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,9 @@ class EinsumLabels:
         else:
             once = sorted(label for label in set(lhs + rhs) - set(rest) if (lhs + rhs).count(label) == 1)
             out = rest + "".join(once)
-        found = cls(lhs, rhs, out)
-        found._check(equation, tuple(lhs_shape), tuple(rhs_shape))
-        return found
+        parsed = cls(lhs, rhs, out)
+        parsed._check(equation, tuple(lhs_shape), tuple(rhs_shape))
+        return parsed
 
     def _check(self, equation: str, lhs_shape: tuple[int, ...], rhs_shape: tuple[int, ...]) -> None:
         lengths: dict[str, int] = {}
@@ -68,13 +73,13 @@ class EinsumLabels:
                     f"{equation!r}: an operand of shape {shape} does not have {len(labels)} axes"
                 )
             for label, length in zip(labels, shape, strict=True):
-                known = lengths.setdefault(label, length)
-                if known != length and 1 not in (known, length):
+                size = lengths.setdefault(label, length)
+                if size != length and 1 not in (size, length):
                     raise ValueError(
-                        f"{equation!r}: axis {label!r} is {known} long in one place and {length} in another (shapes "
+                        f"{equation!r}: axis {label!r} is {size} long in one place and {length} in another (shapes "
                         f"{lhs_shape} and {rhs_shape})"
                     )
-                lengths[label] = max(known, length)
+                lengths[label] = max(size, length)
         unknown = set(self.out) - set(lengths)
         if unknown or len(set(self.out)) != len(self.out):
             raise ValueError(
@@ -94,7 +99,7 @@ class EinsumLabels:
             and all(lengths.get(label, n) == n for label, n in zip(self.rhs, rhs_shape, strict=True))
         )
 
-    def prepared(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array, EinsumLabels]:
+    def prepared(self, lhs: Operand, rhs: Operand) -> tuple[Operand, Operand, EinsumLabels]:
         """Operands without repeated labels, axes to broadcast, or labels to sum alone."""
         lengths = dict(zip(self.lhs, lhs.shape, strict=True))
         for label, length in zip(self.rhs, rhs.shape, strict=True):
@@ -134,19 +139,98 @@ def _spelled(labels: str, ndim: int, equation: str) -> tuple[str, str]:
     return labels.replace("...", rest), rest
 
 
-def _diagonal(x: jax.Array, labels: str) -> tuple[jax.Array, str]:
+def _diagonal(x: Operand, labels: str) -> tuple[Operand, str]:
     """An operand whose labels are all different."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             first, second = labels.index(label), labels.rindex(label)
-            x = jnp.diagonal(x, axis1=first, axis2=second)
+            x = jnp.diagonal(as_array(x), axis1=first, axis2=second)
             labels = labels[:first] + labels[first + 1 : second] + labels[second + 1 :] + label
     return x, labels
 
 
-def _without(x: jax.Array, labels: str, gone: Callable[[str, int], bool]) -> tuple[jax.Array, str]:
+def _without(x: Operand, labels: str, drops: Callable[[str, int], bool]) -> tuple[Operand, str]:
     """An operand with some axes summed."""
-    axes = [axis for axis, label in enumerate(labels) if gone(label, x.shape[axis])]
+    axes = [axis for axis, label in enumerate(labels) if drops(label, x.shape[axis])]
     if not axes:  # a QuantTensor stays one
         return x, labels
-    return x.sum(tuple(axes)), "".join(label for axis, label in enumerate(labels) if axis not in axes)
+    return as_array(x).sum(tuple(axes)), "".join(
+        label for axis, label in enumerate(labels) if axis not in axes
+    )
+
+
+def einsum_by(
+    dot_general: Callable[..., jax.Array],
+    equation: str,
+    lhs: Operand,
+    rhs: Operand,
+    out_sharding: OutSharding = None,
+) -> jax.Array:
+    """The einsum of two arrays as one call of `dot_general`, in the given order.
+
+    Before it, diagonals are taken and labels of one operand alone are summed; after it, the output is transposed.
+
+    Args:
+        dot_general: called `dot_general(lhs, rhs, dimension_numbers)`; with `out_sharding` on a mesh with explicit
+            axes.
+        equation: as for `jnp.einsum`: explicit or implicit output, ellipsis, repeated labels.
+        lhs, rhs: arrays.
+        out_sharding: of the result, as for `jnp.einsum`.
+
+    Raises:
+        TypeError: the equation is not a string.
+        ValueError: it does not have two operands, or does not fit them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> einsum_by(jax.lax.dot_general, "df,bd->bf", jnp.ones((3, 2)), jnp.ones((4, 3))).shape
+        (4, 2)
+    """
+    parsed = EinsumLabels.parse(equation, lhs.shape, rhs.shape)
+    lhs, rhs, simple = parsed.prepared(lhs, rhs)
+    sharding = before_transpose(asked(out_sharding, as_array(lhs), as_array(rhs)), simple.permutation())
+    options = {} if sharding is None else {"out_sharding": sharding}
+    y: Any = dot_general(lhs, rhs, simple.dimensions().numbers, **options)
+    return with_sharding(y.transpose(simple.permutation()), out_sharding)
+
+
+def einsum_op(dot_general: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return a function with the arguments of `jnp.einsum` that contracts two operands by a quantized `dot_general`.
+
+    Args:
+        dot_general: as for `einsum_by`, with `preferred_element_type`.
+    """
+
+    def contract(
+        equation: str,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        *,
+        precision: jax.lax.PrecisionLike = None,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: OutSharding = None,
+    ) -> jax.Array:
+        by = partial(dot_general, preferred_element_type=preferred_element_type)
+        return einsum_by(by, equation, lhs, rhs, out_sharding)
+
+    return contract
+
+
+def kernel_axes_of(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of the right operand that an equation sums over: those missing from the output.
+
+    Args:
+        equation: of two operands, with an output.
+        kernel_shape: of the right operand.
+
+    Example:
+        >>> kernel_axes_of("...d,dnh->...nh", (8, 2, 4))
+        (0,)
+    """
+    inputs, _, out = equation.replace(" ", "").partition("->")
+    labels = inputs.split(",")[1]
+    if "..." in labels:  # an ellipsis goes into the output
+        hidden = len(kernel_shape) - len(labels.replace("...", ""))
+        before = labels.index("...")
+        labels = labels[:before] + "." * hidden + labels[before + 3 :]
+    return tuple(axis for axis, label in enumerate(labels) if label != "." and label not in out)

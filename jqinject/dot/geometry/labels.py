@@ -84,8 +84,8 @@ def dimensions_of(
         tuple(first.index(label) for label in batch),
         tuple(second.index(label) for label in batch),
     )
-    made = (*batch, *(first[axis] for axis in dims.lhs_free), *(second[axis] for axis in dims.rhs_free))
-    return dims, tuple(made.index(label) for label in out)
+    result = (*batch, *(first[axis] for axis in dims.lhs_free), *(second[axis] for axis in dims.rhs_free))
+    return dims, tuple(result.index(label) for label in out)
 
 
 def tile_of(label: Label) -> Label:

@@ -123,7 +123,7 @@ def without_zero_points(
         ((9, True), (8, False))
     """
     unknown = not (lhs.signed or rhs.signed)
-    left, right = (unknown if known is None else known for known in zero_points)
+    left, right = (unknown if nonzero is None else nonzero for nonzero in zero_points)
     return _centered(lhs, left), _centered(rhs, right)
 
 

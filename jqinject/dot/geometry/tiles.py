@@ -40,8 +40,8 @@ class LocalAqt:
         count = check.optional(check.integer)
         check.fields(self, contraction_axis_shard_count=count, contraction_axis_shard_size=count)
         by = self.contraction_axis_shard_count, self.contraction_axis_shard_size
-        given = [n for n in by if n is not None]
-        if len(given) != 1 or given[0] < 1:
+        numbers = [n for n in by if n is not None]
+        if len(numbers) != 1 or numbers[0] < 1:
             raise ValueError(
                 "LocalAqt takes contraction_axis_shard_count or contraction_axis_shard_size, a number from 1; got "
                 f"{self.contraction_axis_shard_count!r} and {self.contraction_axis_shard_size!r}"

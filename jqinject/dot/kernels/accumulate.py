@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 Block = tuple[tuple[int, int], ...]
 
 
-def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: int) -> np.dtype:
+def integer_accumulator(dtype: DTypeLike | None, terms: int, lhs_largest: int, rhs_largest: int) -> np.dtype:
     """The dtype in which `terms` products of integers are summed: `dtype`, or int32 for None.
 
     `bits = ceil(log2(terms * lhs_largest * rhs_largest + 1)) + 1` are needed. Sums too long for int32 are cut into
@@ -42,18 +43,18 @@ def integer_accumulator(dtype: Any, terms: int, lhs_largest: int, rhs_largest: i
         ...
         ValueError: an accumulator of int16 can overflow: 1024 products of up to 127 * 127 need 25 bits...
     """
-    found = checked_accumulator(dtype)
+    accumulator = checked_accumulator(dtype)
     needed = (terms * lhs_largest * rhs_largest).bit_length() + 1
-    held = jnp.iinfo(found).bits
-    if needed > held and (held < 32 or lhs_largest * rhs_largest > jnp.iinfo(found).max):
+    bits = jnp.iinfo(accumulator).bits
+    if needed > bits and (bits < 32 or lhs_largest * rhs_largest > jnp.iinfo(accumulator).max):
         raise ValueError(
-            f"an accumulator of {found.name} can overflow: {terms} products of up to {lhs_largest} * {rhs_largest} "
-            f"need {needed} bits.\n  cure: " + _cure(held)
+            f"an accumulator of {accumulator.name} can overflow: {terms} products of up to {lhs_largest} * "
+            f"{rhs_largest} need {needed} bits.\n  cure: " + _cure(bits)
         )
-    return found
+    return accumulator
 
 
-def checked_accumulator(dtype: Any) -> np.dtype:
+def checked_accumulator(dtype: DTypeLike | None) -> np.dtype:
     """A dtype in which integers are summed; int32 for None.
 
     Raises:
@@ -65,22 +66,22 @@ def checked_accumulator(dtype: Any) -> np.dtype:
         TypeError: accumulator_dtype: integers are summed in a signed integer dtype such as jnp.int32, got float32
     """
     try:
-        found = np.dtype(jnp.int32 if dtype is None else dtype)
+        accumulator = np.dtype(jnp.int32 if dtype is None else dtype)
     except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.signedinteger):
-        shown = f"{dtype!r:.80}" if found is None else found.name
+        accumulator = None
+    if accumulator is None or not jnp.issubdtype(accumulator, jnp.signedinteger):
+        shown = f"{dtype!r:.80}" if accumulator is None else accumulator.name
         raise TypeError(
             f"accumulator_dtype: integers are summed in a signed integer dtype such as jnp.int32, got {shown}"
         )
-    return found
+    return accumulator
 
 
-def _cure(held: int) -> str:
-    return "accumulator_dtype=jnp.int32" if held < 32 else "fewer bits an operand"
+def _cure(bits: int) -> str:
+    return "accumulator_dtype=jnp.int32" if bits < 32 else "fewer bits an operand"
 
 
-def largest_magnitude(dtype: Any, zero_point: Any = None) -> int:
+def largest_magnitude(dtype: DTypeLike, zero_point: Any = None) -> int:
     """Of `q - zero_point`, for integers q of a dtype and a zero point among them; None without one.
 
     Example:
@@ -108,7 +109,10 @@ def longest_sum(accumulator: np.dtype, lhs_largest: int, rhs_largest: int) -> in
 
 @lru_cache(maxsize=1024)
 def accumulation(
-    lengths: tuple[int, ...], lhs: tuple[Any, bool], rhs: tuple[Any, bool], accumulator_dtype: Any
+    lengths: tuple[int, ...],
+    lhs: tuple[Any, bool],
+    rhs: tuple[Any, bool],
+    accumulator_dtype: DTypeLike | None,
 ) -> tuple[np.dtype, int]:
     """The dtype of the sums, and how many products it holds.
 
@@ -143,12 +147,12 @@ def blocks(lengths: Sequence[int], longest: int) -> list[Block]:
 
 def _blocks(box: Block, longest: int) -> Iterator[Block]:
     lengths = [stop - start for start, stop in box]
-    whole = math.prod(lengths)
-    if whole <= longest:
+    elements = math.prod(lengths)
+    if elements <= longest:
         yield box
         return
     axis = lengths.index(max(lengths))
-    step = max(1, longest // (whole // lengths[axis]))
+    step = max(1, longest // (elements // lengths[axis]))
     step = -(-lengths[axis] // -(-lengths[axis] // step))  # as many parts, of similar length
     start, stop = box[axis]
     for first in range(start, stop, step):
@@ -168,13 +172,13 @@ def in_parts(lengths: Sequence[int], longest: int, contract: Callable[[Block], j
         >>> in_parts(x.shape, 3, lambda block: part(x, (0,), block).sum()).tolist() == 5 * 2.0**29
         True
     """
-    found = blocks(lengths, longest)
-    if len(found) == 1:
-        return contract(found[0])
+    parts = blocks(lengths, longest)
+    if len(parts) == 1:
+        return contract(parts[0])
     with jax.named_scope(
-        f"jqinject_parts({len(found)})"
+        f"jqinject_parts({len(parts)})"
     ):  # read from the compiled program by `jqinject.report`
-        return added([contract(block) for block in found])
+        return added([contract(block) for block in parts])
 
 
 def part(x: jax.Array, axes: Sequence[int], block: Block) -> jax.Array:
@@ -203,7 +207,7 @@ def added(sums: Sequence[jax.Array]) -> jax.Array:
         True
     """
     high, low = sums[0] >> 16, sums[0] & 0xFFFF
-    for found in sums[1:]:
-        high, low = high + (found >> 16), low + (found & 0xFFFF)
+    for part_sum in sums[1:]:
+        high, low = high + (part_sum >> 16), low + (part_sum & 0xFFFF)
     high, low = high + (low >> 16), low & 0xFFFF
     return high.astype(jnp.float32) * 65536.0 + low.astype(jnp.float32)

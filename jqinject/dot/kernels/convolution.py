@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import scale_in_output, scaled_axes
+from jqinject.dot.geometry.dimensions import OutSharding, scale_in_output, scaled_axes
 from jqinject.dot.kernels.accumulate import (
     Block,
     in_parts,
@@ -23,6 +24,7 @@ from jqinject.dot.kernels.accumulate import (
 from jqinject.dot.kernels.integer import Affine, are_sharded
 from jqinject.dot.kernels.kernel_table import Window, integer_convolution
 from jqinject.ops.sharding import sharded_as
+from jqinject.quant_tensor import QuantTensor
 
 Spec = tuple[int, ...]
 
@@ -41,7 +43,7 @@ class Filters:
     channels: int
     shifted: bool = True
 
-    def fit(self, lhs: Any, rhs: Any) -> bool:
+    def fit(self, lhs: QuantTensor, rhs: QuantTensor) -> bool:
         """Whether the scales and zero points of two tensors of integers vary along these axes alone."""
         left = scaled_axes((lhs.scale.shape,), lhs.ndim)
         right = scaled_axes((rhs.scale.shape, rhs.zero_point.shape), rhs.ndim)
@@ -71,8 +73,8 @@ class Convolution:
     lhs_dilation: tuple[int, ...]
     options: tuple[tuple[str, Any], ...]
     dtype: np.dtype
-    accumulator_dtype: Any = None
-    out_sharding: Any = None
+    accumulator_dtype: DTypeLike | None = None
+    out_sharding: OutSharding = None
 
     @classmethod
     def of(
@@ -80,16 +82,16 @@ class Convolution:
         lhs_shape: tuple[int, ...],
         rhs_shape: tuple[int, ...],
         window_strides: Sequence[int],
-        padding: Any,
+        padding: str | Sequence[tuple[int, int]],
         lhs_dilation: Sequence[int] | None = None,
         rhs_dilation: Sequence[int] | None = None,
-        dimension_numbers: Any = None,
+        dimension_numbers: object = None,
         feature_group_count: int = 1,
         batch_group_count: int = 1,
         *,
-        dtype: Any,
-        accumulator_dtype: Any = None,
-        out_sharding: Any = None,
+        dtype: DTypeLike,
+        accumulator_dtype: DTypeLike | None = None,
+        out_sharding: OutSharding = None,
     ) -> Convolution:
         """From the arguments of `lax.conv_general_dilated`."""
         numbers = jax.lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
@@ -97,12 +99,12 @@ class Convolution:
         strides = tuple(window_strides)
         rhs_dilation = (1,) * space if rhs_dilation is None else tuple(rhs_dilation)
         if isinstance(padding, str):
-            seen = [lhs_shape[axis] for axis in numbers.lhs_spec[2:]]
+            sizes = [lhs_shape[axis] for axis in numbers.lhs_spec[2:]]
             window = [
                 (rhs_shape[axis] - 1) * dilation + 1
                 for axis, dilation in zip(numbers.rhs_spec[2:], rhs_dilation, strict=True)
             ]
-            padding = jax.lax.padtype_to_pads(seen, window, strides, padding)
+            padding = jax.lax.padtype_to_pads(sizes, window, strides, padding)
         options = {
             "window_strides": strides,
             "rhs_dilation": rhs_dilation,
@@ -176,7 +178,7 @@ class Convolution:
         """The axis of the right operand that becomes the output's features."""
         return self.specs[1][0]
 
-    def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
+    def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: DTypeLike) -> jax.Array:
         """The convolution of plain arrays, summed in `dtype`.
 
         Args:
@@ -219,16 +221,16 @@ class Convolution:
         lengths = [rhs.shape[axis] for axis in axes]
         spans = largest_magnitude(lhs.dtype, lhs_zero), largest_magnitude(rhs.dtype, rhs_zero)
         accumulator = integer_accumulator(self.accumulator_dtype, math.prod(lengths), *spans)
-        whole = self
+        padded = self
         if lhs_zero is not None:
             lhs = self._with_border(lhs, lhs_zero)
             space = len(self.padding)
-            whole = replace(self, padding=((0, 0),) * space, lhs_dilation=(1,) * space)
+            padded = replace(self, padding=((0, 0),) * space, lhs_dilation=(1,) * space)
 
         def contract(block: Block) -> jax.Array:
             right = part(rhs, axes, block)
             sums = rhs_sums if right is rhs else None
-            conv, left = whole._of_block(lhs, rhs.shape, dict(zip(axes, block, strict=True)))
+            conv, left = padded._of_block(lhs, rhs.shape, dict(zip(axes, block, strict=True)))
             return conv._exact(left, right, accumulator, lhs_zero, rhs_zero, sums)
 
         return in_parts(lengths, longest_sum(accumulator, *spans), contract)
@@ -275,12 +277,12 @@ class Convolution:
         ones = jnp.ones(
             [groups if n == self.channel_axis else size for n, size in enumerate(rhs.shape)], jnp.int8
         )
-        seen = replace(self, out_sharding=None)._integers(lhs, ones, accumulator)
+        covered = replace(self, out_sharding=None)._integers(lhs, ones, accumulator)
         if lhs_zero is not None:
-            seen = seen - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
-        repeated = jnp.repeat(seen, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
-        seen = sharded_as(repeated, y)
-        return y - sharded_as(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * seen
+            covered = covered - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
+        repeated = jnp.repeat(covered, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
+        covered = sharded_as(repeated, y)
+        return y - sharded_as(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * covered
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
         plain = _ByXla(self, accumulator)
@@ -328,10 +330,10 @@ class _ByXla:
 def _moved(scale: jax.Array | None, ndim: int, axis: int, place: int, side: str, what: str) -> Any:
     if scale is None:
         return None
-    found = scale_in_output(scale, ndim, {axis: place}, ndim)
-    if found is None:
+    placed = scale_in_output(scale, ndim, {axis: place}, ndim)
+    if placed is None:
         raise ValueError(
             f"the scale of {side} has shape {scale.shape}, but a convolution can only undo one scale, or one for each "
             f"{what} (axis {axis}).\n  cure: quantize {side} so, or contraction='float'"
         )
-    return found
+    return placed

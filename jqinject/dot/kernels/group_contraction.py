@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,15 @@ from jqinject.native.stored_matmul import StoredRows, float_matmul, group_matmul
 from jqinject.ops.processes import on_one_device
 from jqinject.ops.sharding import varying_with
 
+if TYPE_CHECKING:
+    from jqinject.dot.kernels.integer import Affine
+
 LEAST_GROUP = 128
 """Smaller groups are contracted as floats, unless integers are asked for. Qwix uses the same limit."""
 Contract = Callable[[Any, Any], jax.Array]
 
 
-def contract_groups(lhs: Any, rhs: Any, dims: Dimensions, pair: int, plain: Contract) -> jax.Array:
+def contract_groups(lhs: Affine, rhs: Affine, dims: Dimensions, pair: int, plain: Contract) -> jax.Array:
     """The contraction in float32 of integers, along one of whose summed axes a scale or zero point varies.
 
     Args:
@@ -80,19 +83,19 @@ class _Alone:
         if by_kernel is not None:
             return by_kernel
         sizes = [lhs.payload.shape[axis] for axis in self.dims.lhs_contract]
-        known = all(isinstance(size, int) for size in sizes)  # not in an export for any platform
-        if not known or math.prod(sizes) >= LEAST_GROUP * sizes[self.pair]:
+        sized = all(isinstance(size, int) for size in sizes)  # not in an export for any platform
+        if not sized or math.prod(sizes) >= LEAST_GROUP * sizes[self.pair]:
             return self.plain(lhs, rhs)
         return jax.lax.dot_general(lhs.dequantized(), rhs.dequantized(), self.dims.numbers)
 
-    def _by_kernel(self, lhs: Any, rhs: Any, rows: RowLayout) -> jax.Array | None:
+    def _by_kernel(self, lhs: Affine, rhs: Affine, rows: RowLayout) -> jax.Array | None:
         free = (len(self.dims.lhs_free), len(self.dims.rhs_free))
         shape = rhs.payload.shape
-        found = stored_rows(rhs.payload, rhs.packed, TABLES.get(rhs.payload.dtype.name), rows, free[1])
+        stored = stored_rows(rhs.payload, rhs.packed, TABLES.get(rhs.payload.dtype.name), rows, free[1])
         of_rows = [lhs.payload.shape[axis] for axis in rows.lhs[: free[0]]]
-        if found is None:
+        if stored is None:
             return None
-        payload, table = found
+        payload, table = stored
         scales, by_column = scales_of(rhs.scale, rhs.zero_point, shape, rows, free[1])
         static = StoredRows(table, rows.groups, by_column)
 
@@ -111,13 +114,13 @@ class _Alone:
         return y.reshape(*of_rows, *(shape[axis] for axis in rows.rhs[: free[1]]))
 
 
-def _is_signed_bytes(x: Any) -> bool:
+def _is_signed_bytes(x: Affine) -> bool:
     """Whether an operand has signed integers of at most 8 bits and no zero point."""
     dtype = x.payload.dtype
     return x.zero_point is None and dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.signedinteger)
 
 
-def _scale_of_rows(lhs: Any, rows: RowLayout, free: int) -> jax.Array:
+def _scale_of_rows(lhs: Affine, rows: RowLayout, free: int) -> jax.Array:
     """Of the left operand: `(rows, 1)`, or `(rows, groups)`."""
     shape, order = lhs.payload.shape, rows.lhs
     scale = lhs.scale.reshape((1,) * (len(shape) - lhs.scale.ndim) + lhs.scale.shape)

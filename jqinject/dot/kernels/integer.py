@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.core
@@ -19,7 +19,7 @@ from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
 from jqinject.ops.processes import eagerly, on_one_device
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import nearest
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.quant_tensor import IntQuantTensor, QuantTensor
 
 
 class Affine(NamedTuple):
@@ -58,7 +58,7 @@ class Affine(NamedTuple):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the scale, and of the zero point if there is one."""
+        """The shapes of the scale and, if present, of the zero point."""
         zero = self.zero_point
         return (self.scale.shape,) if zero is None else (self.scale.shape, zero.shape)
 
@@ -112,15 +112,16 @@ class IntegerOperand:
         return self if self.value is None else IntegerOperand(None, self.value, self.dtype)
 
 
-def has_integers(x: Any, in_groups: bool = False) -> bool:
+def has_integers(x: object, in_groups: bool = False) -> bool:
     """Whether it is a tensor of integers that backends contract: at most 8 bits, not learned.
 
     Args:
         x: anything.
         in_groups: whether it may have a scale for each group.
     """
-    kind = getattr(x, "kind", "")
-    contracted = kind == "integers" or (in_groups and kind == "grouped integers")
+    if not isinstance(x, QuantTensor):
+        return False
+    contracted = x.kind == "integers" or (in_groups and x.kind == "grouped integers")
     return contracted and isinstance(x.bit_width, int) and x.bit_width <= 8
 
 

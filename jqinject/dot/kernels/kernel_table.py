@@ -19,14 +19,13 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.stored_rows import TABLES, as_rows, packed_rows, rows_of
 from jqinject.native import int8_matmul, takes
 from jqinject.native.stored_matmul import int4_matmul
@@ -65,7 +64,7 @@ class Divisible:
 
     dims: Dimensions
     accumulator: np.dtype
-    out_sharding: Any = None
+    out_sharding: OutSharding = None
 
     def __call__(self, lhs: jax.Array, rhs: jax.Array, *packed: jax.Array) -> jax.Array:
         def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -112,8 +111,8 @@ class Window:
         lhs = jnp.pad(lhs, ((0, 0), *self.padding, (0, 0)))
         window = rhs.shape[1:-1]
         places = [
-            max((size - (seen - 1) * dilation - 1) // stride + 1, 0)
-            for size, seen, stride, dilation in zip(
+            max((size - (patches - 1) * dilation - 1) // stride + 1, 0)
+            for size, patches, stride, dilation in zip(
                 lhs.shape[1:-1], window, self.strides, self.dilation, strict=True
             )
         ]
@@ -121,8 +120,8 @@ class Window:
         kernel = with_layout_constraint(kernel, Layout(major_to_minor=(0, 1)))
         if 0 in places:
             return jnp.zeros((len(lhs), *places, kernel.shape[1]), lhs.dtype), kernel
-        seen = [self._seen(lhs, at, places) for at in itertools.product(*map(range, window))]
-        return jnp.concatenate(seen, axis=-1), kernel
+        patches = [self._seen(lhs, at, places) for at in itertools.product(*map(range, window))]
+        return jnp.concatenate(patches, axis=-1), kernel
 
     def image(self, y: jax.Array) -> jax.Array:
         """`(batch, *places, out features)` in the order of the output's axes."""
@@ -166,8 +165,8 @@ class _AsMatrices:
     window: Window
 
     def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        known = all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape))
-        if not known or not takes(lhs, rhs, self.accumulator, rows=1):
+        sized = all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape))
+        if not sized or not takes(lhs, rhs, self.accumulator, rows=1):
             return self.plain(lhs, rhs)
         return jax.lax.platform_dependent(lhs, rhs, cpu=self._product, default=self.plain)
 
@@ -208,7 +207,7 @@ def _as_it_is(
     dims: Dimensions,
     accumulator: np.dtype,
     packed: jax.Array | None = None,
-    out_sharding: Any = None,
+    out_sharding: OutSharding = None,
 ) -> jax.Array:
     return jax.lax.dot_general(
         lhs, rhs, dims.numbers, preferred_element_type=accumulator, out_sharding=out_sharding
@@ -228,10 +227,10 @@ def _on_cpu(
             return y
     # XLA has no product of two 4-bit arrays on CPUs (its verifier refuses the program).
     lhs, rhs = _at_least_a_byte(lhs), _at_least_a_byte(rhs)
-    known = all(
+    sized = all(
         isinstance(size, int) for size in (*lhs.shape, *rhs.shape)
     )  # not in an export for any platform
-    if not known or not dims.lhs_contract or 0 in (lhs.size, rhs.size):
+    if not sized or not dims.lhs_contract or 0 in (lhs.size, rhs.size):
         return _as_it_is(lhs, rhs, dims, accumulator)
     batch = [lhs.shape[axis] for axis in dims.lhs_batch]
     free = [lhs.shape[axis] for axis in dims.lhs_free], [rhs.shape[axis] for axis in dims.rhs_free]

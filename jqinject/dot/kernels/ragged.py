@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import scaled_axes
 from jqinject.dot.geometry.labels import Label, Labels
 from jqinject.dot.kernels.accumulate import accumulation
 from jqinject.dot.kernels.integer import Affine
 from jqinject.ops.ste import nearest
+from jqinject.quant_tensor import QuantTensor
 from jqinject.quant_tensor.shaping import full_rank
 
 
@@ -38,10 +40,12 @@ class Ragged:
     rows: int
     experts: int
     dtype: np.dtype
-    precision: Any = None
+    precision: jax.lax.PrecisionLike = None
 
     @classmethod
-    def of(cls, lhs: Any, rhs: Any, numbers: Any, dtype: Any, precision: Any = None) -> Ragged | None:
+    def of(
+        cls, lhs: Any, rhs: Any, numbers: Any, dtype: DTypeLike, precision: jax.lax.PrecisionLike = None
+    ) -> Ragged | None:
         """From `lax.ragged_dot_general`'s dimension numbers; None if they have batch axes or cut a summed axis.
 
         Args:
@@ -91,7 +95,7 @@ class Ragged:
             lhs, rhs, group_sizes, self.numbers, self.precision, preferred_element_type=self.dtype
         )
 
-    def fit(self, lhs: Any, rhs: Any) -> bool:
+    def fit(self, lhs: QuantTensor, rhs: QuantTensor) -> bool:
         """Whether no scale and no zero point of two tensors varies along a summed axis."""
         return all(
             scaled_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(summed)
@@ -119,25 +123,25 @@ class Ragged:
         expert = jnp.minimum(jnp.searchsorted(ends, row, side="right"), group_sizes.shape[0] - 1)
         if lhs.zero_point is not None or rhs.zero_point is not None:
             y = y + self._of_zero_points(lhs, rhs, expert)
-            known = self._of_lhs((row < ends[-1]).reshape(self._along_rows(self.lhs_ndim, row.size)))
-            y = jnp.where(known, y, 0)
+            in_group = self._of_lhs((row < ends[-1]).reshape(self._along_rows(self.lhs_ndim, row.size)))
+            y = jnp.where(in_group, y, 0)
         scale = self._of_lhs(full_rank(lhs.scale, self.lhs_ndim)) * self._of_rhs(rhs.scale, expert)
         return (y.astype(jnp.float32) * scale).astype(self.dtype)
 
     def _of_zero_points(self, lhs: Affine, rhs: Affine, expert: jax.Array) -> jax.Array:
         """`n z_l z_r - z_l sum q_r - z_r sum q_l`, laid out for the output."""
-        found = jnp.zeros((), jnp.int32)
+        correction = jnp.zeros((), jnp.int32)
         terms = math.prod(lhs.payload.shape[axis] for axis in self.lhs_contract)
         left = right = None
         if lhs.zero_point is not None:
             sums = jnp.sum(rhs.payload, self.rhs_contract, jnp.int32, keepdims=True)
             left = self._of_lhs(full_rank(nearest(lhs.zero_point).astype(jnp.int32), self.lhs_ndim))
-            found = found - left * self._of_rhs(sums, expert)
+            correction = correction - left * self._of_rhs(sums, expert)
         if rhs.zero_point is not None:
             sums = jnp.sum(lhs.payload, self.lhs_contract, jnp.int32, keepdims=True)
             right = self._of_rhs(nearest(rhs.zero_point).astype(jnp.int32), expert)
-            found = found - right * self._of_lhs(sums)
-        return found if left is None or right is None else found + terms * left * right
+            correction = correction - right * self._of_lhs(sums)
+        return correction if left is None or right is None else correction + terms * left * right
 
     def _along_rows(self, ndim: int, count: int) -> tuple[int, ...]:
         return tuple(count if axis == self.rows else 1 for axis in range(ndim))
@@ -152,8 +156,8 @@ class Ragged:
         of_experts = x.reshape(x.shape[0], *self._free_sizes(x))
         rows = of_experts if x.shape[0] == 1 else of_experts[expert]
         place = self.lhs_free.index(self.rows)
-        beside = (1,) * place, (1,) * (len(self.lhs_free) - place - 1)
-        return rows.reshape(*beside[0], rows.shape[0], *beside[1], *rows.shape[1:])
+        ones = (1,) * place, (1,) * (len(self.lhs_free) - place - 1)
+        return rows.reshape(*ones[0], rows.shape[0], *ones[1], *rows.shape[1:])
 
     def _free_sizes(self, x: jax.Array) -> tuple[int, ...]:
         """Sizes of the free axes of the right operand, whose experts have been moved to the front."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.native.stored_matmul import (
@@ -48,9 +49,9 @@ def rows_of(
         dims: of the contraction.
         grouped: the summed pairs along which scales vary: none, or one, followed by the elements of its groups.
     """
-    known = all(isinstance(size, int) and size > 0 for size in (*lhs, *rhs))
+    sized = all(isinstance(size, int) and size > 0 for size in (*lhs, *rhs))
     pairs = sorted(range(len(dims.rhs_contract)), key=dims.rhs_contract.__getitem__)
-    if not known or not pairs or dims.lhs_batch or len(grouped) > 1:
+    if not sized or not pairs or dims.lhs_batch or len(grouped) > 1:
         return None
     if grouped and pairs[-2:-1] != [grouped[0]]:
         return None
@@ -103,7 +104,7 @@ def scales_of(
     sizes = [size if axis in order else 1 for axis, size in enumerate(shape)]
     count = math.prod(shape[axis] for axis in groups)
 
-    def laid_out(x: jax.Array, dtypes: tuple[Any, ...]) -> jax.Array:
+    def laid_out(x: jax.Array, dtypes: tuple[np.dtype, ...]) -> jax.Array:
         full = jnp.broadcast_to(x if x.dtype in dtypes else x.astype(jnp.float32), sizes)
         rest = tuple(axis for axis in range(len(shape)) if axis not in order)
         moved = full.transpose((*order, *rest))
@@ -126,8 +127,8 @@ def stored_rows(
         free: the number of axes that are not summed.
     """
     if packed is not None and table is not None:
-        found = packed_rows(packed, payload.shape, rows, free)
-        return None if found is None else (found, table)
+        in_rows = packed_rows(packed, payload.shape, rows, free)
+        return None if in_rows is None else (in_rows, table)
     if payload.dtype != jnp.int8:
         return None
     return as_rows(payload, rows.rhs, free), None

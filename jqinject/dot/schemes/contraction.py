@@ -20,8 +20,8 @@ from jqinject.dot.schemes.quant_operand import (
     assembled_for_any,
     assembled_for_backward,
 )
-from jqinject.dot.schemes.random_numbers import SIGNS, MissingRngsError
 from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec
+from jqinject.dot.schemes.scheme_fits import RANDOM_SIGNS, MissingRngsError
 from jqinject.dot.tensors.backward_quantizer import for_backward
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
 from jqinject.inject import Binding
@@ -109,11 +109,11 @@ class Contraction(InnerModule):
         x: LabelledTensor,
         summed: Labels,
         *,
-        beside: Any = None,
+        partner: Any = None,
         in_rows: bool = True,
     ) -> LabelledTensor:
         """An operand, quantized if the scheme does; see `quantized`."""
-        return self.quantized(name, x, summed, beside=beside, in_rows=in_rows)[1]
+        return self.quantized(name, x, summed, partner=partner, in_rows=in_rows)[1]
 
     def quantized(
         self,
@@ -121,7 +121,7 @@ class Contraction(InnerModule):
         x: LabelledTensor,
         summed: Labels,
         *,
-        beside: Any = None,
+        partner: Any = None,
         in_rows: bool = True,
     ) -> tuple[Any, LabelledTensor]:
         """The quantizer of an operand, None without one, and the operand quantized.
@@ -130,7 +130,7 @@ class Contraction(InnerModule):
             name: of an operand that is quantized in the forward pass.
             x: the operand.
             summed: the axes that its product sums over.
-            beside: the other operand, for a weight quantizer that depends on its input.
+            partner: the other operand, for a weight quantizer that depends on its input.
             in_rows: whether quantizers of activations see the summed axes as rows.
 
         Raises:
@@ -142,7 +142,7 @@ class Contraction(InnerModule):
         proxy = self._operand(name, binding, x, summed).quant
         if proxy.role in PARAMETERS:  # those of activations and gradients transform it themselves
             x = transformed(binding, x, summed)
-        more = (beside,) if proxy.requires_quant_input and beside is not None else ()
+        more = (partner,) if proxy.requires_quant_input and partner is not None else ()
         return proxy, quantized_by(proxy, x, summed, *more, in_rows=in_rows)
 
     def gradient(self, name: str, g: LabelledTensor, summed: Labels) -> Taken:
@@ -183,7 +183,7 @@ class Contraction(InnerModule):
         if self.deterministic:
             return jnp.ones(count, jnp.float32)
         if self.stream is None:
-            raise MissingRngsError(self._where(name), SIGNS)
+            raise MissingRngsError(self._where(name), RANDOM_SIGNS)
         return random_signs(self.stream(), count)
 
     def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:
@@ -221,8 +221,8 @@ class Contraction(InnerModule):
             ValueError: it keeps state, and was not made with the module, or for an operand of another shape.
         """
         axes, operand, shared = OperandAxes.of(x, summed), vars(self)[name], False
-        kept = operand is not None
-        if kept:
+        is_own = operand is not None
+        if is_own:
             self._check_fits(name, operand, axes)
         elif not axes.sized:
             operand = self._assembled_here(name, binding, axes)
@@ -231,7 +231,7 @@ class Contraction(InnerModule):
         draws = operand.draws and not self.deterministic
         if draws and self.stream is None:
             raise MissingRngsError(self._where(name))
-        if kept or not operand.keeps_state:
+        if is_own or not operand.keeps_state:
             return operand.drawing_from(self.stream) if draws and shared else operand
         if self.recorder is None:
             raise self._has_no_state(name, binding)
@@ -276,7 +276,7 @@ def operands_with_state(
 
     Args:
         make: makes a contraction like the one in question.
-        schemes: its scheme, and that of its first calls if there is one.
+        schemes: its scheme, and that of its first calls, if any.
         call: calls it, with arrays of the shapes in question.
     """
     recorder = AxesRecorder()
@@ -294,5 +294,5 @@ def operands_with_state(
 
 
 def _may_keep_state(scheme: SchemeSpec) -> bool:
-    found = [assembled_for_any(name, x) for name, x in scheme.operands if isinstance(x, Binding)]
-    return any(operand is None or operand.keeps_state for operand in found)
+    quantizers = [assembled_for_any(name, x) for name, x in scheme.operands if isinstance(x, Binding)]
+    return any(operand is None or operand.keeps_state for operand in quantizers)

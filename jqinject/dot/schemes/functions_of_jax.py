@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import checked_dimensions
+from jqinject.dot.geometry.dimensions import Operand, OutSharding, checked_dimensions
+from jqinject.dot.geometry.equation import einsum_by
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.contraction import NO_STATE_OF_FUNCTIONS, Contraction
-from jqinject.dot.schemes.quantized_einsum import einsum_by
 from jqinject.dot.schemes.quantized_op import contract_compiled
-from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
+from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import DotProduct
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.dot.tensors.contract import contract, output_dtype
 from jqinject.quant_tensor import is_quantized
 
 
-def _contraction_of(config: Any, key: jax.Array | None, where: str) -> Contraction:
+def _contraction_of(config: SchemeLike, key: jax.Array | None, where: str) -> Contraction:
     """The contraction by a scheme, for one call.
 
     Raises:
@@ -38,17 +38,17 @@ def _contraction_of(config: Any, key: jax.Array | None, where: str) -> Contracti
 
 
 def dot_general(
-    lhs: Any,
-    rhs: Any,
-    dimension_numbers: Any,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    lhs: Operand,
+    rhs: Operand,
+    dimension_numbers: object,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     *,
-    config: Any = None,
+    config: SchemeLike | None = None,
     contraction: ContractionKind = "auto",
-    accumulator_dtype: Any = None,
+    accumulator_dtype: DTypeLike | None = None,
     key: jax.Array | None = None,
-    out_sharding: Any = None,
+    out_sharding: OutSharding = None,
 ) -> jax.Array:
     """`lax.dot_general` in low bits.
 
@@ -103,12 +103,12 @@ def dot_general(
 
 def einsum(
     equation: str,
-    lhs: Any,
-    rhs: Any,
+    lhs: Operand,
+    rhs: Operand,
     *,
-    config: Any = None,
+    config: SchemeLike | None = None,
     contraction: ContractionKind = "auto",
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
     """`jnp.einsum` of two operands in low bits; see `dot_general`.
@@ -142,19 +142,19 @@ def einsum(
 
 
 def conv_general_dilated(
-    lhs: Any,
-    rhs: Any,
+    lhs: Operand,
+    rhs: Operand,
     window_strides: Sequence[int],
-    padding: Any,
+    padding: str | Sequence[tuple[int, int]],
     lhs_dilation: Sequence[int] | None = None,
     rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = None,
+    dimension_numbers: object = None,
     feature_group_count: int = 1,
     batch_group_count: int = 1,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     *,
-    config: Any = None,
+    config: SchemeLike | None = None,
     contraction: ContractionKind = "auto",
     key: jax.Array | None = None,
 ) -> jax.Array:
@@ -206,17 +206,17 @@ def conv_general_dilated(
     return contract(lhs, rhs, convolution, numbers=contraction)
 
 
-def _refuse_beside_config(contraction: str, accumulator_dtype: Any) -> None:
+def _refuse_beside_config(contraction: str, accumulator_dtype: DTypeLike | None) -> None:
     if contraction == "auto" and accumulator_dtype is None:
         return
-    given = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
+    argument = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
     raise TypeError(
-        f"{given} would have no effect beside config=, which says it itself.\n"
+        f"{argument} would have no effect beside config=, which says it itself.\n"
         "  cure: config_v4(fwd_accumulator_dtype=..., fwd_bits=...)"
     )
 
 
-def refuse_tensors(lhs: Any, rhs: Any) -> None:
+def refuse_tensors(lhs: Operand, rhs: Operand) -> None:
     """Refuse operands that are already quantized."""
     for side, x in (("lhs", lhs), ("rhs", rhs)):
         if is_quantized(x):

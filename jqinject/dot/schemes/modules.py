@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import checked_dimensions
+from jqinject.dot.geometry.dimensions import Operand, OutSharding, checked_dimensions
+from jqinject.dot.geometry.equation import einsum_op
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.quantized_einsum import einsum_op
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.dot.schemes.scheme import SchemeSpec
+from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec
 from jqinject.dot.schemes.scheme_dot import (
     DotProduct,
     ExplainedScheme,
@@ -62,7 +64,7 @@ class QDotGeneral(QuantizedOp):
         >>> layer = nnx.Linear(3, 2, dot_general=dot_general, rngs=nnx.Rngs(0))
         >>> y = layer(jnp.ones((4, 3)))
         >>> layer.set_attributes(rhs_quant_mode=QuantMode.SERVE)
-        >>> layer.kernel[...] = jnp.zeros((3, 2))  # nobody looks at it any more
+        >>> layer.kernel[...] = jnp.zeros((3, 2))  # no longer read
         >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.get().form.bit_width
         (True, 8)
         >>> from jqinject.quant import Fp8DelayedTraining
@@ -73,12 +75,12 @@ class QDotGeneral(QuantizedOp):
 
     def __call__(
         self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
+        lhs: Operand,
+        rhs: Operand,
+        dimension_numbers: object,
+        precision: jax.lax.PrecisionLike = None,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: OutSharding = None,
         *,
         unrounded: jax.Array | None = None,
     ) -> jax.Array:
@@ -91,10 +93,10 @@ class QDotGeneral(QuantizedOp):
         return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, unrounded)
 
     @staticmethod
-    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
         return lhs, rhs, (((lhs.ndim - 1,), (0,)), ((), ())) if numbers is None else numbers
 
-    def explain(self, lhs: Any, rhs: Any, dimension_numbers: Any) -> ExplainedScheme:
+    def explain(self, lhs: Operand, rhs: Operand, dimension_numbers: object) -> ExplainedScheme:
         """Explains what a scheme's three products contract (payloads or floats) and why, without computing.
 
         Args:
@@ -157,7 +159,7 @@ class QEinsum(QuantizedOp):
         (1, 3, 2, 4)
     """
 
-    def __init__(self, config: Any, *, equation: str | None = None, **keywords: Any) -> None:
+    def __init__(self, config: SchemeLike, *, equation: str | None = None, **keywords: Any) -> None:
         super().__init__(config, dimension_numbers=equation, **keywords)
 
     def __call__(self, equation: str, lhs: jax.Array, rhs: jax.Array, **keywords: Any) -> jax.Array:
@@ -165,7 +167,7 @@ class QEinsum(QuantizedOp):
         return einsum_op(self._contract)(equation, *self._seen(lhs, rhs), **keywords)
 
     @staticmethod
-    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
         if numbers is None:
             raise ValueError(
                 "QEinsum: equation is missing beside the shapes.\n  cure: equation='bd,df->bf', the one of its calls"
@@ -200,7 +202,7 @@ class QConvGeneralDilated(QuantizedOp):
     """
 
     @classmethod
-    def _scheme_of(cls, config: Any) -> SchemeSpec:
+    def _scheme_of(cls, config: SchemeLike) -> SchemeSpec:
         return super()._scheme_of(config).of_convolution()
 
     @classmethod
@@ -211,24 +213,24 @@ class QConvGeneralDilated(QuantizedOp):
         self,
         lhs: jax.Array,
         rhs: jax.Array,
-        window_strides: Any,
-        padding: Any,
-        lhs_dilation: Any = None,
-        rhs_dilation: Any = None,
-        dimension_numbers: Any = None,
+        window_strides: Sequence[int],
+        padding: str | Sequence[tuple[int, int]],
+        lhs_dilation: Sequence[int] | None = None,
+        rhs_dilation: Sequence[int] | None = None,
+        dimension_numbers: object = None,
         feature_group_count: int = 1,
         batch_group_count: int = 1,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
+        precision: jax.lax.PrecisionLike = None,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: OutSharding = None,
         *,
         unrounded: jax.Array | None = None,
     ) -> jax.Array:
         """The convolution; arguments as for `lax.conv_general_dilated`, and operands as for `QDotGeneral`."""
-        seen = self._seen(lhs, rhs)
+        operands = self._seen(lhs, rhs)
         convolution = Convolution.of(
-            seen[0].shape,
-            seen[1].shape,
+            operands[0].shape,
+            operands[1].shape,
             window_strides,
             padding,
             lhs_dilation,
@@ -237,21 +239,25 @@ class QConvGeneralDilated(QuantizedOp):
             feature_group_count,
             batch_group_count,
             dtype=preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype),
-            out_sharding=asked(out_sharding, *map(as_array, seen)),
+            out_sharding=asked(out_sharding, *map(as_array, operands)),
             accumulator_dtype=self.scheme.fprop.accumulator_dtype,
         )
         plan = ConvolutionPlan.of(convolution)
         left, right = (
             self._served(side, LabelledTensor(x, labels), summed)
             for side, x, labels, summed in zip(
-                ("lhs", "rhs"), seen, (plan.labels.lhs, plan.labels.rhs), plan.summed("fprop"), strict=True
+                ("lhs", "rhs"),
+                operands,
+                (plan.labels.lhs, plan.labels.rhs),
+                plan.summed("fprop"),
+                strict=True,
             )
         )
         y = self._by_scheme(convolution, left, right, unrounded)
         return with_sharding(y, out_sharding)
 
     @staticmethod
-    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
         space = lhs.ndim - 2
         if numbers is None:
             last = (0, lhs.ndim - 1, *range(1, lhs.ndim - 1))
@@ -282,12 +288,12 @@ class QRaggedDot(QuantizedOp):
 
     def __call__(
         self,
-        lhs: Any,
-        rhs: Any,
+        lhs: Operand,
+        rhs: Operand,
         group_sizes: jax.Array,
-        ragged_dot_dimension_numbers: Any,
-        precision: Any = None,
-        preferred_element_type: Any = None,
+        ragged_dot_dimension_numbers: jax.lax.RaggedDotDimensionNumbers,
+        precision: jax.lax.PrecisionLike = None,
+        preferred_element_type: DTypeLike | None = None,
         *,
         unrounded: jax.Array | None = None,
     ) -> jax.Array:
@@ -306,6 +312,7 @@ class QRaggedDot(QuantizedOp):
         return self._by_scheme(ragged, lhs, rhs, unrounded, group_sizes)
 
     @staticmethod
-    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
+        assert isinstance(numbers, jax.lax.RaggedDotDimensionNumbers)
         experts = rhs.shape[numbers.rhs_group_dimensions[0]]
         return lhs, rhs, jnp.zeros(experts, jnp.int32), numbers

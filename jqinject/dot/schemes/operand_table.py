@@ -58,32 +58,28 @@ def _delay_of(scheme: Any) -> tuple[str, ...]:
     return (f"the first {scheme.quant_delay_steps} calls in training are made {before}",)
 
 
-def _is_quantizer(value: Any) -> bool:
-    return isinstance(value, type | Binding)
-
-
-def _quantizer(value: Any) -> str:
-    if not _is_quantizer(value):
-        return ""
-    return value.base.__name__ if isinstance(value, Binding) else value.__name__
+def _quantizer(value: object) -> str:
+    if isinstance(value, Binding):
+        return value.base.__name__
+    return value.__name__ if isinstance(value, type) else ""
 
 
 def _numbers(value: Any) -> str:
-    """The numbers of an operand in words; empty if only an assembled quantizer knows."""
+    """The numbers of an operand as text; empty if only an assembled quantizer knows."""
     if value is None:
         return "float"
-    if not _is_quantizer(value):
+    if not isinstance(value, type | Binding):
         return "as in y = x w"
-    injector = value.injector if isinstance(value, Binding) else value
+    injector: Any = value.injector if isinstance(value, Binding) else value
     names = ("q_dtype", "exponent_bit_width", "mantissa_bit_width", "bit_width", "group_size")
-    found = {name: explain(value, name=name).value for name in names if name in injector}
-    known = {name: x for name, x in found.items() if isinstance(x, int)}
-    size = found.get("group_size")
+    values = {name: explain(value, name=name).value for name in names if name in injector}
+    numbers = {name: x for name, x in values.items() if isinstance(x, int)}
+    size = values.get("group_size")
     group = f" in {size}s" if isinstance(size, int) else ""
     if isinstance(size, tuple):
         group = " in {} x {}".format(*size)
-    if found.get("q_dtype") is not None:
-        return np.dtype(found["q_dtype"]).name + group
-    if {"exponent_bit_width", "mantissa_bit_width"} <= known.keys():
-        return f"e{known['exponent_bit_width']}m{known['mantissa_bit_width']}{group}"
-    return f"{known['bit_width']} bits{group}" if "bit_width" in known else group.strip()
+    if values.get("q_dtype") is not None:
+        return np.dtype(values["q_dtype"]).name + group
+    if {"exponent_bit_width", "mantissa_bit_width"} <= numbers.keys():
+        return f"e{numbers['exponent_bit_width']}m{numbers['mantissa_bit_width']}{group}"
+    return f"{numbers['bit_width']} bits{group}" if "bit_width" in numbers else group.strip()

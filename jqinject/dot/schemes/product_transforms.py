@@ -68,7 +68,7 @@ def multiplied(x: LabelledTensor, factors: jax.Array, label: Label) -> LabelledT
 
 def beside(x: LabelledTensor, factors: jax.Array, label: Label) -> jax.Array:
     """Factors of the numbers along one axis, laid out for an operand."""
-    return factors.reshape([factors.size if each == label else 1 for each in x.labels])
+    return factors.reshape([factors.size if axis_label == label else 1 for axis_label in x.labels])
 
 
 def random_signs(key: jax.Array, count: int) -> jax.Array:
@@ -88,15 +88,15 @@ def check_transforms(operands: Mapping[str, Any], products: Iterable[tuple[str, 
         TypeError: there is such a transform.
     """
     for pair in products:
-        found = {operand: transform_of(operands[operand]) for operand in pair}
-        first, second = found.values()
+        transforms = {operand: transform_of(operands[operand]) for operand in pair}
+        first, second = transforms.values()
         if first is None and second is None:
             continue
-        said = ", ".join(f"{name}.{operand} {_in_words(part)}" for operand, part in found.items())
+        said = ", ".join(f"{name}.{operand} {_in_words(part)}" for operand, part in transforms.items())
         if first != second:
             raise TypeError(
                 f"the operands of a product go through the same transform, which then cancels: {said}.\n"
-                f"  cure: pre_transform = {next(part for part in found.values() if part is not None)!r} of both, each "
+                f"  cure: pre_transform = {second if first is None else first!r} of both, each "
                 "with a quantizer of its own"
             )
         if not isinstance(first, Hadamard):
@@ -111,7 +111,7 @@ def check_whole(operands: Mapping[str, Any], tiles: Any, name: str) -> None:
 
     Args:
         operands: of a scheme.
-        tiles: of its forward product; None for none.
+        tiles: of its forward product, or None.
         name: of the scheme.
 
     Raises:

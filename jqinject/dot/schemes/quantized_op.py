@@ -2,39 +2,160 @@
 
 from __future__ import annotations
 
+import enum
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.core import Tracer
+from jax.typing import DTypeLike
 
+from jqinject.core import Frozen
+from jqinject.core.component import InnerModule
 from jqinject.core.state import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_groups import ScaleForms
-from jqinject.dot.frozen.frozen_numbers import frozen_numbers
+from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
-from jqinject.dot.geometry.dimensions import checked_dimensions
+from jqinject.dot.geometry.dimensions import Operand, OutSharding, checked_dimensions
 from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
+from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import (
     NO_STATE_IN_SWITCHED,
     AxesByName,
     Contraction,
     operands_with_state,
 )
-from jqinject.dot.schemes.freezer import Freezer, QuantMode
-from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
+from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import DotProduct, contract_by_scheme
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
 from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
 from jqinject.inject import Binding
-from jqinject.quant_tensor import is_quantized, on_integers
+from jqinject.ops import FloatGrid, IntGrid
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, is_quantized, on_integers
 
+
+class QuantMode(enum.Enum):
+    """What happens to one operand of a quantized contraction."""
+
+    TRAIN = "train"
+    """It is quantized at every call."""
+    CONVERT = "convert"
+    """It is quantized at every call, and the `Freezer` stores it."""
+    SERVE = "serve"
+    """The `Freezer`'s stored operand is used instead."""
+
+
+class Freezer(InnerModule):
+    """Hold one operand as a `FrozenParam`: `set` stores it, `get` returns it.
+
+    Given shapes, the parameter exists from the start as zeros, sharded by `metadata`, also under `nnx.eval_shape`;
+    otherwise the first `set` makes it.
+
+    Attributes:
+        value: the parameter; None if nothing is stored.
+
+    Args:
+        shape: of the operand; None takes it from the first `set`.
+        dtype: of the payload.
+        scale_shape: of the scale.
+        summed: the summed axes of the operand; they are stored last, as backends prefer.
+        metadata: of the parameter, such as `{"out_sharding": ("model", None)}`.
+
+    Example:
+        >>> weight = IntQuantTensor.from_int(jnp.array([[1, -2]], jnp.int8), jnp.array([[0.5]]))
+        >>> freezer = Freezer()
+        >>> freezer.set(FrozenParam.of(weight, has_zero_point=False))
+        >>> freezer.get()[...]
+        Array([[ 0.5, -1. ]], dtype=float32)
+    """
+
+    value: FrozenParam | None
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: DTypeLike = jnp.int8,
+        scale_shape: tuple[int, ...] = (),
+        summed: tuple[int, ...] = (),
+        *,
+        metadata: Mapping[str, object] | None = None,
+    ) -> None:
+        self.metadata = tuple((metadata or {}).items())
+        self.value = nnx.data(None)
+        if shape is not None:
+            zeros = _zeros(tuple(shape), jnp.dtype(dtype), tuple(scale_shape))
+            self.set(_sharded(FrozenParam.of(zeros, tuple(summed), has_zero_point=False), self.metadata))
+
+    def set(self, operand: FrozenParam) -> None:
+        """Store an operand.
+
+        Raises:
+            ValueError: it differs in shape or dtype from what is held.
+        """
+        stored = self.value
+        if stored is not None and _facts(stored) != _facts(operand):
+            raise ValueError(
+                f"Freezer holds {_described(stored)} and was given {_described(operand)}.\n  cure: a module of its own "
+                "for every layer; one that several layers share can only be used in QuantMode.TRAIN"
+            )
+        if stored is not None and stored.form == operand.form:
+            stored.set_value(operand.numbers)
+        else:
+            metadata = dict(self.metadata) if stored is None else stored.get_metadata()
+            self.value = FrozenParam.holding(operand.numbers, operand.form, metadata)
+
+    def get(self) -> FrozenParam:
+        """Return what is stored.
+
+        Raises:
+            ValueError: nothing was stored and no shapes were given.
+        """
+        if self.value is None:
+            raise ValueError(
+                "QuantMode.SERVE before CONVERT: there is nothing stored to serve.\n  cure: call it once in "
+                "QuantMode.CONVERT, load a frozen checkpoint into a module made with its shapes, or "
+                "jqinject.freeze(model)"
+            )
+        return self.value
+
+
+def _zeros(
+    shape: tuple[int, ...], dtype: DTypeLike, scale_shape: tuple[int, ...]
+) -> IntQuantTensor | FloatQuantTensor:
+    """Zeros with scales of 1."""
+    payload, scale = jnp.zeros(shape, dtype), jnp.ones(scale_shape, jnp.float32)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return FloatQuantTensor.stored(payload, scale, None, FloatGrid.of_dtype(dtype), jnp.float32)
+    grid = IntGrid(jnp.iinfo(dtype).bits, signed=bool(jnp.issubdtype(dtype, jnp.signedinteger)))
+    return IntQuantTensor.stored(payload, scale, None, grid, jnp.float32)
+
+
+def _sharded(operand: FrozenParam, metadata: tuple[tuple[str, object], ...]) -> FrozenParam:
+    """The parameter with its numbers where NNX places Variables with this metadata, on a mesh."""
+    numbers, form = operand.numbers, operand.form
+    of_value, of_scale = form.metadata(dict(metadata), numbers["scale"].shape)
+    placed = {"value": Frozen(numbers["value"], **of_value), "scale": Frozen(numbers["scale"], **of_scale)}
+    return FrozenParam.holding({name: number.get_value() for name, number in placed.items()}, form)
+
+
+def _facts(param: FrozenParam) -> tuple[Any, ...]:
+    return param.form.stored, {name: number.shape for name, number in param.numbers.items()}
+
+
+def _described(param: FrozenParam) -> str:
+    stored, scale = param.form.stored, param.numbers["scale"]
+    over = f", summed over axes {stored.summed}" if stored.summed else ""
+    return f"{stored.dtype.name} numbers of shape {stored.shape} with scales of shape {scale.shape}{over}"
+
+
+Where: TypeAlias = DotProduct | Convolution | Ragged
 Axes = tuple[int, ...]
 
 
@@ -47,15 +168,15 @@ class QuantizedOp(Contraction):
 
     def __init__(
         self,
-        config: Any,
+        config: SchemeLike,
         *,
         lhs_quant_mode: QuantMode = QuantMode.TRAIN,
         rhs_quant_mode: QuantMode = QuantMode.TRAIN,
-        lhs_freezer: Mapping[str, Any] | Freezer | None = None,
-        rhs_freezer: Mapping[str, Any] | Freezer | None = None,
+        lhs_freezer: Mapping[str, object] | Freezer | None = None,
+        rhs_freezer: Mapping[str, object] | Freezer | None = None,
         lhs_shape: Sequence[int] | None = None,
         rhs_shape: Sequence[int] | None = None,
-        dimension_numbers: Any = None,
+        dimension_numbers: object = None,
         rngs: nnx.Rngs | None = None,
         operands: AxesByName | None = None,
     ) -> None:
@@ -63,8 +184,8 @@ class QuantizedOp(Contraction):
         if operands is None:
             operands = self._operands_of_shapes(config, lhs_shape, rhs_shape, dimension_numbers)
         scheme = self._scheme_of(config)
-        for each in scheme.both:
-            self._check_scheme(each)
+        for spec in scheme.both:
+            self._check_scheme(spec)
         super().__init__(scheme, name, rngs, operands)
         self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
@@ -73,7 +194,7 @@ class QuantizedOp(Contraction):
         self.rhs_freezer = _freezer(rhs_freezer)
 
     @classmethod
-    def _scheme_of(cls, config: Any) -> SchemeSpec:
+    def _scheme_of(cls, config: SchemeLike) -> SchemeSpec:
         """A scheme, as it applies to the operation."""
         return SchemeSpec.of(checked_scheme(config))
 
@@ -82,7 +203,7 @@ class QuantizedOp(Contraction):
         """Refuse a scheme that does not fit the operation, whatever its operands."""
 
     @classmethod
-    def operands_of(cls, config: Any, call: Callable[[Any], Any]) -> AxesByName:
+    def operands_of(cls, config: SchemeLike, call: Callable[[Any], Any]) -> AxesByName:
         """The axes of the operands whose quantizers keep state, for `operands=`; nothing is computed.
 
         Args:
@@ -92,7 +213,13 @@ class QuantizedOp(Contraction):
         return operands_with_state(lambda: cls(config), cls._scheme_of(config).both, call)
 
     @classmethod
-    def _operands_of_shapes(cls, config: Any, lhs_shape: Any, rhs_shape: Any, numbers: Any) -> AxesByName:
+    def _operands_of_shapes(
+        cls,
+        config: SchemeLike,
+        lhs_shape: Sequence[int] | None,
+        rhs_shape: Sequence[int] | None,
+        numbers: object,
+    ) -> AxesByName:
         """The axes of the operands whose quantizers keep state, for operands of these shapes; none without shapes."""
         if lhs_shape is None and rhs_shape is None and numbers is None:
             return {}
@@ -106,7 +233,7 @@ class QuantizedOp(Contraction):
 
     @staticmethod
     @abstractmethod
-    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> tuple[Any, ...]:
+    def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
         """The arguments of a call.
 
         Args:
@@ -181,9 +308,9 @@ class QuantizedOp(Contraction):
         return frozen_numbers(tensor, stored_last, shifted, None, forms)
 
     def has_range(self) -> bool | None:
-        """Whether every collected range saw data; None if there is none. See `core.StaticRange`."""
-        found = [saw for saw in (proxy.has_range() for proxy in self.proxies) if saw is not None]
-        return all(found) if found else None
+        """Whether every collected range saw data; None without ranges. See `core.StaticRange`."""
+        seen_data = [saw for saw in (proxy.has_range() for proxy in self.proxies) if saw is not None]
+        return all(seen_data) if seen_data else None
 
     def begin_calibration(self) -> None:
         """Restart the collection of ranges."""
@@ -201,12 +328,12 @@ class QuantizedOp(Contraction):
 
     def _contract(
         self,
-        lhs: Any,
-        rhs: Any,
-        numbers: Any,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-        unrounded: Any = None,
+        lhs: Operand,
+        rhs: Operand,
+        numbers: object,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: OutSharding = None,
+        unrounded: jax.Array | None = None,
     ) -> jax.Array:
         """The contraction of two operands of `_seen`."""
         dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
@@ -218,7 +345,7 @@ class QuantizedOp(Contraction):
         dot = DotProduct(dims, np.dtype(dtype), out_sharding)
         return self._by_scheme(dot, left, right, unrounded)
 
-    def _by_scheme(self, static: Any, *operands: Any) -> jax.Array:
+    def _by_scheme(self, static: Where, *operands: Any) -> jax.Array:
         """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.
 
         Args:
@@ -245,7 +372,7 @@ class QuantizedOp(Contraction):
         contraction.set_view(self.use_running_average, self.deterministic)
         return contraction
 
-    def _seen(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    def _seen(self, lhs: Operand, rhs: Operand) -> tuple[Operand, Operand]:
         """The operands of a call, each in its stored form where its mode, or the caller, serves that."""
         if self.lhs_quant_mode is QuantMode.SERVE:
             lhs = self.lhs_freezer.get().operand(lhs.dtype)
@@ -254,7 +381,7 @@ class QuantizedOp(Contraction):
         left, right = (x.operand() if isinstance(x, FrozenParam) else x for x in (lhs, rhs))
         return left, right
 
-    def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Any:
+    def _served(self, side: str, x: LabelledTensor, summed: Labels) -> Operand:
         """An operand; in its stored form, after it is stored, where its mode says so."""
         if (self.lhs_quant_mode if side == "lhs" else self.rhs_quant_mode) is not QuantMode.CONVERT:
             return x.tensor
@@ -268,7 +395,7 @@ class QuantizedOp(Contraction):
         """Same arguments as the function it replaces."""
 
 
-def contract_compiled(contraction: Contraction, static: Any, *operands: Any) -> jax.Array:
+def contract_compiled(contraction: Contraction, static: Where, *operands: Any) -> jax.Array:
     """A contraction by a scheme, compiled where it would else run one operation after the other.
 
     That is a contraction of arrays, or of stored tensors, outside of `jit`, whose quantizers keep no state.
@@ -290,8 +417,14 @@ def contract_compiled(contraction: Contraction, static: Any, *operands: Any) -> 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _compiled(
-    static: Any, scheme: SchemeSpec, where: str, stateless: Any, modes: Any, stream: Any, operands: Any
-) -> tuple[jax.Array, Any]:
+    static: Where,
+    scheme: SchemeSpec,
+    where: str,
+    stateless: tuple[str, str] | None,
+    modes: tuple[bool, bool],
+    stream: nnx.RngStream | None,
+    operands: tuple[object, ...],
+) -> tuple[jax.Array, nnx.RngStream | None]:
     """The contraction, and the stream that it has drawn from.
 
     Args:
@@ -305,11 +438,11 @@ def _compiled(
     return contract_by_scheme(contraction, static, *map(unpacked_tensor, operands)), contraction.stream
 
 
-def _checked(mode: Any, name: str) -> QuantMode:
+def _checked(mode: object, name: str) -> QuantMode:
     if isinstance(mode, QuantMode):
         return mode
     raise TypeError(f"{name} must be QuantMode.TRAIN, QuantMode.CONVERT or QuantMode.SERVE, got {mode!r}")
 
 
-def _freezer(given: Mapping[str, Any] | Freezer | None) -> Freezer:
-    return given if isinstance(given, Freezer) else Freezer(**(given or {}))
+def _freezer(freezer: Mapping[str, object] | Freezer | None) -> Freezer:
+    return freezer if isinstance(freezer, Freezer) else Freezer(**(freezer or {}))

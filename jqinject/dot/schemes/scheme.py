@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.core import check as kinds
 from jqinject.core.quantizers.delay import delay_steps
@@ -113,6 +115,8 @@ takes them: on CUDA `jax.nn.scaled_matmul` | False |
     explained_by = operand_table
 
 
+SchemeLike: TypeAlias = type[Scheme] | Binding
+
 FORWARD = ("fprop_lhs", "fprop_rhs")
 AGAIN = ("dgrad_rhs", "wgrad_lhs")
 GRADIENTS = ("dgrad_grad", "wgrad_grad")
@@ -130,7 +134,7 @@ OTHERS = (
     *(f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in SUMS),
 )
 COMPONENTS = ("explained_by", "calibration", "restrict_scaling_impl")  # of a scheme, shared by its operands
-Operand = Binding | Kept | None
+SchemeOperand = Binding | Kept | None
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class SchemeSpec:
         before: the scheme of these; None without a delay.
     """
 
-    operands: tuple[tuple[str, Operand], ...]
+    operands: tuple[tuple[str, SchemeOperand], ...]
     fprop: Sums
     dgrad: Sums
     wgrad: Sums
@@ -169,61 +173,62 @@ class SchemeSpec:
         """
         injector = scheme.injector if isinstance(scheme, Binding) else scheme
         name = _name_of(scheme)
-        _check_names(injector)
-        operands = tuple((operand, _operand(injector, operand, name)) for operand in OPERANDS)
+        check_lets(injector, (*OPERANDS, *OTHERS, *COMPONENTS))
+        check_declarations(injector, also_requested=frozenset((*OPERANDS, *OTHERS)))
+        declared = {key: getattr(injector, key) for key in (*OPERANDS, *OTHERS)}
+        operands = tuple((operand, _operand(declared[operand], operand, name)) for operand in OPERANDS)
         check_transforms(dict(operands), PRODUCTS, name)
-        scaled = kinds.flag(injector.scaled_products, name, "scaled_products")
+        scaled = kinds.flag(declared["scaled_products"], name, "scaled_products")
         fprop, dgrad, wgrad = (
-            replace(_sums(injector, prefix, name), scaled=scaled) for prefix in ("", "dgrad_", "wgrad_")
+            replace(_sums(declared, prefix, name), scaled=scaled) for prefix in ("", "dgrad_", "wgrad_")
         )
         check_whole(dict(operands), fprop.tiles, name)
-        flags = [flag for flag in FLAGS if kinds.flag(getattr(injector, flag), name, flag)]
+        flags = [flag for flag in FLAGS if kinds.flag(declared[flag], name, flag)]
         check_signs(dict(operands), flags, name)
         flags += [
             f"{product}_dequantized"
             for product in ("dgrad", "wgrad")
-            if _is_dequantized(injector, product, name)
+            if _is_dequantized(declared[f"{product}_source"], product, name)
         ]
         for again, forward in zip(AGAIN, reversed(FORWARD), strict=True):
             if dict(operands)[again] is Kept.PAYLOAD:
                 _check_payload(dict(operands)[forward], again, forward, name)
                 flags.append(f"{again.partition('_')[0]}_payload")
-        operands = tuple((o, Kept.FPROP if given is Kept.PAYLOAD else given) for o, given in operands)
-        made = cls(operands, fprop, dgrad, wgrad, frozenset(flags), name)
-        delay = delay_steps(injector.quant_delay_steps, name)
-        return replace(made, delay=delay, before=cls._before(injector, delay, name))
+        operands = tuple((o, Kept.FPROP if operand is Kept.PAYLOAD else operand) for o, operand in operands)
+        spec = cls(operands, fprop, dgrad, wgrad, frozenset(flags), name)
+        delay = delay_steps(declared["quant_delay_steps"], name)
+        return replace(spec, delay=delay, before=cls._before(declared["before"], delay, name))
 
     @classmethod
-    def _before(cls, injector: Any, delay: int, name: str) -> SchemeSpec | None:
-        given = injector.before
-        if given is None:
+    def _before(cls, before: Any, delay: int, name: str) -> SchemeSpec | None:
+        if before is None:
             return cls.of(Scheme) if delay else None
-        if not is_scheme(given):
+        if not is_scheme(before):
             raise TypeError(
-                f"{name}: before takes a Scheme, or None for float; got {given!r:.80}.\n  cure: Scheme.let(...)"
+                f"{name}: before takes a Scheme, or None for float; got {before!r:.80}.\n  cure: Scheme.let(...)"
             )
         if not delay:
             raise ValueError(
-                f"{name}: before = {_name_of(given)} would make no call.\n"
+                f"{name}: before = {_name_of(before)} would make no call.\n"
                 "  cure: quant_delay_steps = 1000, how many calls in training it makes; or before = None"
             )
-        made = cls.of(given)
-        if made.delay:
+        spec = cls.of(before)
+        if spec.delay:
             raise TypeError(
-                f"{name}: before = {made.name} has quant_delay_steps itself, and a scheme is switched once.\n"
+                f"{name}: before = {spec.name} has quant_delay_steps itself, and a scheme is switched once.\n"
                 "  cure: a scheme without them"
             )
-        return made
+        return spec
 
     @property
     def as_before(self) -> str:
-        """How it contracts, in words: by its name, or in float."""
-        floats = all(given in (None, Kept.FPROP) for _, given in self.operands)
+        """How it contracts, as text: by its name, or in float."""
+        floats = all(operand in (None, Kept.FPROP) for _, operand in self.operands)
         return "in float" if floats else f"by {self.name}"
 
     @property
     def both(self) -> tuple[SchemeSpec, ...]:
-        """It, and the scheme of the first calls if there is one."""
+        """It, and the scheme of the first calls, if any."""
         return (self,) if self.before is None else (self, self.before)
 
     def of_convolution(self) -> SchemeSpec:
@@ -231,7 +236,7 @@ class SchemeSpec:
         before = None if self.before is None else self.before.of_convolution()
         if "conv_gradients" in self.flags:
             return replace(self, before=before)
-        floats = tuple((name, given if name in FORWARD else None) for name, given in self.operands)
+        floats = tuple((name, operand if name in FORWARD else None) for name, operand in self.operands)
         of_payloads = {
             f"{product}_{flag}" for product in ("dgrad", "wgrad") for flag in ("use_fwd_quant", "payload")
         }
@@ -239,14 +244,14 @@ class SchemeSpec:
 
     def beside_quantized_weight(self) -> SchemeSpec:
         """For a weight that comes quantized: the scheme leaves it as it is in the forward product."""
-        kept = tuple((name, None if name == "fprop_rhs" else given) for name, given in self.operands)
-        return replace(self, operands=kept)
+        operands = tuple((name, None if name == "fprop_rhs" else operand) for name, operand in self.operands)
+        return replace(self, operands=operands)
 
-    def __getitem__(self, name: str) -> Operand:
+    def __getitem__(self, name: str) -> SchemeOperand:
         return self._by_name[name]
 
     @cached_property
-    def _by_name(self) -> dict[str, Operand]:
+    def _by_name(self) -> dict[str, SchemeOperand]:
         return dict(self.operands)
 
 
@@ -274,56 +279,54 @@ def checked_scheme(config: Any) -> Any:
     )
 
 
-def _name_of(scheme: Any) -> str:
+def _name_of(scheme: SchemeLike) -> str:
     return scheme.base.__name__ if isinstance(scheme, Binding) else scheme.__name__
 
 
-def _check_names(injector: Any) -> None:
-    names = frozenset((*OPERANDS, *OTHERS))
-    check_lets(injector, (*OPERANDS, *OTHERS, *COMPONENTS))
-    check_declarations(injector, also_requested=names)
-
-
-def _operand(injector: Any, operand: str, name: str) -> Operand:
-    given = getattr(injector, operand)
-    if given is None or (isinstance(given, Kept) and operand in AGAIN):
-        return given
-    if isinstance(given, Binding):
-        return given
-    if inspect.isclass(given) and issubclass(given, ExtendedInjector) and not issubclass(given, Scheme):
-        return Binding(given)
+def _operand(quantizer: object, operand: str, name: str) -> SchemeOperand:
+    if quantizer is None or (isinstance(quantizer, Kept) and operand in AGAIN):
+        return quantizer
+    if isinstance(quantizer, Binding):
+        return quantizer
+    if (
+        inspect.isclass(quantizer)
+        and issubclass(quantizer, ExtendedInjector)
+        and not issubclass(quantizer, Scheme)
+    ):
+        return Binding(quantizer)
     also = ", Kept.FPROP or Kept.PAYLOAD for what the forward product took" if operand in AGAIN else ""
     raise TypeError(
         f"{name}: {operand} takes a quantizer (an injector such as jqinject.quant.Int8WeightPerChannelFloat), None for "
-        f"float{also}; got {given!r:.80}"
+        f"float{also}; got {quantizer!r:.80}"
     )
 
 
-def _is_dequantized(injector: Any, product: str, name: str) -> bool:
-    given = getattr(injector, f"{product}_source")
-    if given not in SOURCES:
+def _is_dequantized(source: object, product: str, name: str) -> bool:
+    if source not in SOURCES:
         raise ValueError(
-            f"{name}: {product}_source must be one of {', '.join(map(repr, SOURCES))}, got {given!r}"
+            f"{name}: {product}_source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}"
         )
-    return given == "dequantized"
+    return source == "dequantized"
 
 
-def _check_payload(given: Operand, again: str, forward: str, name: str) -> None:
+def _check_payload(quantizer: SchemeOperand, again: str, forward: str, name: str) -> None:
     """Refuse a payload that is certain not to fit the backward product."""
     why = ""
-    if not isinstance(given, Binding):
+    if not isinstance(quantizer, Binding):
         why = f"{forward} is float, and has none"
     else:
         shared = (
-            given.resolve("scaling_per_output_type") if given.declares("scaling_per_output_type") else None
+            quantizer.resolve("scaling_per_output_type")
+            if quantizer.declares("scaling_per_output_type")
+            else None
         )
-        size = given.resolve("group_size") if given.declares("group_size") else None
+        size = quantizer.resolve("group_size") if quantizer.declares("group_size") else None
         if shared == "group" and not isinstance(size, tuple):
-            why = f"{given.base.__name__} quantizes in groups of {size} along what y = x w sums over"
+            why = f"{quantizer.base.__name__} quantizes in groups of {size} along what y = x w sums over"
         elif shared == "channel" or (
-            given.declares("keepdim") and given.resolve("keepdim") is True and shared != "group"
+            quantizer.declares("keepdim") and quantizer.resolve("keepdim") is True and shared != "group"
         ):
-            why = f"{given.base.__name__} has a scale for each row or channel"
+            why = f"{quantizer.base.__name__} has a scale for each row or channel"
     if why:
         raise payload_does_not_fit(f"{name}.{again}", why)
 
@@ -342,8 +345,8 @@ def payload_does_not_fit(where: str, why: str) -> ValueError:
     )
 
 
-def _sums(injector: Any, prefix: str, name: str) -> Sums:
-    dtype, tile = getattr(injector, f"{prefix}accumulator_dtype"), getattr(injector, f"{prefix}tile_size")
+def _sums(declared: Mapping[str, Any], prefix: str, name: str) -> Sums:
+    dtype, tile = declared[f"{prefix}accumulator_dtype"], declared[f"{prefix}tile_size"]
     if dtype is not None and not _is_integer(dtype):
         raise TypeError(
             f"{name}: {prefix}accumulator_dtype must be a dtype of integers, such as jnp.int32, or None; got {dtype!r}"
@@ -358,7 +361,7 @@ def _sums(injector: Any, prefix: str, name: str) -> Sums:
     return Sums(dtype, LocalAqt(contraction_axis_shard_size=tile))
 
 
-def _is_integer(dtype: Any) -> bool:
+def _is_integer(dtype: DTypeLike) -> bool:
     try:
         return np.issubdtype(np.dtype(dtype), np.signedinteger)
     except TypeError:

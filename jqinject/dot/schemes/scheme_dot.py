@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
 from jqinject.dot.geometry.labels import Label, Labelling, Labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.convolution import Convolution
@@ -25,8 +25,8 @@ from jqinject.dot.schemes.product_transforms import (
     transformed,
     transformed_label,
 )
-from jqinject.dot.schemes.random_numbers import RefusedQuantizer, misfit, refused_backward
 from jqinject.dot.schemes.scheme import Kept, SchemeSpec, payload_does_not_fit
+from jqinject.dot.schemes.scheme_fits import RefusedQuantizer, misfit, refused_backward
 from jqinject.dot.tensors.choice import described, varies_along
 from jqinject.dot.tensors.labelled_tensor import (
     LabelledTensor,
@@ -68,7 +68,7 @@ class DotProduct:
 
     dims: Dimensions
     dtype: np.dtype
-    out_sharding: Any = None
+    out_sharding: OutSharding = None
 
 
 def contract_by_scheme(
@@ -125,8 +125,8 @@ def check_no_transform(scheme: SchemeSpec, where: str) -> None:
     Raises:
         TypeError: an operand has a transform.
     """
-    for name, given in scheme.operands:
-        if transform_of(given) is not None:
+    for name, operand in scheme.operands:
+        if transform_of(operand) is not None:
             raise TypeError(
                 f"{where}: {scheme.name}.{name} declares a pre_transform, which goes along the axis that a product "
                 "sums over, and a convolution sums over windows.\n  cure: the scheme without it (hadamard=None), or "
@@ -149,8 +149,8 @@ class _Operands:
         cls,
         contraction: Contraction,
         where: DotProduct | Convolution | Ragged,
-        lhs: Any,
-        rhs: Any,
+        lhs: Operand,
+        rhs: Operand,
         unrounded: jax.Array | None = None,
     ) -> _Operands:
         """The forward pass's part of quantization."""
@@ -162,8 +162,8 @@ class _Operands:
         if not is_quantized(lhs):
             left = contraction.operand("fprop_lhs", left, of_left, in_rows=plan.in_rows)
         if not is_quantized(rhs):
-            beside = {"beside": left.tensor, "in_rows": plan.in_rows}
-            right = contraction.operand("fprop_rhs", right, of_right, **beside)
+            how = {"partner": left.tensor, "in_rows": plan.in_rows}
+            right = contraction.operand("fprop_rhs", right, of_right, **how)
         g = LabelledTensor(jax.ShapeDtypeStruct(plan.out_shape(lhs, rhs), plan.dtype), labels.out)
         w = w if unrounded is None else LabelledTensor(unrounded, labels.rhs)
         # The results of backward products are gradients of transformed operands, so the originals are transformed too.
@@ -191,7 +191,7 @@ def _backward(
     name: str,
     g: LabelledTensor,
     x: LabelledTensor,
-    made: LabelledTensor,
+    from_forward: LabelledTensor,
 ) -> BackwardProduct:
     """The operands of a backward product: what it takes of the other operand is payload, dequantized or original.
 
@@ -202,22 +202,22 @@ def _backward(
         name: of the other operand.
         g: stand-in for the gradient.
         x: the other operand.
-        made: the forward product's version of it.
+        from_forward: the forward product's version of it.
     """
     scheme, of_gradient, (of_g, of_x) = contraction.scheme, g, plan.summed(product)
-    tiles = getattr(plan, product).tiles
+    tiles = (plan.dgrad if product == "dgrad" else plan.wgrad).tiles
     in_pieces = _pieces(tiles, g, of_g)
     gradient = partial(contraction.gradient, f"{product}_grad", in_pieces(g), of_g)
     # Of a stored operand the original is gone: the next best is what was made of it.
-    gone = is_quantized(x.tensor) and scheme[name] is None
+    only_quantized = is_quantized(x.tensor) and scheme[name] is None
     folds = f"{product}_use_fwd_quant" in scheme.flags
     if f"{product}_payload" in scheme.flags:
-        _check_fits(contraction, name, joined(made), of_x)
-    if scheme[name] is Kept.FPROP or (gone and not folds):
+        _check_fits(contraction, name, joined(from_forward), of_x)
+    if scheme[name] is Kept.FPROP or (only_quantized and not folds):
         return BackwardProduct(*gradient())
     x = LabelledTensor(as_array(x.tensor), x.labels)
     if f"{product}_dequantized" in scheme.flags:
-        saw = joined(made)
+        saw = joined(from_forward)
         x = LabelledTensor(as_array(saw.tensor), saw.labels)
     refused = _misfit(contraction, name, x, of_x)
     if refused is not None:
@@ -227,13 +227,13 @@ def _backward(
         return BackwardProduct(refused)
     folded = None
     if folds:
-        x, folded = _payload_and_scale(joined(made), x, g.labels, as_integers=scheme[name] is None)
+        x, folded = _payload_and_scale(joined(from_forward), x, g.labels, as_integers=scheme[name] is None)
     if f"{product}_random_signs" in scheme.flags:
         x, folded = _with_signs(contraction, name, x, (of_gradient, folded), transformed_label(of_x))
     array = isinstance(x.tensor, jax.Array)
-    other = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
-    other = contraction.operand(name, in_pieces(other), of_x, in_rows=plan.in_rows)
-    return BackwardProduct(*gradient(), other, folded)
+    partner = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
+    partner = contraction.operand(name, in_pieces(partner), of_x, in_rows=plan.in_rows)
+    return BackwardProduct(*gradient(), partner, folded)
 
 
 def _with_signs(
@@ -245,7 +245,7 @@ def _with_signs(
         contraction: by the scheme.
         name: of the operand.
         x: the operand.
-        gradient: stand-in for the gradient, and other factors of it; None for none.
+        gradient: stand-in for the gradient, and other factors of it or None.
         label: the axis that the signs are for.
     """
     signs = contraction.signs(name, x.tensor.shape[x.axis(label)])
@@ -254,11 +254,13 @@ def _with_signs(
     return multiplied(x, signs, label), factors if folded is None else factors * folded
 
 
-def _check_fits(contraction: Contraction, name: str, made: LabelledTensor, summed: Labels) -> None:
+def _check_fits(contraction: Contraction, name: str, from_forward: LabelledTensor, summed: Labels) -> None:
     """Refuse a payload whose scales vary along what a backward product sums over."""
-    tensor = made.tensor
+    tensor = from_forward.tensor
     scaled = on_integers(tensor) or on_minifloats(tensor)
-    if scaled and varies_along(tensor, [made.axis(label) for label in summed if label in made.labels]):
+    if scaled and varies_along(
+        tensor, [from_forward.axis(label) for label in summed if label in from_forward.labels]
+    ):
         where, what = f"{contraction.where}: {contraction.scheme.name}.{name}", described(tensor)
         raise payload_does_not_fit(where, what)
 
@@ -287,20 +289,20 @@ def _pieces(
 
 
 def _payload_and_scale(
-    made: LabelledTensor, x: LabelledTensor, beside: Labels, as_integers: bool
+    from_forward: LabelledTensor, x: LabelledTensor, gradient: Labels, as_integers: bool
 ) -> tuple[LabelledTensor, jax.Array | None]:
     """The payload of the forward product's operand, with scale 1, and its scale laid out for the gradient.
 
     Without a payload, or if the scale varies along an axis that the gradient lacks: the original, and None.
 
     Args:
-        made: the forward product's operand.
+        from_forward: the forward product's operand.
         x: the original.
-        beside: labels of the gradient.
+        gradient: labels of the gradient.
         as_integers: whether integers are contracted; else the payload is a float array, to be quantized again.
     """
-    tensor = made.tensor
-    scale = scale_beside(made, beside) if (on_integers(tensor) or on_minifloats(tensor)) else None
+    tensor = from_forward.tensor
+    scale = scale_beside(from_forward, gradient) if (on_integers(tensor) or on_minifloats(tensor)) else None
     if scale is None:
         return x, None
     if on_minifloats(tensor):
@@ -308,15 +310,15 @@ def _payload_and_scale(
         return (
             (x, None)
             if payload is None
-            else (LabelledTensor(payload.astype(tensor.dtype), made.labels), scale)
+            else (LabelledTensor(payload.astype(tensor.dtype), from_forward.labels), scale)
         )
     if not on_integers(tensor) or tensor.has_zero_point or not isinstance(tensor.bit_width, int):
         return x, None
     integers = tensor.int() if tensor.payload is None else tensor.payload
     if not as_integers:
-        return LabelledTensor(integers.astype(tensor.dtype), made.labels), scale
-    one = (jnp.ones((), jnp.float32), None, tensor.grid, tensor.dtype)
-    return LabelledTensor(IntQuantTensor.stored(integers, *one), made.labels), scale
+        return LabelledTensor(integers.astype(tensor.dtype), from_forward.labels), scale
+    unscaled = (jnp.ones((), jnp.float32), None, tensor.grid, tensor.dtype)
+    return LabelledTensor(IntQuantTensor.stored(integers, *unscaled), from_forward.labels), scale
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,7 @@ class ExplainedProduct:
 
     Attributes:
         name: "fprop", "dgrad" or "wgrad".
-        operands: what is contracted, in words.
+        operands: what is contracted, as text.
         kind: "int", "fp8" or "float".
         why: why existing payloads are not contracted; else empty.
     """
@@ -352,13 +354,13 @@ class ExplainedScheme(tuple[ExplainedProduct, ...]):
     delay: int = 0
 
     def __str__(self) -> str:
-        here = "\n".join(map(str, self))
+        products = "\n".join(map(str, self))
         if self.first is None:
-            return here
-        return f"the first {self.delay} calls in training:\n{self.first}\nthen:\n{here}"
+            return products
+        return f"the first {self.delay} calls in training:\n{self.first}\nthen:\n{products}"
 
 
-def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any) -> ExplainedScheme:
+def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Operand, rhs: Operand) -> ExplainedScheme:
     """What the three products of a scheme contract, for operands of these shapes; nothing is computed.
 
     Args:
@@ -366,7 +368,7 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any
         dot: as for `contract_by_scheme`.
         lhs, rhs: what has a shape and a dtype.
     """
-    found: list[ExplainedProduct] = []
+    products: list[ExplainedProduct] = []
 
     def look(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         twin = nnx.clone(contraction, graph=True)
@@ -374,22 +376,22 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Any, rhs: Any
         twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
         operands = _Operands.of(twin, dot, lhs, rhs)
         plan = operands.plan
-        found.append(_explained("fprop", operands.lhs, operands.rhs, plan.labels.out, plan.fprop))
+        products.append(_explained("fprop", operands.lhs, operands.rhs, plan.labels.out, plan.fprop))
         g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), dot.dtype), plan.labels.out)
-        for number, (name, taken, kept, out, sums) in enumerate(
+        for number, (name, taken, from_forward, out, sums) in enumerate(
             (
                 ("dgrad", operands.dgrad, operands.rhs, plan.labels.lhs, plan.dgrad),
                 ("wgrad", operands.wgrad, operands.lhs, plan.labels.rhs, plan.wgrad),
             )
         ):
-            other = joined(kept) if taken.other is None else taken.other
+            partner = joined(from_forward) if taken.partner is None else taken.partner
             by = taken.quantizer, None  # reports nothing
-            gradient, other, _ = quantized_gradient(plan, number, g, by, other)
-            found.append(_explained(name, gradient, other, out, sums))
+            gradient, partner, _ = quantized_gradient(plan, number, g, by, partner)
+            products.append(_explained(name, gradient, partner, out, sums))
         return jnp.zeros(())
 
     jax.eval_shape(look, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (lhs, rhs)))
-    return ExplainedScheme(found)
+    return ExplainedScheme(products)
 
 
 def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels, sums: Sums) -> ExplainedProduct:

@@ -1,15 +1,83 @@
-"""Whether a scheme fits a layer: asked when it is made, before anything is changed."""
+"""What a scheme needs of a layer: features that fill its blocks, random numbers, a weight that can be stored."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 from flax import nnx
 
 from jqinject.dot.schemes.product_transforms import SIGNS, transform_of
 from jqinject.dot.schemes.quant_operand import assembled_for_any
-from jqinject.dot.schemes.scheme import PRODUCTS, SchemeSpec
+from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, PRODUCTS, Kept, SchemeLike, SchemeSpec, role_of
+from jqinject.dot.tensors.six_operands import BackwardProduct
 from jqinject.inject import Binding
+
+RANDOM_SIGNS = "a transform with random signs"
+
+
+class MissingRngsError(ValueError):
+    """What draws random numbers has none.
+
+    Args:
+        where: who draws.
+        what: what they are for.
+    """
+
+    def __init__(self, where: str, what: str = "stochastic rounding") -> None:
+        alternative = (
+            "random_signs = False" if what == RANDOM_SIGNS else "rounding to nearest (rng_type=None)"
+        )
+        super().__init__(
+            f"{where}: {what} needs a key, and there are no rngs.\n  cure: {where.partition(':')[0]}(scheme, "
+            f"rngs=nnx.Rngs(...)), key=jax.random.key(...) for a function, or {alternative}"
+        )
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class RefusedQuantizer:
+    """Replaces the quantizer of a backward pass that cannot be: a forward pass alone does not need it.
+
+    Attributes:
+        why: the error.
+    """
+
+    why: str
+
+    def __call__(self, *args: Any) -> Any:
+        """Raise, as there is a backward pass."""
+        raise ValueError(self.why)
+
+
+def refused_backward(make: Callable[[], BackwardProduct]) -> BackwardProduct:
+    """The operands of a backward product, or what refuses it because they lack random numbers.
+
+    Args:
+        make: makes the operands.
+    """
+    try:
+        return make()
+    except MissingRngsError as error:
+        return BackwardProduct(RefusedQuantizer(str(error)))
+
+
+def misfit(where: str, size: int, length: int) -> RefusedQuantizer:
+    """Refuses a transform whose blocks do not fill the axis that is summed over.
+
+    Args:
+        where: the operand.
+        size: of a block.
+        length: of the axis.
+    """
+    return RefusedQuantizer(
+        f"{where}: pre_transform turns blocks of {size}, which do not fill the {length} numbers that the product sums "
+        "over (rows of a batch).\n  cure: batches whose last axis before the features is a multiple of "
+        f"{size}; model.eval() where there is no backward pass; or a scheme without the transform (hadamard=None)"
+    )
+
 
 SUMS = ("inputs, over which y = x w sums", "outputs, over which dx = g w^T sums")
 
@@ -35,16 +103,16 @@ def check_features(scheme: SchemeSpec, inputs: int | None, outputs: int | None, 
         Traceback (most recent call last):
         ValueError: QuantLinear: Quartet.fprop_lhs: pre_transform turns blocks of 32, which do not fill the 20 inputs...
     """
-    for each in scheme.both:
+    for spec in scheme.both:
         for names, length, what in zip(PRODUCTS, (inputs, outputs), SUMS, strict=False):
             if length is None:
                 continue
             for name in names:
-                why = _misfit(each[name], length)
+                why = _misfit(spec[name], length)
                 if why:
                     cure = _CURES[why[:3]]
                     raise ValueError(
-                        f"{where}: {each.name}.{name}: {why} the {length} {what}.\n  cure: {cure}"
+                        f"{where}: {spec.name}.{name}: {why} the {length} {what}.\n  cure: {cure}"
                     )
 
 
@@ -56,7 +124,8 @@ _CURES = {
 
 def _misfit(operand: Any, length: int) -> str:
     """What does not fill so many numbers; empty if everything does."""
-    size = getattr(transform_of(operand), "block_size", None)
+    transform = transform_of(operand)
+    size = None if transform is None else transform.block_size
     if size is not None and length % size:
         return f"pre_transform turns blocks of {size}, which do not fill"
     if not isinstance(operand, Binding) or not operand.declares("group_size"):
@@ -83,12 +152,86 @@ def check_random_numbers(scheme: SchemeSpec, rngs: nnx.Rngs | None, where: str, 
     """
     if rngs is not None:
         return
-    for each in scheme.both:
-        drawn = [flag for flag in SIGNS if flag in each.flags]
-        found = {n: assembled_for_any(n, x) for n, x in each.operands if isinstance(x, Binding)}
-        drawn += [name for name, operand in found.items() if operand is not None and operand.draws]
+    for spec in scheme.both:
+        drawn = [flag for flag in SIGNS if flag in spec.flags]
+        quantizers = {n: assembled_for_any(n, x) for n, x in spec.operands if isinstance(x, Binding)}
+        drawn += [name for name, operand in quantizers.items() if operand is not None and operand.draws]
         if drawn:
             raise ValueError(
-                f"{where}: {each.name}.{drawn[-1]} draws random numbers (stochastic rounding), and there are no rngs.\n"
+                f"{where}: {spec.name}.{drawn[-1]} draws random numbers (stochastic rounding), and there are no rngs.\n"
                 f"  cure: {cure}, or a scheme that rounds to nearest"
             )
+
+
+WEIGHTS = ("weight", "parameter")
+CONVOLUTION, RAGGED = "conv_general_dilated", "ragged_dot"
+
+
+def weight_quantizer(scheme: SchemeLike, operation: str) -> Binding | None:
+    """The quantizer that a scheme has for `w`, if it can quantize the parameter in its own shape.
+
+    Args:
+        scheme: a `Scheme`.
+        operation: "einsum", "dot_general", "conv_general_dilated", ...
+
+    Returns:
+        None if `w` is float, or can only be quantized as the contraction sees it; see `why_not_stored`.
+    """
+    spec = SchemeSpec.of(scheme)
+    operand = spec["fprop_rhs"]
+    return operand if isinstance(operand, Binding) and not why_not_stored(scheme, operation) else None
+
+
+def why_not_stored(scheme: SchemeLike, operation: str) -> str:
+    """Why the weight of a contraction by a scheme cannot be stored for serving; empty if it can, or is float."""
+    spec = SchemeSpec.of(scheme)
+    operand = spec["fprop_rhs"]
+    if not isinstance(operand, Binding):
+        return ""
+    if spec.delay:
+        return f"in its first {spec.delay} calls in training it is that of another scheme (quant_delay_steps)"
+    if spec.fprop.tiles is not None and operation != CONVOLUTION:
+        return "its forward contraction is cut into pieces (tile_size=), which have scales of their own"
+    if transform_of(operand) is not None:
+        return f"{operand.base.__name__} transforms it, as the contraction sees it"
+    role = role_of(operand)
+    if role == "operand":
+        mode = operand.resolve("dequant_mode")
+        return "" if mode == "output" else f"its dequant_mode is {mode!r}, so no payload is contracted"
+    if role in WEIGHTS:
+        return ""
+    return f"{operand.base.__name__} quantizes {role}s, as the contraction sees them"
+
+
+def rounds_weight_again(scheme: SchemeLike) -> bool:
+    """Whether a scheme takes another version of `w` backward than the forward product's."""
+    spec = SchemeSpec.of(scheme)
+    return spec["dgrad_rhs"] is not Kept.FPROP or "conv_gradients" not in spec.flags
+
+
+def quantizes_backward(scheme: SchemeLike) -> bool:
+    """Whether a scheme says how operands of the backward products are rounded."""
+    spec = SchemeSpec.of(scheme)
+    again = any(spec[name] is not Kept.FPROP for name in AGAIN)
+    return again or any(spec[name] is not None for name in GRADIENTS)
+
+
+def ragged_input_quantizer(scheme: SchemeLike) -> Binding | None:
+    """The quantizer of `x` for a ragged contraction by a scheme, whose gradients are those of the dequantized values.
+
+    Raises:
+        ValueError: the scheme rounds in tiles, or with quantizers that need the contraction's axes: a contraction
+            whose gradients are float does neither.
+    """
+    spec = SchemeSpec.of(scheme)
+    why = why_not_stored(scheme, RAGGED)
+    operand = spec["fprop_lhs"]
+    if isinstance(operand, Binding):
+        row = role_of(operand) == "activation"
+        why = why or ("" if row else f"{operand.base.__name__} is not a quantizer of activations")
+    if why:
+        raise ValueError(
+            f"the scheme {spec.name} does not fit a ragged contraction: {why}.\n  cure: a rule before it that names "
+            "the parameter, with a scheme of fprop_lhs and fprop_rhs alone, or with weight_quant and input_quant"
+        )
+    return operand if isinstance(operand, Binding) else None

@@ -79,12 +79,13 @@ class GradientFormat:
         return self.grid.is_integer
 
     def in_one(self) -> GradientFormat | None:
-        """The format, if it has one scale; else None."""
+        """The format of one scale; None of several."""
         return self if math.prod(self.scale_shape) == 1 and self.groups is None else None
 
     def token(self) -> jax.Array:
         """Zeros whose cotangent is the scale."""
-        return jnp.asarray(np.zeros(self.scale_shape, np.float32))
+        zeros = np.zeros(self.scale_shape, np.float32) if self.scale_shape else np.float32(0)
+        return jnp.asarray(zeros)
 
     def tensor(self, g: jax.Array, scale: jax.Array) -> QuantTensor:
         """The numbers of a gradient that was dequantized.
@@ -99,10 +100,10 @@ class GradientFormat:
             return FloatQuantTensor.stored(payload, scale, None, grid, g.dtype)
         x = g if self.groups is None else self.groups.split(g)
         payload = nearest(x.astype(jnp.float32) / scale).astype(grid.storage)
-        made = IntQuantTensor(x, scale, None, grid.bit_width, grid.signed, training=False).keeping(payload)
+        tensor = IntQuantTensor(x, scale, None, grid.bit_width, grid.signed, training=False).keeping(payload)
         if self.groups is None:
-            return made
-        return in_groups(made, self.groups.size, self.groups.dim, self.groups.length)
+            return tensor
+        return in_groups(tensor, self.groups.size, self.groups.dim, self.groups.length)
 
 
 @jax.tree_util.register_dataclass
@@ -125,8 +126,8 @@ class BackwardQuantizer:
 
         Args:
             g: the gradient.
-            slot: where the quantizer reports, if it does. One that does not add by maximum is listened to by nobody,
-                which is told.
+            slot: where the quantizer reports, if it does. One that does not add by maximum is discarded, with a
+                warning.
             quantize: function of the merged quantizer and the gradient.
         """
         quantizer = nnx.merge(self.graphdef, *self.state)
@@ -137,8 +138,8 @@ class BackwardQuantizer:
             warn_of_unheard(_name(quantizer))
         scaling.use_running_average = False
         scaling.begin_step()
-        made = quantize(quantizer, g)
-        return made, jax.lax.convert_element_type(scaling.report(), slot.dtype)
+        quantized = quantize(quantizer, g)
+        return quantized, jax.lax.convert_element_type(scaling.report(), slot.dtype)
 
 
 def _name(quantizer: Any) -> str:
@@ -237,13 +238,14 @@ def _fwd(
     return y if slot is None else mapped_beside(y, slot), (token, slot, taken)
 
 
-def _bwd(quantize: Quantize, kept: tuple[Any, Any, BackwardQuantizer], g: jax.Array) -> Any:
-    token, slot, taken = kept
-    made, seen = taken(g, slot, quantize)
+def _bwd(quantize: Quantize, residuals: tuple[Any, Any, BackwardQuantizer], g: jax.Array) -> Any:
+    token, slot, taken = residuals
+    quantized, report = taken(g, slot, quantize)
     scale = None
     if token is not None:
-        scale = (made.grouped if is_grouped(made) else made).scale.reshape(token.shape)
-    return as_array(made).astype(g.dtype), scale, seen, None
+        scale = (quantized.grouped if is_grouped(quantized) else quantized).scale
+        scale = scale if scale.shape == token.shape else scale.reshape(token.shape)
+    return as_array(quantized).astype(g.dtype), scale, report, None
 
 
 _unchanged.defvjp(_fwd, _bwd)

@@ -22,9 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
+import numpy as np
 
 from jqinject.dot.frozen.frozen_param import LowBitArray
 from jqinject.dot.frozen.stored_dot import reads_stored
@@ -36,6 +37,7 @@ from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.quant_tensor import (
     Groups,
+    QuantTensor,
     as_array,
     grouped_integers,
     in_pieces,
@@ -48,6 +50,7 @@ from jqinject.quant_tensor import (
     smaller_groups,
 )
 
+Arrays: TypeAlias = tuple[jax.Array, jax.Array]
 ContractionKind = Literal["auto", "float", "int", "fp8"]
 KINDS: tuple[ContractionKind, ...] = get_args(ContractionKind)
 OTHER_IS_FLOAT = "the other operand is float"
@@ -99,7 +102,7 @@ class ChosenKernel:
         left, right = self.groups
         return dims.in_groups(left.dim % dims.lhs_ndim, right.dim % dims.rhs_ndim)
 
-    def operands(self, values: tuple[Any, Any] | None = None) -> tuple[IntegerOperand, IntegerOperand]:
+    def operands(self, values: Arrays | None = None) -> tuple[IntegerOperand, IntegerOperand]:
         """The integers, beside the floats that receive the gradients.
 
         Args:
@@ -120,7 +123,7 @@ class ChosenKernel:
         )
 
     def integers_or_floats(
-        self, values: tuple[Any, Any] | None = None
+        self, values: Arrays | None = None
     ) -> tuple[IntegerOperand | jax.Array, IntegerOperand | jax.Array]:
         """The operands of which one at least has integers, which a backward pass contracts.
 
@@ -170,14 +173,16 @@ def choose(
         rhs.form.has_integers if stored else has_integers(rhs, in_groups=True)
     )
     if both and where is not None and numbers in ("auto", "int"):
-        kept = stored or lhs.is_stored or rhs.is_stored or None not in (lhs.kept_payload, rhs.kept_payload)
-        if not (rounded or gradient or numbers == "int" or kept):
+        has_payloads = (
+            stored or lhs.is_stored or rhs.is_stored or None not in (lhs.kept_payload, rhs.kept_payload)
+        )
+        if not (rounded or gradient or numbers == "int" or has_payloads):
             why = NOT_KEPT
         elif apart is not None and dims is not None and not (lhs.is_grouped or rhs.is_grouped):
             why = _varying_scales(lhs, rhs, dims, apart)
-        found = None if why else _integers(lhs, rhs, where, numbers, swaps)
-        if found is not None:
-            return found
+        row = None if why else _integers(lhs, rhs, where, numbers, swaps)
+        if row is not None:
+            return row
         why = why or UNFIT
     reads = dims is not None and stored and reads_stored(rhs.form, lhs.dtype)
     if reads and not is_quantized(lhs):
@@ -235,7 +240,7 @@ _NEEDS = {
 }
 
 
-def varies_along(x: Any, axes: Sequence[int]) -> bool:
+def varies_along(x: QuantTensor, axes: Sequence[int]) -> bool:
     """Whether a scale or zero point of a QuantTensor without groups varies along some axes."""
     return not scaled_axes((x.scale.shape, x.zero_point.shape), x.ndim).isdisjoint(axes)
 
@@ -266,7 +271,7 @@ def _why_not_float8(lhs: Any, rhs: Any, dims: Dimensions) -> str | None:
     return _varying_scales(lhs, rhs, dims) or None
 
 
-def _varying_scales(lhs: Any, rhs: Any, dims: Dimensions, apart: Sequence[int] = ()) -> str:
+def _varying_scales(lhs: QuantTensor, rhs: QuantTensor, dims: Dimensions, apart: Sequence[int] = ()) -> str:
     """Which operand's scales vary along a sum, apart from some pairs of axes, as text; empty if neither's do."""
     for x, summed in ((lhs, dims.lhs_contract), (rhs, dims.rhs_contract)):
         if varies_along(x, [axis for pair, axis in enumerate(summed) if pair not in apart]):
@@ -279,21 +284,21 @@ def _in_groups(
 ) -> ChosenKernel | None:
     """The choice for integers of which one operand has groups; None if these do not fit, or are smaller than pays."""
     if swaps and groups is None and not rhs.is_stored:
-        found = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
-        if found is not None and found.integers is not None:
-            of_right, of_left = found.integers
+        common = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
+        if common is not None and common.integers is not None:
+            of_right, of_left = common.integers
             own = {"where": dims, "lhs": lhs, "rhs": rhs, "integers": (of_left, of_right)}
-            return replace(found, **own, swapped=True)
+            return replace(common, **own, swapped=True)
     if groups is not None:
         pays = groups.size >= LEAST_GROUP or numbers == "int"
         if not pays or groups.dim % dims.rhs_ndim not in dims.rhs_contract:
             return None
     pieces: Any = rhs if groups is None or isinstance(rhs, LowBitArray) else in_pieces(rhs)
     groups = groups if pieces is rhs else pieces.groups
-    found = _common_groups(lhs, groups, dims)
-    if found is None or (found[1].size < LEAST_GROUP and numbers != "int"):
+    common = _common_groups(lhs, groups, dims)
+    if common is None or (common[1].size < LEAST_GROUP and numbers != "int"):
         return None
-    x, of_left, of_right = found
+    x, of_left, of_right = common
     left = _integers_in(x, of_left)
     if left is None:
         return None
@@ -347,7 +352,7 @@ def _integers_in(x: Any, groups: Groups) -> Affine | None:
     return _cut(affine_of(x), groups)
 
 
-def _cut(found: Affine, groups: Groups) -> Affine:
+def _cut(x: Affine, groups: Groups) -> Affine:
     """Integers whose scale does not vary along an axis, with the axis in groups."""
 
     def apart(metadata: jax.Array) -> jax.Array:
@@ -356,12 +361,12 @@ def _cut(found: Affine, groups: Groups) -> Affine:
         place = metadata.ndim + groups.dim
         return metadata.reshape((*metadata.shape[:place], 1, *metadata.shape[place:]))
 
-    zero = None if found.zero_point is None else apart(found.zero_point)
-    return Affine(groups.split(found.payload), apart(found.scale), zero)
+    zero = None if x.zero_point is None else apart(x.zero_point)
+    return Affine(groups.split(x.payload), apart(x.scale), zero)
 
 
-def described(x: Any) -> str:
-    """An operand in words."""
+def described(x: object) -> str:
+    """Describe an operand."""
     if is_grouped(x):
         return f"{described(x.grouped)} in groups of {x.groups.size}"
     return describe(x)
@@ -375,4 +380,4 @@ def describe(x: Any) -> str:
         return f"{x.format} with scales of shape {x.scale.shape}"
     if on_table(x):
         return f"indices into a table of {len(x.codebook.table)} numbers"
-    return f"an array of {x.dtype.name}"
+    return f"an array of {np.dtype(x.dtype).name}"

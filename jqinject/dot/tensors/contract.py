@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.stored_dot import StoredDot, stored_dot_general
-from jqinject.dot.geometry.dimensions import Dimensions, checked_dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding, checked_dimensions
 from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.kernels.convolution import Convolution
@@ -20,6 +21,7 @@ from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.choice import (
     KINDS,
+    Arrays,
     ChosenKernel,
     ContractionKind,
     check_choice,
@@ -42,14 +44,14 @@ _IN_FLOAT32 = Sums(floats="float32")
 
 
 def contract(
-    lhs: Any,
-    rhs: Any,
-    dimension_numbers: Any,
+    lhs: Operand,
+    rhs: Operand,
+    dimension_numbers: object,
     *,
     numbers: ContractionKind = "auto",
-    out_dtype: Any = None,
-    out_sharding: Any = None,
-    accumulator_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
+    out_sharding: OutSharding = None,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> jax.Array:
     """Contract two operands in the numbers that they have in common.
 
@@ -89,12 +91,12 @@ def contract(
 
 
 def ragged_dot_general(
-    lhs: Any,
-    rhs: Any,
+    lhs: Operand,
+    rhs: Operand,
     group_sizes: jax.Array,
-    dimension_numbers: Any,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    dimension_numbers: jax.lax.RaggedDotDimensionNumbers,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     *,
     contraction: ContractionKind = "auto",
 ) -> jax.Array:
@@ -143,9 +145,9 @@ def float8_dot_general(
     rhs: FloatQuantTensor,
     dimension_numbers: Any,
     *,
-    grad_dtype: Any = None,
-    preferred_element_type: Any = None,
-    out_sharding: Any = None,
+    grad_dtype: DTypeLike | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: OutSharding = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Contract the payloads of two 8-bit float tensors: `y = dot(payload_l, payload_r) * scale_l * scale_r`.
 
@@ -207,8 +209,8 @@ def _of_float8(
     rhs: FloatQuantTensor,
     dims: Dimensions,
     gradient: GradientFormat | None,
-    dtype: Any,
-    out_sharding: Any,
+    dtype: DTypeLike,
+    out_sharding: OutSharding,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The contraction of payloads that the table has chosen, and its token if the gradient arrives quantized."""
     labels = Labelling.of(dims)
@@ -245,8 +247,8 @@ def integer_conv(
 def plan_of_integers(
     dims: Dimensions,
     dtype: np.dtype,
-    accumulator_dtype: Any = None,
-    out_sharding: Any = None,
+    accumulator_dtype: DTypeLike | None = None,
+    out_sharding: OutSharding = None,
     gradient: GradientFormat | None = None,
 ) -> DotPlan:
     """The plan of a contraction of integers; backward, the gradient is contracted with floats in its own dtype.
@@ -265,14 +267,14 @@ def plan_of_integers(
 def contract_as(
     choice: ChosenKernel,
     where: Dimensions | Convolution | Ragged,
-    dtype: Any,
-    values: tuple[Any, Any] | None = None,
+    dtype: DTypeLike,
+    values: Arrays | None = None,
     *,
     group_sizes: jax.Array | None = None,
     gradient: GradientFormat | None = None,
-    accumulator_dtype: Any = None,
-    precision: Any = None,
-    out_sharding: Any = None,
+    accumulator_dtype: DTypeLike | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    out_sharding: OutSharding = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Contract operands as the table says.
 
@@ -288,7 +290,7 @@ def contract_as(
         precision: of a contraction of floats.
 
     Returns:
-        (the output, a token whose cotangent is the scale of the gradient's payload; None where there is none).
+        (the output, a token whose cotangent is the gradient's scale, None for a gradient of floats).
     """
     lhs, rhs = choice.lhs, choice.rhs
     if isinstance(where, Convolution):
@@ -350,6 +352,6 @@ def _split(operand: IntegerOperand, groups: Groups) -> IntegerOperand:
     return operand if operand.value is None else replace(operand, value=groups.split(operand.value))
 
 
-def output_dtype(lhs: Any, rhs: Any, out_dtype: Any) -> Any:
+def output_dtype(lhs: Operand, rhs: Operand, out_dtype: DTypeLike | None) -> np.dtype:
     """The dtype of a contraction's output: the requested one, or the operands' promoted dtype."""
     return jnp.promote_types(lhs.dtype, rhs.dtype) if out_dtype is None else np.dtype(out_dtype)

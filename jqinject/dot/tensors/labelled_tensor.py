@@ -36,7 +36,7 @@ IN_PLACE = ("weight", "parameter", "operand")
 
 
 def quantized_by(
-    proxy: Any, x: LabelledTensor, summed: Labels, *beside: Any, in_rows: bool = True
+    proxy: Any, x: LabelledTensor, summed: Labels, *more: Any, in_rows: bool = True
 ) -> LabelledTensor:
     """An operand, quantized.
 
@@ -44,11 +44,11 @@ def quantized_by(
         proxy: the quantizer.
         x: the operand.
         summed: the summed axes.
-        beside: further arguments of a weight's quantizer.
+        more: further arguments of a weight's quantizer.
         in_rows: whether quantizers of activations and gradients see the summed axes as rows.
     """
     if proxy.role in IN_PLACE:
-        return LabelledTensor(proxy(x.tensor, *beside), x.labels)
+        return LabelledTensor(proxy(x.tensor, *more), x.labels)
     quantize = proxy.quantize_gradient if proxy.role == "gradient" else proxy
     if not in_rows:
         return LabelledTensor(quantize(x.tensor), x.labels)
@@ -125,9 +125,9 @@ def joined(x: LabelledTensor) -> LabelledTensor:
         if label[0] == "tile":
             axis = x.axis(label)
             shape = tuple(x.tensor.shape)
-            whole = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
+            joined_shape = (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
             return joined(
-                LabelledTensor(reshaped(x.tensor, whole), (*x.labels[:axis], *x.labels[axis + 1 :]))
+                LabelledTensor(reshaped(x.tensor, joined_shape), (*x.labels[:axis], *x.labels[axis + 1 :]))
             )
     return x
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.dot.kernels.block_scales import levels_of
 from jqinject.dot.kernels.integer import Affine, IntegerOperand
@@ -98,15 +99,15 @@ class TwoLevels:
             numbers = self.format.decode(self.format.unpack(numbers, self.packed))
         scale = block * self.shared
         levels = Levels(numbers, block, self.shared)
-        made = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format, levels=levels)
-        whole = in_groups(
-            made,
+        minifloats = FloatQuantTensor((numbers * scale).astype(self.dtype), scale, self.format, levels=levels)
+        tensor = in_groups(
+            minifloats,
             self.groups.size,
             self.groups.dim,
             self.groups.length,
         )
-        assert grouped_minifloats(whole)
-        return whole
+        assert grouped_minifloats(tensor)
+        return tensor
 
 
 @jax.tree_util.register_dataclass
@@ -165,7 +166,7 @@ class _PackedGroups:
     piece: int | None = field(metadata={"static": True})
 
 
-def shaped_like(x: Any) -> jax.Array:
+def shaped_like(x: object) -> jax.Array:
     """An array that has the shape and the sharding of a tensor; a stored one is not dequantized for it."""
     if isinstance(x, IntegerOperand | ShapeAlone):
         return x.array
@@ -190,7 +191,7 @@ class ShapeAlone:
         return jnp.zeros(self.shape, self.dtype)
 
 
-def shape_alone(x: Any) -> Any:
+def shape_alone(x: object) -> Any:
     """An operand without its numbers; itself where an array's sharding or mapped axes are needed.
 
     Args:
@@ -205,29 +206,24 @@ def shape_alone(x: Any) -> Any:
     return ShapeAlone(tuple(array.shape), np.dtype(tensor.dtype))
 
 
-def array_of(x: Any) -> jax.Array:
-    """A tensor as an array; zeros for one of which only the shape is kept, as nobody reads its numbers."""
-    return x.array if isinstance(x, ShapeAlone | IntegerOperand) else as_array(x)
-
-
-def floats_of(x: Any) -> jax.Array:
+def floats_of(x: object) -> jax.Array:
     """The numbers, in the dtype of the tensor."""
     return x.floats if isinstance(x, IntegerOperand) else as_array(x)
 
 
-def float32_of(x: Any) -> jax.Array:
+def float32_of(x: object) -> jax.Array:
     """The numbers in float32; those of a payload are rounded once."""
     if on_minifloats(x) and x.is_contractible:
         return from_float_steps(x.payload().astype(jnp.float32), x.scale, jnp.float32)
     return floats_of(x).astype(jnp.float32)
 
 
-def is_packed(x: Any) -> bool:
+def is_packed(x: object) -> bool:
     """Whether something is a result of `packed_tensor`."""
     return isinstance(x, _Packed | _PackedCodes | _PackedGroups | TwoLevels)
 
 
-def packed_tensor(x: Any) -> Any:
+def packed_tensor(x: object) -> Any:
     """A quantized tensor as its payload and scale, if it keeps them; anything else unchanged."""
     if on_integers(x) and x.payload is not None and isinstance(x.bit_width, int):
         zero = x.zero_point if x.has_zero_point else None
@@ -256,11 +252,11 @@ def _packed_codes(x: FloatQuantTensor, form: FloatGrid) -> _PackedCodes:
     return _PackedCodes(codes, _narrow(x.scale, x.scale_dtype), form, x.shape, np.dtype(x.dtype))
 
 
-def _narrow(scale: jax.Array, dtype: Any) -> jax.Array:
+def _narrow(scale: jax.Array, dtype: DTypeLike | None) -> jax.Array:
     return scale if dtype is None else scale.astype(dtype)
 
 
-def unpacked_tensor(x: Any) -> Any:
+def unpacked_tensor(x: object) -> Any:
     """Inverts `packed_tensor`."""
     if isinstance(x, TwoLevels):
         return x.tensor()
@@ -313,6 +309,6 @@ class KeptOperands(NamedTuple):
         return as_bits(self._replace(lhs=left, rhs=right, others=tuple(others)))
 
     @staticmethod
-    def from_forward(kept: LowBitTree) -> KeptOperands:
+    def from_forward(residuals: LowBitTree) -> KeptOperands:
         """What `for_backward` kept."""
-        return jax.tree.map(unpacked_tensor, kept.floats(), is_leaf=is_packed)
+        return jax.tree.map(unpacked_tensor, residuals.floats(), is_leaf=is_packed)

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.lax import platform_dependent
+from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding, scale_in_output
 from jqinject.dot.geometry.labels import Labels, dimensions_of, summed_labels
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.block_scales import block_product, levels_of
@@ -35,7 +36,7 @@ class Sums:
         scaled: whether payloads with block scales go to the backend where it takes them: the table's row "blocks".
     """
 
-    accumulator_dtype: Any = None
+    accumulator_dtype: DTypeLike | None = None
     tiles: LocalAqt | None = None
     floats: Literal["promoted", "float32", "first"] = "promoted"
     scaled: bool = False
@@ -48,9 +49,9 @@ def product(
     a: LabelledTensor,
     b: LabelledTensor,
     out: Labels,
-    dtype: Any,
+    dtype: DTypeLike,
     sums: Sums,
-    out_sharding: Any = None,
+    out_sharding: OutSharding = None,
     like: jax.Array | None = None,
 ) -> jax.Array:
     """The contraction of two operands, its axes in the order of `out`. No gradient is defined for payloads.
@@ -118,14 +119,18 @@ def _in_better_order(
     """As `chosen`; integers have the same sums in the other order, which is taken if it needs no transposition."""
     dims, permutation = dimensions_of(a.labels, b.labels, out)
     if permutation != tuple(range(len(out))) and permutation == dims.rhs_first:
-        choice, other = chosen(b, a, out)
+        choice, swapped_order = chosen(b, a, out)
         if choice.integers is not None:
-            return choice, other
+            return choice, swapped_order
     return chosen(a, b, out, blocks)
 
 
 def float8_product(
-    lhs: FloatQuantTensor, rhs: FloatQuantTensor, dims: Dimensions, dtype: Any, out_sharding: Any = None
+    lhs: FloatQuantTensor,
+    rhs: FloatQuantTensor,
+    dims: Dimensions,
+    dtype: DTypeLike,
+    out_sharding: OutSharding = None,
 ) -> jax.Array:
     """`dot(payload_l, payload_r) * scale_l * scale_r`, summed in float32. It defines no gradient.
 
@@ -148,14 +153,14 @@ def float8_product(
 
 
 def _of_levels(
-    a: LabelledTensor, b: LabelledTensor, dims: Dimensions, dtype: Any, sharding: Any
+    a: LabelledTensor, b: LabelledTensor, dims: Dimensions, dtype: DTypeLike, sharding: OutSharding
 ) -> jax.Array:
     """The contraction of the first levels, at least one operand's; the level that a tensor shares comes after."""
     numbers, factor = [], jnp.ones((), jnp.float32)
     for x in (a, b):
         levels = levels_of(x.tensor)
-        found, shared = (value_of(x), None) if levels is None else first_level(x.tensor, levels)
-        numbers.append(found)
+        array, shared = (value_of(x), None) if levels is None else first_level(x.tensor, levels)
+        numbers.append(array)
         factor = factor if shared is None else factor * shared
     common = jnp.promote_types(*(x.dtype for x in numbers))
     left, right = (x.astype(common) for x in numbers)
@@ -169,14 +174,14 @@ def _of_floats(
     a: LabelledTensor,
     b: LabelledTensor,
     out: Labels,
-    dtype: Any,
+    dtype: DTypeLike,
     where: tuple[Dimensions, tuple[int, ...]],
-    sharding: Any,
+    sharding: OutSharding,
 ) -> jax.Array:
     """The contraction of values, or of a single operand's payload, scaled after the sum."""
     dims, permutation = where
     summed = summed_labels(a.labels, b.labels, out)
-    payload = next((x for x, other in ((a, b), (b, a)) if _scales_after(x, other, summed)), None)
+    payload = next((x for x, partner in ((a, b), (b, a)) if _scales_after(x, partner, summed)), None)
     left, right = (value_of(x) if x is not payload else _payload(x) for x in (a, b))
     common = (
         right.dtype
@@ -193,17 +198,17 @@ def _of_floats(
         out_sharding=sharding,
     )
     if payload is not None:
-        made = tuple(out[permutation.index(axis)] for axis in range(len(out)))
-        scale = scale_beside(payload, made)
+        result = tuple(out[permutation.index(axis)] for axis in range(len(out)))
+        scale = scale_beside(payload, result)
         assert scale is not None, "it does not vary along what is summed over"
         y = (y * sharded_as(scale, y)).astype(dtype)
     return _in_order(y, permutation)
 
 
-def _scales_after(x: LabelledTensor, other: LabelledTensor, summed: Labels) -> bool:
+def _scales_after(x: LabelledTensor, partner: LabelledTensor, summed: Labels) -> bool:
     """Whether only one operand has a payload, with scales that can be multiplied in after the sum."""
     tensor = x.tensor
-    if is_quantized(other.tensor):
+    if is_quantized(partner.tensor):
         return False
     payload = (
         not tensor.has_zero_point

@@ -16,7 +16,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
+from jqinject.dot.geometry.dimensions import Operand, OutSharding
 from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of, summed_labels
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_dot_general
@@ -39,6 +41,9 @@ from jqinject.quant_tensor import QuantTensor, as_array, on_integers, on_miniflo
 
 ProductName = Literal["fprop", "dgrad", "wgrad"]
 Pair = tuple[LabelledTensor, LabelledTensor]
+Rest = tuple[jax.Array, ...]
+Slots = tuple[jax.Array | None, jax.Array | None]
+Taken = tuple[Callable[..., tuple[Any, jax.Array | None]] | None, jax.Array | None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Plan(ABC):
         out_sharding: of the output, as for `lax.dot_general`.
         gradient_format: of an output cotangent that is already quantized, whose scale is the cotangent of the token;
             else None.
-        what: the contraction, in words.
+        what: the contraction, as text.
         twice: what may be differentiated twice.
         in_rows: whether quantizers of activations and gradients see summed axes as rows.
     """
@@ -62,7 +67,7 @@ class Plan(ABC):
     fprop: Sums = PLAIN
     dgrad: Sums = PLAIN
     wgrad: Sums = PLAIN
-    out_sharding: Any = None
+    out_sharding: OutSharding = None
     gradient_format: GradientFormat | None = None
     what: str = "a quantized contraction"
     twice: ClassVar[str]
@@ -81,10 +86,10 @@ class Plan(ABC):
             "dgrad": (out, rhs, lhs),
             "wgrad": (out, lhs, rhs),
         }[name]
-        found = summed_labels(first, second, result)
-        return found, found
+        summed = summed_labels(first, second, result)
+        return summed, summed
 
-    def out_shape(self, lhs: Any, rhs: Any) -> tuple[int, ...]:
+    def out_shape(self, lhs: Operand, rhs: Operand) -> tuple[int, ...]:
         """The shape of the output of two operands."""
         sizes = dict(zip(self.labels.lhs, lhs.shape, strict=True)) | dict(
             zip(self.labels.rhs, rhs.shape, strict=True)
@@ -106,7 +111,7 @@ class Plan(ABC):
 
     @abstractmethod
     def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
     ) -> jax.Array:
         """The gradient of an operand, in the order of its labels without tiles.
 
@@ -136,7 +141,7 @@ class DotPlan(Plan):
         return product(lhs, rhs, self.labels.out, self.dtype, self.fprop, self.out_sharding)
 
     def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
     ) -> jax.Array:
         sums = (self.dgrad, self.wgrad)[number]
         dtype = jnp.float32 if sums.floats == "float32" else dtype
@@ -173,10 +178,10 @@ class ConvolutionPlan(Plan):
     def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
         return self.conv.of_integers(lhs, rhs)
 
-    def out_shape(self, lhs: Any, rhs: Any) -> tuple[int, ...]:
+    def out_shape(self, lhs: Operand, rhs: Operand) -> tuple[int, ...]:
         conv = self.conv
-        found = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(lhs), as_array(rhs))
-        return found.shape
+        out = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(lhs), as_array(rhs))
+        return out.shape
 
     def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
         left, right, conv = lhs.tensor, rhs.tensor, self.conv
@@ -188,11 +193,11 @@ class ConvolutionPlan(Plan):
         return conv.numbers(left.astype(dtype), right.astype(dtype), conv.dtype)
 
     def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
     ) -> jax.Array:
-        (g, other), x = operands, like.tensor.astype(dtype)
-        pair = (g.tensor, other.tensor) if number == 0 else (other.tensor, g.tensor)
-        shapes = (x.shape, other.tensor.shape) if number == 0 else (other.tensor.shape, x.shape)
+        (g, partner), x = operands, like.tensor.astype(dtype)
+        pair = (g.tensor, partner.tensor) if number == 0 else (partner.tensor, g.tensor)
+        shapes = (x.shape, partner.tensor.shape) if number == 0 else (partner.tensor.shape, x.shape)
         conv = self.conv.of_gradient(number, (*shapes, g.tensor.shape), x.dtype)
         integers = None if conv is None else choose(*pair, conv).integers
         if conv is not None and integers is not None:
@@ -201,11 +206,11 @@ class ConvolutionPlan(Plan):
                 right = right._replace(payload=jnp.flip(right.payload, conv.specs[1][2:]))
             return conv.of_integers(left, right)
 
-        def contract(x: jax.Array, other: jax.Array) -> jax.Array:
-            pair = (x, other) if number == 0 else (other, x)
+        def contract(x: jax.Array, partnerer: jax.Array) -> jax.Array:
+            pair = (x, partnerer) if number == 0 else (partnerer, x)
             return self.conv.numbers(*pair, self.dtype)
 
-        return _of_floats(contract, x, floats_of(other.tensor), as_array(g.tensor).astype(self.dtype))
+        return _of_floats(contract, x, floats_of(partner.tensor), as_array(g.tensor).astype(self.dtype))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,34 +233,34 @@ class RaggedPlan(Plan):
         return self.ragged.floats(left.astype(dtype), right.astype(dtype), *rest)
 
     def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: Any, *rest: jax.Array
+        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
     ) -> jax.Array:
-        g, other = operands
+        g, partner = operands
         own, theirs = (self.labels.lhs, self.labels.rhs)[:: 1 if number == 0 else -1]
 
-        def contract(x: jax.Array, other: jax.Array) -> jax.Array:
+        def contract(x: jax.Array, partnerer: jax.Array) -> jax.Array:
             x = _transposed(x, like.labels, own)
-            pair = (x, other) if number == 0 else (other, x)
+            pair = (x, partnerer) if number == 0 else (partnerer, x)
             return self.ragged.floats(*pair, *rest)
 
         gradient = _value(g, self.labels.out).astype(self.dtype)
-        return _of_floats(contract, like.tensor.astype(dtype), _value(other, theirs), gradient)
+        return _of_floats(contract, like.tensor.astype(dtype), _value(partner, theirs), gradient)
 
 
 def _of_floats(
-    contract: Callable[[jax.Array, jax.Array], jax.Array], like: jax.Array, other: jax.Array, g: jax.Array
+    contract: Callable[[jax.Array, jax.Array], jax.Array], like: jax.Array, partner: jax.Array, g: jax.Array
 ) -> jax.Array:
     """The gradient of an operand in which a contraction of floats is linear.
 
     Args:
         contract: of the operand, and of the other one.
         like: has the shape of the operand.
-        other: the other one.
+        partner: the other one.
         g: the gradient of the output.
     """
-    other = other.astype(like.dtype)
-    (found,) = jax.linear_transpose(lambda x: contract(x, other), like)(g)
-    return found
+    partner = partner.astype(like.dtype)
+    (gradient,) = jax.linear_transpose(lambda x: contract(x, partner), like)(g)
+    return gradient
 
 
 def _value(x: LabelledTensor, labels: Labels) -> jax.Array:
@@ -263,8 +268,8 @@ def _value(x: LabelledTensor, labels: Labels) -> jax.Array:
     return _transposed(floats_of(x.tensor), x.labels, labels)
 
 
-def _transposed(x: jax.Array, labels: Labels, wanted: Labels) -> jax.Array:
-    return x if labels == wanted else x.transpose([labels.index(label) for label in wanted])
+def _transposed(x: jax.Array, labels: Labels, order: Labels) -> jax.Array:
+    return x if labels == order else x.transpose([labels.index(label) for label in order])
 
 
 def _without(labels: Labels, axis: int) -> Labels:
@@ -277,13 +282,13 @@ class BackwardProduct(NamedTuple):
     Attributes:
         quantizer: of `g`; None leaves it float.
         slot: where that quantizer reports; None if it does not.
-        other: `w` or `x` for this product; None for the forward product's.
-        folded: factor of `g`: the scale of the payload behind `other`, laid out for `g`; None for 1.
+        partner: `w` or `x` for this product; None for the forward product's.
+        folded: factor of `g`: the scale of the payload behind `partner`, laid out for `g`; None for 1.
     """
 
-    quantizer: Any = None
+    quantizer: Callable[..., tuple[Any, jax.Array | None]] | None = None
     slot: jax.Array | None = None
-    other: LabelledTensor | None = None
+    partner: LabelledTensor | None = None
     folded: jax.Array | None = None
 
 
@@ -315,11 +320,12 @@ def contract_integers(
     Returns:
         See `contract_operands`.
     """
-    left, right = (x.value if isinstance(x, IntegerOperand) else x for x in (lhs, rhs))
+    left = lhs.value if isinstance(lhs, IntegerOperand) else lhs
+    right = rhs.value if isinstance(rhs, IntegerOperand) else rhs
     static = _Static(plan, plan.labels.lhs, plan.labels.rhs, (None, None), right is None)
-    kept = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
+    operands = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
     try:
-        return _contract(static, left, right, (None, None), kept, rest)
+        return _contract(static, left, right, (None, None), operands, rest)
     except TypeError as error:
         explain_forward_mode(error, plan.what)
         raise
@@ -347,13 +353,13 @@ def contract_operands(
         quantized gradient, None without `plan.gradient_format`).
     """
     backward = dgrad, wgrad
-    others = tuple(None if by.other is None else packed_tensor(by.other.tensor) for by in backward)
-    of_dgrad, of_wgrad = (None if by.other is None else by.other.labels for by in backward)
+    others = tuple(None if by.partner is None else packed_tensor(by.partner.tensor) for by in backward)
+    of_dgrad, of_wgrad = (None if by.partner is None else by.partner.labels for by in backward)
     stored = (on_minifloats(rhs.tensor) or on_integers(rhs.tensor)) and rhs.tensor.is_stored
     values = lhs.tensor, None if stored else rhs.tensor
     left, right = (x.carrier if isinstance(x, QuantTensor) else x for x in values)
     static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), stored)
-    kept = KeptOperands(
+    operands = KeptOperands(
         packed_tensor(lhs.tensor),
         packed_tensor(rhs.tensor),
         others,
@@ -361,13 +367,13 @@ def contract_operands(
         (dgrad.folded, wgrad.folded),
     )
     with backward_only(plan.what):
-        return _contract(static, left, right, (dgrad.slot, wgrad.slot), kept, rest)
+        return _contract(static, left, right, (dgrad.slot, wgrad.slot), operands, rest)
 
 
 def _forward(
-    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands, rest: Any
+    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Slots, operands: KeptOperands, rest: Rest
 ) -> tuple[jax.Array, jax.Array | None]:
-    plan, left, right = static.plan, kept.lhs, kept.rhs
+    plan, left, right = static.plan, operands.lhs, operands.rhs
     if isinstance(left, IntegerOperand) and isinstance(right, IntegerOperand):
         assert left.integers is not None and right.integers is not None, "of a forward pass"
         y = plan.integers(left.integers, right.integers, *rest)
@@ -383,32 +389,34 @@ _contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
 
 
 def _fwd(
-    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Any, kept: KeptOperands, rest: Any
-) -> Any:
+    static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Slots, operands: KeptOperands, rest: Rest
+) -> tuple[tuple[jax.Array, jax.Array | None], tuple[Slots, Rest, LowBitTree]]:
     # This forward pass is only differentiated by a second derivative.
-    *_, kept = first_order((lhs, rhs, kept), static.plan.no_second_derivative)
+    *_, operands = first_order((lhs, rhs, operands), static.plan.no_second_derivative)
     gradient = static.plan.gradient_format
-    residuals = kept.without_unused().for_backward(gradient is not None and gradient.is_integer)
-    return _forward(static, lhs, rhs, slots, kept, rest), (slots, rest, residuals)
+    residuals = operands.without_unused().for_backward(gradient is not None and gradient.is_integer)
+    return _forward(static, lhs, rhs, slots, operands, rest), (slots, rest, residuals)
 
 
-def _bwd(static: _Static, residuals: tuple[Any, Any, LowBitTree], cotangents: Any) -> Any:
+def _bwd(static: _Static, residuals: tuple[Slots, Rest, LowBitTree], cotangents: Any) -> Any:
     plan, (slots, rest, bits) = static.plan, residuals
-    kept = KeptOperands.from_forward(bits)
+    operands = KeptOperands.from_forward(bits)
     g: Any = first_order(cotangents[0], plan.no_second_derivative)
     if plan.gradient_format is not None:
         g = plan.gradient_format.tensor(g, cotangents[1])
-    forward = LabelledTensor(kept.lhs, static.lhs), LabelledTensor(kept.rhs, static.rhs)
-    found: list[Any] = [None, None]
-    seen: list[Any] = [None, None]
+    forward = LabelledTensor(operands.lhs, static.lhs), LabelledTensor(operands.rhs, static.rhs)
+    gradients: list[jax.Array | None] = [None, None]
+    reports: list[jax.Array | None] = [None, None]
     for number in (0,) if static.stored else (0, 1):
-        labels, other = static.others[number], kept.others[number]
-        other = joined(forward[1 - number]) if labels is None else LabelledTensor(other, labels)
-        folded, by = kept.folded[number], (kept.quantizers[number], slots[number])
+        labels, partner = static.others[number], operands.others[number]
+        partner = joined(forward[1 - number]) if labels is None else LabelledTensor(partner, labels)
+        folded, by = operands.folded[number], (operands.quantizers[number], slots[number])
         scaled = g if folded is None else (g * folded).astype(g.dtype)
         gradient = LabelledTensor(scaled, plan.labels.out)
-        found[number], seen[number] = _gradient(plan, number, gradient, by, other, forward[number], rest)
-    return *found, tuple(seen), None, None
+        gradients[number], reports[number] = _gradient(
+            plan, number, gradient, by, partner, forward[number], rest
+        )
+    return *gradients, tuple(reports), None, None
 
 
 _contract.defvjp(_fwd, _bwd)
@@ -418,11 +426,11 @@ def _gradient(
     plan: Plan,
     number: int,
     g: LabelledTensor,
-    by: tuple[Any, Any],
-    other: LabelledTensor,
+    by: Taken,
+    partner: LabelledTensor,
     like: LabelledTensor,
     rest: tuple[jax.Array, ...],
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, jax.Array | None]:
     """One of the two backward products, and the report of the gradient's quantizer.
 
     Args:
@@ -430,20 +438,20 @@ def _gradient(
         number: 0 for the gradient of the left operand, 1 for that of the right one.
         g: the cotangent of the output.
         by: its quantizer and slot.
-        other: the other operand.
+        partner: the other operand.
         like: the operand whose gradient this is.
         rest: arguments that are no operands.
     """
     array = shaped_like(like.tensor)
-    whole = joined(LabelledTensor(array, like.labels))
-    g, other, seen = quantized_gradient(plan, number, g, by, other)
-    made = plan.gradient(number, (g, other), whole, like.tensor.dtype, *rest)
-    return summed_like(made.reshape(array.shape), array).astype(like.tensor.dtype), seen
+    joined_like = joined(LabelledTensor(array, like.labels))
+    g, partner, report = quantized_gradient(plan, number, g, by, partner)
+    product_sum = plan.gradient(number, (g, partner), joined_like, like.tensor.dtype, *rest)
+    return summed_like(product_sum.reshape(array.shape), array).astype(like.tensor.dtype), report
 
 
 def quantized_gradient(
-    plan: Plan, number: int, g: LabelledTensor, by: tuple[Any, Any], other: LabelledTensor
-) -> tuple[LabelledTensor, LabelledTensor, Any]:
+    plan: Plan, number: int, g: LabelledTensor, by: Taken, partner: LabelledTensor
+) -> tuple[LabelledTensor, LabelledTensor, jax.Array | None]:
     """The operands of a backward product in its tiles, the gradient quantized, and the report of its quantizer.
 
     Args:
@@ -451,15 +459,15 @@ def quantized_gradient(
         number: 0 for the gradient of the left operand, 1 for that of the right one.
         g: the cotangent of the output.
         by: its quantizer and slot; None leaves it as it is.
-        other: the other operand.
+        partner: the other operand.
     """
     quantizer, slot = by
     sums, result = ((plan.dgrad, plan.labels.lhs), (plan.wgrad, plan.labels.rhs))[number]
-    g, other, summed = in_tiles(sums.tiles, g, other, result)
+    g, partner, summed = in_tiles(sums.tiles, g, partner, result)
     if quantizer is None:
-        return g, other, None
-    made, seen = quantizer(g.tensor, slot, partial(_quantized, g.labels, summed, plan.in_rows))
-    return made, other, seen
+        return g, partner, None
+    quantized, report = quantizer(g.tensor, slot, partial(_quantized, g.labels, summed, plan.in_rows))
+    return quantized, partner, report
 
 
 def _quantized(labels: Labels, summed: Labels, in_rows: bool, proxy: Any, g: jax.Array) -> LabelledTensor:

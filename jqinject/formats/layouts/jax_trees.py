@@ -1,53 +1,71 @@
 """Trees of arrays of JAX's own libraries: Qwix's `QArray`s, and the `QTensor`s that AQT freezes.
 
-Arrays lie as the model's parameters do. `qvalue`, `scale` and `zero_point` have one rank; along an axis a scale has as
-many numbers as the codes, one, or one for each tile. `weight = (qvalue - zero_point) * scale`.
+Arrays have the axes of the model's parameters. `qvalue`, `scale` and `zero_point` have one rank; along an axis a scale
+has as many numbers as the codes, one, or one for each tile. `weight = (qvalue - zero_point) * scale`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import ml_dtypes
 import numpy as np
+from jax.typing import ArrayLike
 
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.files.tensors import Tensor
-from jqinject.formats.stored_matrix import E2M1, NumberFormat, Numbers, StoredMatrix
+from jqinject.formats.safetensors_files import Tensor
+from jqinject.formats.stored_matrix import MINIFLOATS, Matrix, StoredMatrix, label_of
+from jqinject.ops import NF4, Grid, IntGrid
 
+PARTS = ("qvalue", "scale", "zero_point", "qtype", "bias")
 # What an AQT module calls the places of its frozen operands.
 FROZEN = re.compile(r"(?:^|\.)Aqt\w+\.q[lr]hs\.frozen$|\.?q[lr]hs\.frozen$|\.?frozen$")
-MINIFLOATS = {
-    "float8_e4m3fn": NumberFormat("float", 8, name="e4m3"),
-    "float8_e5m2": NumberFormat("float", 8, name="e5m2"),
-    "float4_e2m1fn": NumberFormat("float", 4, name="e2m1"),
-}
+GRIDS = {str(grid): grid for name, grid in MINIFLOATS.items() if name != "e2m3"}
+
+Node: TypeAlias = Any
+"""What a tree has: mappings, lists, boxes, arrays."""
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """A quantized array of a tree.
+@runtime_checkable
+class Array(Protocol):
+    """An array of JAX or NumPy, or a `Tensor`: NumPy reads it."""
 
-    Attributes:
-        codes, scale, zero_point: its arrays.
-        qtype: what the codes are, if the tree says so.
-        tile: numbers of a tile, the last of which may be short; None for tiles that fill their axis.
-    """
-
-    codes: Any
-    scale: Any
-    zero_point: Any = None
-    qtype: str = ""
-    tile: int | None = None
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    def __array__(self) -> np.ndarray: ...
 
 
-def read_tree(tree: Mapping[Any, Any]) -> tuple[str, list[StoredMatrix], dict[str, Tensor]]:
-    """The quantized arrays of a tree and its other arrays, by their paths; and whose tree it is.
+@runtime_checkable
+class _Variable(Protocol):
+    """A Variable of Flax NNX."""
+
+    def get_raw_value(self) -> Node: ...
+
+
+@runtime_checkable
+class _Box(Protocol):
+    """An array with the way in which Qwix quantized it."""
+
+    array: Node
+    how: object
+
+
+@runtime_checkable
+class _QuantizedArray(Protocol):
+    """Qwix's `QArray`, AQT's `QTensor`."""
+
+    qvalue: Node
+    scale: Node
+
+
+def read_tree(tree: Mapping[str, Node]) -> tuple[str, list[StoredMatrix], dict[str, Tensor]]:
+    """Return the quantized arrays of a tree and its other arrays, by their paths; and which library made it.
 
     Args:
         tree: nested mappings (or an `nnx.State`) of arrays and of quantized arrays: objects, or mappings of `qvalue`,
@@ -59,46 +77,42 @@ def read_tree(tree: Mapping[Any, Any]) -> tuple[str, list[StoredMatrix], dict[st
     matrices: dict[str, StoredMatrix] = {}
     arrays: dict[str, Tensor] = {}
     methods = set()
-    for name, held in _leaves(tree, ""):
-        if not isinstance(held, Leaf):
+    for name, leaf in _leaves(tree, ""):
+        if not isinstance(leaf, Mapping):
             arrays[name] = Tensor(
-                np.dtype(held.dtype), tuple(held.shape), "the tree", partial(np.asarray, held)
+                np.dtype(leaf.dtype), tuple(leaf.shape), "the tree", partial(np.asarray, leaf)
             )
             continue
         frozen = FROZEN.sub("", name)
         methods.add("qwix" if frozen == name else "aqt")
-        own = name if frozen == name else f"{frozen}.kernel".lstrip(".")
-        if own in matrices:
-            raise CheckpointError(f"{own} is frozen twice in the tree")
-        matrices[own] = _matrix(own, held)
-    for name in matrices:
-        arrays.pop(name, None)  # AQT may leave the float kernel beside what it froze
+        path = name if frozen == name else f"{frozen}.kernel".lstrip(".")
+        if path in matrices:
+            raise CheckpointError(f"{path} is frozen twice in the tree")
+        matrices[path] = _matrix(path, leaf)
     if len(methods) > 1:
         raise CheckpointError("the tree has quantized arrays of Qwix and of AQT")
-    return (methods.pop() if methods else "float"), list(matrices.values()), arrays
+    # AQT may leave the float kernel next to what it froze.
+    rest = {name: array for name, array in arrays.items() if name not in matrices}
+    return (methods.pop() if methods else "float"), list(matrices.values()), rest
 
 
-def _leaves(node: Any, at: str) -> Iterator[tuple[str, Any]]:
-    """Arrays and quantized arrays, by their paths."""
+def _leaves(node: Node, at: str) -> Iterator[tuple[str, Array | Mapping[str, Node]]]:
+    """Return arrays, and the parts of quantized arrays, by their paths."""
     node = _unwrapped(node)
     if node is None:
         return
     parts = _parts(node)
     if parts is not None:
-        yield at, _leaf(at, parts)
+        yield at, parts
     elif isinstance(node, Mapping):
         for key, below in node.items():
             name = str(key)
-            if name == "array" and len(node) == 1:  # Qwix's box
-                yield from _leaves(below, at)
-            elif name not in ("params", "aqt") or at:
-                yield from _leaves(below, f"{at}.{name}" if at else name)
-            else:
-                yield from _leaves(below, at)
+            is_wrapper = (name == "array" and len(node) == 1) or (name in ("params", "aqt") and not at)
+            yield from _leaves(below, at if is_wrapper else f"{at}.{name}".lstrip("."))
     elif isinstance(node, list | tuple):
         for place, below in enumerate(node):
             yield from _leaves(below, f"{at}.{place}")
-    elif hasattr(node, "shape") and hasattr(node, "dtype"):
+    elif isinstance(node, Array):
         yield at, node
     else:
         raise CheckpointError(
@@ -106,117 +120,148 @@ def _leaves(node: Any, at: str) -> Iterator[tuple[str, Any]]:
         )
 
 
-def _unwrapped(node: Any) -> Any:
-    """What boxes and Variables hold."""
-    if hasattr(node, "get_raw_value"):
+def _unwrapped(node: Node) -> Node:
+    """Return what boxes and Variables hold."""
+    if isinstance(node, _Variable):
         return _unwrapped(node.get_raw_value())
-    if hasattr(node, "array") and hasattr(node, "how"):
-        return _unwrapped(node.array)
-    return node
+    return _unwrapped(node.array) if isinstance(node, _Box) else node
 
 
-def _parts(node: Any) -> Mapping[str, Any] | None:
+def _parts(node: Node) -> Mapping[str, Node] | None:
     if isinstance(node, Mapping):
         return node if {"qvalue", "scale"} <= {*map(str, node)} else None
-    if hasattr(node, "qvalue") and hasattr(node, "scale"):
-        names = ("qvalue", "scale", "zero_point", "qtype", "bias")
-        return {name: getattr(node, name) for name in names if hasattr(node, name)}
+    if isinstance(node, _QuantizedArray):
+        return {name: getattr(node, name, None) for name in PARTS}
     return None
 
 
-def _leaf(name: str, parts: Mapping[str, Any]) -> Leaf:
-    held = {key: _unwrapped(value) for key, value in parts.items()}
-    bias = held.get("bias")
-    if bias is not None and _listed(bias):
-        raise CheckpointError(f"{name} has a bias, which is not read: AQT's symmetric numbers have none")
-    if held["qvalue"] is None or held["scale"] is None:
-        raise CheckpointError(f"{name} has no {'qvalue' if held['qvalue'] is None else 'scale'}")
-    scales = _listed(held["scale"])
-    if not scales:
-        raise CheckpointError(f"{name} has no scale")
-    scale = scales[0] if len(scales) == 1 else math.prod(np.asarray(each, np.float32) for each in scales)  # pyright: ignore
-    zero = held.get("zero_point")
-    qtype = held.get("qtype")
-    said = "" if qtype is None else qtype if isinstance(qtype, str) else np.dtype(qtype).name
-    return Leaf(held["qvalue"], scale, zero, said)
-
-
-def _listed(x: Any) -> list[Any]:
+def _listed(x: Node) -> list[Array]:
     if isinstance(x, Mapping):
         return [_unwrapped(x[key]) for key in sorted(x, key=str)]
-    return [_unwrapped(each) for each in x] if isinstance(x, list | tuple) else [x]
+    return [_unwrapped(part) for part in x] if isinstance(x, list | tuple) else [x]
 
 
-def _format(name: str, leaf: Leaf) -> NumberFormat:
-    dtype, zero = np.dtype(leaf.codes.dtype).name, leaf.zero_point is not None
-    if leaf.qtype == "nf4":
-        return NumberFormat("table", 4, name="nf4")
-    if dtype in MINIFLOATS:
-        form = MINIFLOATS[dtype]
-        if zero:
+def _matrix(name: str, leaf: Mapping[str, Node]) -> StoredMatrix:
+    parts = {key: _unwrapped(value) for key, value in leaf.items()}
+    bias = parts.get("bias")
+    if bias is not None and _listed(bias):
+        raise CheckpointError(f"{name} has a bias, which is not read: AQT's symmetric numbers have none")
+    missing = [key for key in ("qvalue", "scale") if parts[key] is None]
+    scales = [] if missing else _listed(parts["scale"])
+    if not scales:
+        raise CheckpointError(f"{name} has no {missing[0] if missing else 'scale'}")
+    scale = scales[0]
+    for more in scales[1:]:
+        scale = np.asarray(scale, np.float32) * np.asarray(more, np.float32)
+    qtype = parts.get("qtype")
+    stated = qtype if isinstance(qtype, str) else "" if qtype is None else np.dtype(qtype).name
+    codes, zero = parts["qvalue"], parts.get("zero_point")
+    grid = _grid(name, np.dtype(codes.dtype).name, stated, zero is not None)
+    return matrix_of_arrays(name, codes, scale, zero, grid, table=NF4.table if grid == NF4 else None)
+
+
+def _grid(name: str, dtype: str, qtype: str, has_zero: bool) -> Grid:
+    if qtype == "nf4":
+        return NF4
+    if dtype in GRIDS:
+        if has_zero:
             raise CheckpointError(f"{name} has minifloats with a zero point")
-        mx = np.dtype(leaf.scale.dtype).name == "float8_e8m0fnu"
-        return replace(form, scale="e8m0") if mx else form
-    found = re.fullmatch(r"(u?)int([2-8])", dtype)
-    if found is None:
+        return GRIDS[dtype]
+    integers = re.fullmatch(r"(u?)int([2-8])", dtype)
+    if integers is None:
         raise CheckpointError(
-            f"{name} has codes of {dtype}; known are integers of 2 to 8 bits, {', '.join(MINIFLOATS)}"
+            f"{name} has codes of {dtype}; known are integers of 2 to 8 bits, {', '.join(GRIDS)}"
         )
-    if found[1] and not zero:
+    if integers[1] and not has_zero:
         raise CheckpointError(
             f"{name} has codes of {dtype} without a zero point: integers, or places in a table such as NF4's.\n"
             "  cure: 'qtype' beside 'qvalue', or Qwix's own arrays, which say so"
         )
-    bits = re.fullmatch(r"u?int([2-8])", leaf.qtype)
-    return NumberFormat("int", int(bits[1] if bits else found[2]), not found[1], has_zero_point=zero)
+    bits = re.fullmatch(r"u?int([2-8])", qtype)
+    return IntGrid(int(bits[1] if bits else integers[2]), not integers[1])
 
 
-def _matrix(name: str, leaf: Leaf) -> StoredMatrix:
-    form = _format(name, leaf)
-    table = E2M1 if (form.kind, form.bits) == ("float", 4) else None
-    if form.kind == "table":
-        from jqinject.ops import NF4  # imports JAX, which such arrays come from
-
-        table = NF4.table
-    return matrix_of_leaf(name, leaf, form, table)
-
-
-def matrix_of_leaf(
-    name: str, leaf: Leaf, form: NumberFormat, table: np.ndarray | None = None, factor: Any = None
+def matrix_of_arrays(
+    name: str,
+    codes: Array,
+    scale: Array,
+    zero_point: Array | None,
+    grid: Grid,
+    *,
+    group: int | None = None,
+    table: np.ndarray | None = None,
+    factor: ArrayLike | Tensor | None = None,
 ) -> StoredMatrix:
-    """A quantized array as the rows of a matrix: its axes with a scale for each index, by all others.
+    """Return a quantized array as a matrix: its axes with a scale for each index are the rows, all others the columns.
 
     Args:
         name: of the parameter.
-        leaf: its arrays.
-        form: what the codes are.
+        codes, scale, zero_point: in the axes of the parameter; read when they are needed.
+        grid: of the codes.
+        group: numbers of a tile, the last of which may be short; None for tiles that fill their axis.
         table: numbers by their codes.
-        factor: of all scales; an array, read when it is needed.
+        factor: of all scales.
 
     Raises:
         CheckpointError: the scales do not fit the codes.
     """
-    shape, of_scale = tuple(leaf.codes.shape), tuple(np.shape(leaf.scale))
-    outs, ins, tile = _sides(name, leaf, shape, of_scale)
-    decode: Callable[[], Numbers] = partial(_decode, leaf, form, table, factor, outs, ins, tile)
+    shape, of_scale = tuple(codes.shape), tuple(np.shape(scale))
+    of_zero = of_scale if zero_point is None else tuple(np.shape(zero_point))
+    outs, ins, tile = _sides(name, shape, of_scale, of_zero, group)
+    rows, columns = (math.prod(shape[at] for at in side) for side in (outs, ins))
+
+    def in_rows(x: Array) -> np.ndarray:
+        x = np.asarray(x)
+        if tile is not None:  # scales that further columns share
+            x = np.broadcast_to(x, [shape[at] if at in ins[:-1] else n for at, n in enumerate(x.shape)])
+        x = x.transpose(*outs, *ins)
+        return np.ascontiguousarray(x.reshape(math.prod(x.shape[: len(outs)]), -1))
+
+    def read() -> Matrix:
+        numbers, scales = in_rows(codes), in_rows(scale)
+        if not grid.is_minifloat:
+            numbers = numbers.astype(grid.storage)
+        elif grid.bit_width < 8:
+            numbers = numbers.view(np.uint8)
+        if scales.dtype == np.dtype(ml_dtypes.float8_e4m3fn) and factor is None:
+            scales = scales.astype(np.float32)
+        zero = None if zero_point is None else in_rows(zero_point)
+        if zero is not None and re.fullmatch(r"u?int[2-8]", zero.dtype.name):
+            zero = zero.astype(grid.storage)
+        elif zero is not None and not np.issubdtype(zero.dtype, np.integer):
+            zero = zero.astype(np.float32)
+        unit = None if factor is None else np.asarray(factor, np.float32).reshape(())
+        block = (1, columns if tile is None else tile)
+        return Matrix(numbers, scales, grid, block, zero, factor=unit, table=table)
+
     letters = [f"a{at}" for at in range(len(shape))]
-    rows, columns = (" ".join(letters[at] for at in side) for side in (outs, ins))
-    sizes = [math.prod(shape[at] for at in side) for side in (outs, ins)]
-    ends = ("qvalue", "scale", *(("zero_point",) if form.has_zero_point else ()))
-    parts = tuple(f"{name}.{end}" for end in ends)
-    size = math.prod(shape) * form.bits // 8
-    found = StoredMatrix(name, (sizes[0], sizes[1]), form, f"tree of {form.label}", parts, size, decode)
-    return replace(found, axes=f"({rows}) ({columns}) -> {' '.join(letters)}", parameter_shape=shape)
+    left, right = (" ".join(letters[at] for at in side) for side in (outs, ins))
+    is_float32 = factor is None and np.dtype(scale.dtype).name == "float8_e4m3fn"
+    scale_dtype = np.dtype(np.float32 if is_float32 else scale.dtype)
+    return StoredMatrix(
+        name,
+        (rows, columns),
+        grid,
+        f"tree of {label_of(grid, scale_dtype)}",
+        math.prod(shape) * grid.bit_width // 8,
+        read,
+        scale_dtype,
+        axes=f"({left}) ({right}) -> {' '.join(letters)}",
+        parameter_shape=shape,
+    )
 
 
 def _sides(
-    name: str, leaf: Leaf, shape: tuple[int, ...], of_scale: tuple[int, ...]
+    name: str,
+    shape: tuple[int, ...],
+    of_scale: tuple[int, ...],
+    of_zero: tuple[int, ...],
+    group: int | None,
 ) -> tuple[list[int], list[int], int | None]:
-    """The axes of rows and of columns, the last of which has the tiles; and their size."""
-    of_zero = of_scale if leaf.zero_point is None else tuple(np.shape(leaf.zero_point))
+    """Return the axes of rows and of columns, the last of which has the tiles; and their size."""
     both = list(enumerate(zip(shape, of_scale, strict=False)))
-    tiles = {at: leaf.tile or n // max(each, 1) for at, (n, each) in both if 1 < each < n}
-    fits = all(each in (1, n) or (at in tiles and -(-n // tiles[at]) == each) for at, (n, each) in both)
+    tiles = {at: group or n // max(count, 1) for at, (n, count) in both if 1 < count < n}
+    fits = all(count in (1, n) or (at in tiles and -(-n // tiles[at]) == count) for at, (n, count) in both)
     if not shape or len(shape) != len(of_scale) or not fits or of_zero != of_scale:
         raise CheckpointError(
             f"{name} has codes of {shape}, scales of {of_scale}"
@@ -225,7 +270,7 @@ def _sides(
         )
     if len(tiles) > 1:
         raise CheckpointError(f"{name} has tiles along the axes {list(tiles)}; one axis can have them")
-    outs = [at for at, (n, each) in both if each == n > 1]
+    outs = [at for at, (n, count) in both if count == n > 1]
     ins = [at for at, _ in both if at not in outs and at not in tiles] + list(tiles)
     if not outs and ins:
         outs, ins = ins[:1], ins[1:]
@@ -234,45 +279,8 @@ def _sides(
     if not outs or not ins or outs[0] in tiles:
         raise CheckpointError(f"{name} has one scale for each of its numbers, {shape}")
     tile = tiles.get(ins[-1])
-    ragged = tile is not None and shape[ins[-1]] % tile
-    if ragged and math.prod(shape[at] for at in ins[:-1]) > 1:
+    if tile is not None and shape[ins[-1]] % tile and math.prod(shape[at] for at in ins[:-1]) > 1:
         raise CheckpointError(
             f"{name}: tiles of {tile} do not fill {shape[ins[-1]]} numbers of one axis of several"
         )
     return outs, ins, tile
-
-
-def _decode(
-    leaf: Leaf,
-    form: NumberFormat,
-    table: np.ndarray | None,
-    factor: Any,
-    outs: list[int],
-    ins: list[int],
-    tile: int | None,
-) -> Numbers:
-    shape = leaf.codes.shape
-    columns = math.prod(shape[at] for at in ins)
-
-    def rows(x: Any) -> np.ndarray:
-        x = np.asarray(x)
-        if tile is not None:  # scales that further columns share
-            x = np.broadcast_to(x, [shape[at] if at in ins[:-1] else n for at, n in enumerate(x.shape)])
-        x = x.transpose(*outs, *ins)
-        return np.ascontiguousarray(x.reshape(math.prod(x.shape[: len(outs)]), -1))
-
-    codes = rows(leaf.codes)
-    if form.kind == "float" and form.bits < 8:
-        codes = codes.view(np.uint8)
-    elif form.kind != "float":
-        codes = codes.astype(np.int8 if form.kind == "int" and form.signed else np.uint8)
-    scale = rows(leaf.scale)
-    if scale.dtype == np.dtype(ml_dtypes.float8_e4m3fn) and factor is None:
-        scale = scale.astype(np.float32)
-    zero = None if leaf.zero_point is None else rows(leaf.zero_point)
-    if zero is not None and re.fullmatch(r"u?int[2-8]", zero.dtype.name):
-        zero = zero.astype(np.int8 if form.signed else np.uint8)
-    elif zero is not None and not np.issubdtype(zero.dtype, np.integer):
-        zero = zero.astype(np.float32)
-    whole = None if factor is None else np.float32(np.asarray(factor).reshape(()))
-    return Numbers(codes, scale, (1, columns if tile is None else tile), zero, factor=whole, table=table)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike
 
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.files.safetensors_files import open_safetensors
 from jqinject.formats.loading.parameter_names import compiled
+from jqinject.formats.safetensors_files import open_safetensors
 from jqinject.inject.errors import did_you_mean
 from jqinject.model import LoadReport, load_state
 from jqinject.model.state.checkpoint_entries import RECORD
 from jqinject.model.walk import ModelIndex, dotted
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 
-# Parts of Brevitas's names that ours do not have, and those that have another name.
+VariablePath: TypeAlias = tuple[str, ...]
+
+# Parts of Brevitas's names that ours do not have, and those that are renamed.
 WITHIN = ("fused_activation_quant_proxy", "runtime_stats", "stats_scaling_impl")
 RENAMED = {"msb_clamp_bit_width_impl": "bit_width_impl"}
 LEAVES = {"weight": ("kernel", "embedding", "scale"), "running_mean": ("mean",), "running_var": ("var",)}
@@ -27,7 +31,7 @@ LEFT = ("num_batches_tracked",)
 
 def load_brevitas(
     model: nnx.Module,
-    state: str | Path | Mapping[str, Any],
+    state: str | Path | Mapping[str, ArrayLike],
     *,
     names: Mapping[str, str] | None = None,
 ) -> LoadReport:
@@ -61,24 +65,25 @@ def load_brevitas(
         >>> layer.weight_quant.tensor_quant.scaling_impl.value[...]
         Array([[1., 2.]], dtype=float32)
     """
-    held = _arrays(state)
     index = ModelIndex(model)
     layers = {path: node for path, node in index.places if isinstance(node, nnx.Module)}
-    paths = index.by_path
+    shapes = {path: np.shape(entry.variable.get_value()) for path, entry in index.by_path.items()}
     nested: dict[str, Any] = {}
-    for name, array in held.items():
+    for name, array in _arrays(state).items():
         if name.rpartition(".")[2] in LEFT:
             continue
-        path = _path_of(name, names, paths)
-        value = _turned(np.asarray(array), name, path, layers, paths[path].variable.get_value())
+        path = _path_of(name, names, shapes)
+        value = _transposed(np.asarray(array), name, path, layers)
         node = nested
         for part in path[:-1]:
             node = node.setdefault(part, {})
-        node[path[-1]] = value
+        # One number, which torch may keep with axes that ours has not.
+        is_single = value.size == 1 == math.prod(shapes[path])
+        node[path[-1]] = value.reshape(shapes[path]) if is_single else value
     return load_state(model, nested)
 
 
-def _arrays(state: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+def _arrays(state: str | Path | Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
     if isinstance(state, Mapping):
         return state
     place = Path(state)
@@ -91,73 +96,52 @@ def _arrays(state: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
             f"{place} may hold code (a pickle): it is not opened.\n"
             "  cure: safetensors.torch.save_file(model.state_dict(), path)"
         )
-    return {name: tensor.read() for name, tensor in open_safetensors(place).found.items()}
+    return {name: tensor.read() for name, tensor in open_safetensors(place).by_name.items()}
 
 
-def _path_of(
-    name: str, names: Mapping[str, str] | None, paths: Mapping[tuple[str, ...], Any]
-) -> tuple[str, ...]:
-    """The path of a Variable of ours."""
-    called = _renamed(name, names)
-    parts = [RENAMED.get(part, part) for part in called.split(".") if part not in WITHIN]
+def _path_of(name: str, names: Mapping[str, str] | None, variables: Collection[VariablePath]) -> VariablePath:
+    """Return the path of a Variable of ours."""
+    parts = [RENAMED.get(part, part) for part in _renamed(name, names).split(".") if part not in WITHIN]
     for leaf in (parts[-1], *LEAVES.get(parts[-1], ())):
         for path in ((*parts[:-1], leaf), (*parts[:-1], RECORD, leaf)):
-            if path in paths:
+            if path in variables:
                 return path
-    wanted = ".".join(parts)
-    hint = did_you_mean(wanted, [dotted(path) for path in paths])
+    expected = ".".join(parts)
+    hint = did_you_mean(expected, [dotted(path) for path in variables])
     raise CheckpointError(
-        f"{name} is for {wanted}, which the model has not{'; ' + hint if hint else ''}.\n"
+        f"{name} is for {expected}, which the model has not{'; ' + hint if hint else ''}.\n"
         "  cure: quantizers of the same names and settings as in Brevitas; names={'module': 'path'} for other paths"
     )
 
 
 def _renamed(name: str, names: Mapping[str, str] | None) -> str:
-    """A name whose module is called as the model calls it: by the longest pattern that it has."""
+    """Return a name with the model's path of its module: by the longest pattern that matches."""
     parts = name.split(".")
     for stop in range(len(parts), 0, -1):
-        head = ".".join(parts[:stop])
-        for pattern, other in (names or {}).items():
-            found = compiled(pattern).fullmatch(head)
-            if found is not None:
-                return ".".join([other.format(**found.groupdict()), *parts[stop:]]).strip(".")
+        for pattern, path in (names or {}).items():
+            match = compiled(pattern).fullmatch(".".join(parts[:stop]))
+            if match is not None:
+                return ".".join([path.format(**match.groupdict()), *parts[stop:]]).strip(".")
     return name
 
 
-def _turned(
-    array: np.ndarray,
-    name: str,
-    path: tuple[str, ...],
-    layers: Mapping[tuple[str, ...], nnx.Module],
-    held: Any,
+def _transposed(
+    array: np.ndarray, name: str, path: VariablePath, layers: Mapping[VariablePath, nnx.Module]
 ) -> np.ndarray:
-    """An array of torch's in the axes of ours: a weight, or what lies beside it in its quantizer."""
-    places = (
-        at for at in range(len(path) - 1, -1, -1) if isinstance(layers.get(path[:at]), QuantWeightLayer)
-    )
-    depth = next(places, None)
+    """Return an array of torch's in the axes of ours: a weight, or what its quantizer has for it."""
+    above = range(len(path) - 1, -1, -1)
+    depth = next((at for at in above if isinstance(layers.get(path[:at]), QuantWeightLayer)), None)
     layer = None if depth is None else layers[path[:depth]]
-    of_weight = depth is not None and path[depth] in (
-        getattr(layer, "weight_name", ""),
-        "weight_quant",
-        "kernel",
-    )
-    if isinstance(layer, nnx.Embed) or (not of_weight and path[-1] != "kernel"):
-        return _reshaped(array, held)
+    ndim, is_weight = array.ndim, path[-1] == "kernel"
+    if isinstance(layer, QuantWeightLayer) and depth is not None:
+        ndim = len(layer.weight_shape)
+        is_weight |= path[depth] in (layer.weight_name, "weight_quant", "kernel")
+    if isinstance(layer, nnx.Embed) or not is_weight:
+        return array
     if "Transpose" in type(layer).__name__:
         raise CheckpointError(f"{name}: transposed convolutions are not read.\n  cure: jqinject.load_state")
-    ndim = array.ndim if layer is None else len(_weight_shape(layer))
     if array.ndim == ndim:
         return array.transpose(*range(2, ndim), 1, 0)
     if array.ndim == ndim + 1:  # groups of inputs, behind which their elements lie
         return array.transpose(*range(3, ndim + 1), 1, 2, 0)
-    return _reshaped(array, held)
-
-
-def _weight_shape(layer: Any) -> tuple[int, ...]:
-    return tuple(layer.weight.get_value().shape)
-
-
-def _reshaped(array: np.ndarray, held: Any) -> np.ndarray:
-    """One number, which torch may keep with axes that ours has not."""
-    return array.reshape(held.shape) if array.size == 1 == held.size else array
+    return array

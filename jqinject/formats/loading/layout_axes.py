@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from jqinject.formats.checkpoint_errors import CheckpointError
+
 TERM = re.compile(r"\(([^()]*)\)|(\S+)")
+HEADS_OF = "(heads dim) in -> in heads dim"
+OF_HEADS = "out (heads dim) -> heads dim out"
+TRANSPOSED = "out in -> in out"
+AS_ROWS = "rows columns -> rows columns"
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class AxesOfLayout:
     @staticmethod
     @lru_cache(maxsize=256)
     def of(text: str) -> AxesOfLayout:
-        """Axes from a text.
+        """Return axes from a text.
 
         Raises:
             ValueError: it is no such text.
@@ -56,42 +62,35 @@ class AxesOfLayout:
         inputs = sides[0][1] if len(sides[0]) == 2 else ()
         return AxesOfLayout(sides[0][0], inputs, tuple(sides[1]))
 
-    def sizes(self, source: tuple[int, ...], shape: tuple[int, ...], known: dict[str, int]) -> dict[str, int]:
-        """The size of each axis.
+    def sizes(
+        self, source: tuple[int, ...], shape: tuple[int, ...], stated: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Return the size of each axis.
 
         Args:
             source: of the matrix.
             shape: of the parameter.
-            known: sizes that are given.
+            stated: sizes that a rule has.
 
         Raises:
             ValueError: the shapes do not fit.
         """
-        found = dict(known)
-        terms = [
-            *zip(self.target, shape, strict=False),
-            *zip((self.outputs, self.inputs), source, strict=False),
-        ]
-        for _ in range(len(terms)):
+        sides = zip((self.outputs, self.inputs), source, strict=False)
+        terms = [*zip(self.target, shape, strict=False), *sides]
+        sizes = dict(stated)
+        for _ in terms:
             for names, size in terms:
-                free = [name for name in names if name not in found]
-                held = math.prod(found[name] for name in names if name in found)
-                if len(free) == 1 and held and size % held == 0:
-                    found[free[0]] = size // held
-        fits = len(shape) == len(self.target) and all(
-            all(name in found for name in names) and math.prod(found[name] for name in names) == size
-            for names, size in terms
-        )
-        if not fits:
+                _fill(sizes, names, size)
+        if len(shape) != len(self.target) or not all(_makes(sizes, names, size) for names, size in terms):
             raise ValueError(f"{self} does not make {shape} of {source}")
-        return found
+        return sizes
 
-    def sizes_in(self, shape: tuple[int, ...], known: Mapping[str, int]) -> dict[str, int]:
-        """The size of each axis, by the parameter alone.
+    def sizes_in(self, shape: tuple[int, ...], stated: Mapping[str, int]) -> dict[str, int]:
+        """Return the size of each axis, by the parameter alone.
 
         Args:
             shape: of the parameter.
-            known: sizes that are given.
+            stated: sizes that a rule has.
 
         Raises:
             ValueError: the shape leaves one open, or does not fit.
@@ -102,18 +101,15 @@ class AxesOfLayout:
         """
         if len(shape) != len(self.target):
             raise ValueError(f"{self} has {len(self.target)} axes, the parameter {len(shape)}")
-        found = dict(known)
+        sizes = dict(stated)
         for names, size in zip(self.target, shape, strict=True):
-            free = [name for name in names if name not in found]
-            held = math.prod(found[name] for name in names if name in found)
-            if len(free) == 1 and held and size % held == 0:
-                found[free[0]] = size // held
-            if not all(name in found for name in names) or math.prod(found[name] for name in names) != size:
+            _fill(sizes, names, size)
+            if not _makes(sizes, names, size):
                 raise ValueError(f"the sizes of {' '.join(names)} in {self} do not make {size}")
-        return found
+        return sizes
 
     def back(self, x: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """An array in the parameter's axes as the axes of rows and columns, in their order: the inverse of `apply`.
+        """Return an array in the axes of rows and columns, in their order: the inverse of `apply`.
 
         Args:
             x: in the parameter's axes, any of which may be of size 1.
@@ -134,7 +130,7 @@ class AxesOfLayout:
         return x.reshape(split).transpose([flat.index(name) for name in (*self.outputs, *self.inputs)])
 
     def apply(self, x: np.ndarray, outputs: tuple[int, ...], inputs: tuple[int, ...]) -> np.ndarray:
-        """An array `(..., rows, columns)` rearranged.
+        """Return an array `(..., rows, columns)` rearranged.
 
         Args:
             x: the array.
@@ -159,3 +155,66 @@ class AxesOfLayout:
 
         left = [shown(self.outputs), *([shown(self.inputs)] if self.inputs else [])]
         return f"'{' '.join(left)} -> {' '.join(map(shown, self.target))}'"
+
+
+UNCHANGED = AxesOfLayout((), (), ())
+"""Axes that are not rearranged."""
+
+
+def _fill(sizes: dict[str, int], names: Sequence[str], size: int) -> None:
+    """Enter the only size that is open among axes whose product is known."""
+    free = [name for name in names if name not in sizes]
+    rest = math.prod(sizes[name] for name in names if name in sizes)
+    if len(free) == 1 and rest and size % rest == 0:
+        sizes[free[0]] = size // rest
+
+
+def _makes(sizes: Mapping[str, int], names: Sequence[str], size: int) -> bool:
+    return all(name in sizes for name in names) and math.prod(sizes[name] for name in names) == size
+
+
+BY_LEAF = {"kernel": TRANSPOSED, "embedding": AS_ROWS, "weight": AS_ROWS}
+"""How a matrix lies in a parameter of two axes, by the parameter's name."""
+
+
+def axes_by_name(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: str) -> AxesOfLayout:
+    """Return how a tensor lies in a parameter where neither a rule nor a header says it.
+
+    The parameter's name decides for two axes (`kernel`, `embedding`, `weight`); else the shapes do, if they fit in one
+    way.
+
+    Args:
+        path, shape: of the parameter.
+        name, source: of the tensor, and its shape.
+
+    Raises:
+        CheckpointError: it may lie in several ways, or in none.
+    """
+    if not shape and source == (1,):
+        return UNCHANGED
+    if len(source) == 1:
+        letters = " ".join("abcdefgh"[: len(shape)])
+        return AxesOfLayout.of(f"({letters}) -> {letters}")
+    if len(source) != 2:
+        raise CheckpointError(f"{name} has {len(source)} axes.\n  cure: names with axes, for {path}")
+    if math.prod(source) != math.prod(shape):
+        raise CheckpointError(
+            f"{name}, {source}, does not fit {path}, {shape}: {math.prod(source)} numbers for {math.prod(shape)}.\n"
+            "  cure: a model of the checkpoint's sizes; a Name that joins or divides tensors"
+        )
+    rows, columns = source
+    fits = {
+        TRANSPOSED: shape == (columns, rows),
+        AS_ROWS: shape == (rows, columns),
+        HEADS_OF: len(shape) == 3 and shape[0] == columns,
+        OF_HEADS: len(shape) == 3 and shape[-1] == rows,
+    }
+    by_leaf = BY_LEAF.get(path.rpartition(".")[2]) if len(shape) == 2 else None
+    axes = [text for text, is_fit in fits.items() if is_fit and by_leaf in (None, text)]
+    if len(axes) != 1:
+        what = "may be transposed in" if len(axes) > 1 else "does not fit"
+        raise CheckpointError(
+            f"{name}, {source}, {what} {path}, {shape}.\n"
+            f"  cure: names={{{name!r}: ({path!r}, 'out in -> in out')}}, which says how its axes lie"
+        )
+    return AxesOfLayout.of(axes[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,32 +12,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike
 
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
-from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading.adapted import is_adapted, put_under_adapters
-from jqinject.formats.loading.assigned_arrays import floats_of, maker_of
-from jqinject.formats.loading.column_orders import column_order, keeps_payload, put_orders
-from jqinject.formats.loading.dtypes import rounded
-from jqinject.formats.loading.loaded_caches import (
+from jqinject.formats.checkpoint_errors import CheckpointError, listed
+from jqinject.formats.loading.frozen_matrix import floats_of, maker_of
+from jqinject.formats.loading.loaded_quantizers import (
     cache_formats,
     cache_proxies,
     cache_rules,
     check_proxies,
-    put_cache_scales,
-    refuse_caches,
-)
-from jqinject.formats.loading.loaded_rules import (
+    column_order,
     contracted_by_model,
-    put_ranges_of_stacks,
-    refuse_quantized,
+    keeps_payload,
     rules_of,
+    set_cache_scales,
+    set_orders,
+    set_ranges_of_stacks,
 )
-from jqinject.formats.loading.loading_plan import Assignment, LoadPlan, plan_of
+from jqinject.formats.loading.loading_plan import Assignment, LoadPlan, plan_of, rounded
 from jqinject.formats.loading.parameter_names import Names
 from jqinject.model import LowBits, LowCoverageWarning, load_frozen, quantize
+from jqinject.model.frozen_weights import put_in_place
 from jqinject.model.walk import ModelIndex, dotted
+from jqinject.nn.base.slots import is_on
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -54,7 +54,7 @@ def explain_load(
     inputs: Iterable[Any] | Mapping[str, Any] | None = None,
     ignore: Iterable[str] = (),
 ) -> LoadPlan:
-    """What `load` would do with each tensor and each parameter; nothing is read or changed.
+    """Return what `load` would do with each tensor and each parameter; nothing is read or changed.
 
     Args:
         model, checkpoint, names, inputs, ignore: as for `load`; without `inputs`, the plan says what needs them.
@@ -63,7 +63,7 @@ def explain_load(
     plan = _plan(model, opened, names, ignore, cache_proxies(model))
     if inputs is not None or is_adapted(model):
         return plan
-    return replace(plan, needs_inputs=_needs_inputs(model, plan, _kept(opened, plan, True)))
+    return replace(plan, needs_inputs=_needs_inputs(model, plan, _low_bits(opened, plan, True)))
 
 
 def load(
@@ -74,7 +74,7 @@ def load(
     inputs: Iterable[Any] | Mapping[str, Any] | None = None,
     ignore: Iterable[str] = (),
 ) -> Model:
-    """A model with the numbers of another library's quantized checkpoint, frozen as the file says.
+    """Return a model with the numbers of another library's quantized checkpoint, frozen as the file says.
 
     Layers and parameters whose matrices are in low bits become quantized and frozen; their codes and scales are those
     of the file. Inputs that the checkpoint quantizes get a quantizer. Every tensor and every parameter is accounted for
@@ -140,33 +140,29 @@ def load(
     opened = _opened(model, checkpoint)
     over_base = is_adapted(model)
     if not over_base:
-        refuse_quantized(model)
+        _refuse_quantized(model)
     proxies = cache_proxies(model)
     plan = _plan(model, opened, names, ignore, proxies)
     plan.check(opened)
     caches = cache_formats(opened, plan.caches)
     check_proxies(proxies, plan.caches, caches)
-    if any(each.is_proxy for each in plan.caches):
+    if any(cache.is_proxy for cache in plan.caches):
         model = nnx.clone(model, graph=True)
-        put_cache_scales(model, plan.caches, caches)
-    kept = _kept(opened, plan, not over_base)
-    _tell_floats([each for each in plan.assignments if each.is_low and each not in kept])
+        set_cache_scales(model, plan.caches, caches)
+    low_bits = _low_bits(opened, plan, not over_base)
+    _warn_of_floats([part.path for part in plan.assignments if part.is_low and part not in low_bits])
     if over_base:
-        refuse_caches(plan.caches)
-        adapted = nnx.clone(model, graph=True)
-        put_under_adapters(adapted, _under_adapters(adapted, opened, plan, kept))
-        return adapted
-    needs = () if inputs is not None else _needs_inputs(model, plan, kept)
+        return _with_base(model, opened, plan, low_bits)
+    needs = () if inputs is not None else _needs_inputs(model, plan, low_bits)
     if needs:
-        shown = ", ".join(needs[:4]) + (f" and {len(needs) - 4} more" if len(needs) > 4 else "")
         raise CheckpointError(
-            f"{opened.path} has low-bit numbers for {shown}, which the model contracts without a layer: how, only a "
-            "call shows.\n  cure: load(model, checkpoint, inputs=...), the model's arguments: arrays or "
+            f"{opened.path} has low-bit numbers for {listed(needs)}, which the model contracts without a layer: how, "
+            "only a call shows.\n  cure: load(model, checkpoint, inputs=...), the model's arguments: arrays or "
             "jax.ShapeDtypeStructs"
         )
-    rules = [*rules_of(model, opened, kept), *cache_rules(plan.caches, caches)]
+    rules = [*rules_of(model, opened, low_bits), *cache_rules(plan.caches, caches)]
     graphdef, state = nnx.split(model, graph=True)
-    arrays = _arrays(model, opened, plan, {each.path for each in kept})
+    arrays = _arrays(model, opened, plan, {assignment.path for assignment in low_bits})
     if not rules:
         return _with_floats(nnx.merge(graphdef, state, copy=True), arrays)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
@@ -178,39 +174,13 @@ def load(
             return quantize(floats, rules, inputs=inputs)
 
     loaded = load_frozen(make, arrays)
-    orders = [column_order(opened, each) for each in kept]
-    put_orders(loaded, [order for order in orders if order is not None])
-    put_ranges_of_stacks(loaded, opened, kept)
+    orders = [column_order(opened, assignment) for assignment in low_bits]
+    set_orders(loaded, [order for order in orders if order is not None])
+    set_ranges_of_stacks(loaded, opened, low_bits)
     return loaded
 
 
-def _kept(checkpoint: Checkpoint, plan: LoadPlan, in_order: bool) -> list[Assignment]:
-    """The matrices that stay in low bits."""
-    return [each for each in plan.assignments if each.is_low and keeps_payload(checkpoint, each, in_order)]
-
-
-def _needs_inputs(model: nnx.Module, plan: LoadPlan, kept: list[Assignment]) -> tuple[str, ...]:
-    """Paths of matrices, and caches, that are found in a call of the model."""
-    caches = [each.target for each in plan.caches if not each.is_proxy]
-    return (*contracted_by_model(model, kept), *caches)
-
-
-def _tell_floats(whole: list[Assignment]) -> None:
-    """Warn of matrices in low bits that become floats."""
-    if whole:
-        shown = ", ".join(each.path for each in whole[:4]) + (
-            f" and {len(whole) - 4} more" if len(whole) > 4 else ""
-        )
-        warnings.warn(
-            f"load: the groups of {shown} follow no axis of the weight, so it became floats.\n  cure: a checkpoint "
-            "with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several orders are "
-            "joined, or adapters lie above",
-            DequantizedWarning,
-            stacklevel=3,
-        )
-
-
-def _opened(model: nnx.Module, checkpoint: Any) -> Checkpoint:
+def _opened(model: nnx.Module, checkpoint: str | Path | Mapping[Any, Any] | Checkpoint) -> Checkpoint:
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"load puts a checkpoint into an NNX module, got {type(model).__name__}.\n"
@@ -219,71 +189,161 @@ def _opened(model: nnx.Module, checkpoint: Any) -> Checkpoint:
     return checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
 
 
+def _refuse_quantized(model: nnx.Module) -> None:
+    """Raise if weights of a model are quantized already.
+
+    Raises:
+        ValueError: names them.
+    """
+    quantized = [
+        dotted(path)
+        for path, node in ModelIndex(model).places
+        if isinstance(node, FrozenParam) or (isinstance(node, QuantWeightLayer) and is_on(node.weight_quant))
+    ]
+    if quantized:
+        raise ValueError(
+            f"load takes a float model; this one has quantized weights: {listed(quantized)}.\n"
+            "  cure: the model before quantize and freeze; jqinject.load_state for float weights"
+        )
+
+
 def _plan(
     model: nnx.Module,
     checkpoint: Checkpoint,
     names: Names | None,
     ignore: Iterable[str],
-    proxies: Iterable[str],
+    proxies: Collection[str],
 ) -> LoadPlan:
-    variables = dict(_of_checkpoints(ModelIndex(model)))
+    variables = dict(_stored_variables(ModelIndex(model)))
     shapes = {path: tuple(variable.shape) for path, variable in variables.items()}
     patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     plan = plan_of(checkpoint, shapes, names, patterns, proxies)
     return rounded(plan, {path: np.dtype(variable.dtype) for path, variable in variables.items()}, checkpoint)
 
 
-def _under_adapters(
-    model: nnx.Module, checkpoint: Checkpoint, plan: LoadPlan, kept: list[Assignment]
-) -> Iterator[tuple[Assignment, Any]]:
-    """What `put_under_adapters` takes."""
-    dtypes = {path: variable.dtype for path, variable in _of_checkpoints(ModelIndex(model))}
-    for each in plan.assignments:
-        dtype = dtypes[each.path]
-        low = each in kept
-        yield each, maker_of(checkpoint, each, dtype) if low else floats_of(checkpoint, each).astype(dtype)
-
-
-def _with_floats(model: Model, arrays: Iterator[tuple[str, Any]]) -> Model:
-    """A model with arrays of which none is in low bits."""
-    by_path = {dotted(found.path): found.variable for found in ModelIndex(model).variables}
-    for path, array in arrays:
-        by_path[path].set_value(jnp.asarray(array))
-    return model
-
-
-def _zeros(leaf: Any) -> Any:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(0), leaf.shape)
-    return jnp.zeros(leaf.shape, leaf.dtype)
-
-
-def _of_checkpoints(index: ModelIndex) -> Iterator[tuple[str, Any]]:
-    """The Variables that a checkpoint has numbers for, by their first paths."""
-    for found in index.variables:
-        known = isinstance(found.variable, nnx.Param | nnx.BatchStat)
-        if known and not found.in_quantizer and not isinstance(found.variable, nnx.LoRAParam):
-            yield dotted(found.path), found.variable
+def _stored_variables(index: ModelIndex) -> Iterator[tuple[str, Any]]:
+    """Return the Variables that a checkpoint has numbers for, by their first paths."""
+    for entry in index.variables:
+        variable = entry.variable
+        is_stored = isinstance(variable, nnx.Param | nnx.BatchStat) and not isinstance(
+            variable, nnx.LoRAParam
+        )
+        if is_stored and not entry.in_quantizer:
+            yield dotted(entry.path), variable
     frozen = {
         id(node): (path, node) for path, node in reversed(index.places) if isinstance(node, FrozenParam)
     }
     yield from ((dotted(path), node) for path, node in frozen.values())
 
 
+def _low_bits(checkpoint: Checkpoint, plan: LoadPlan, may_permute: bool) -> list[Assignment]:
+    """Return the matrices that stay in low bits."""
+    low = [assignment for assignment in plan.assignments if assignment.is_low]
+    return [assignment for assignment in low if keeps_payload(checkpoint, assignment, may_permute)]
+
+
+def _needs_inputs(model: nnx.Module, plan: LoadPlan, low_bits: list[Assignment]) -> tuple[str, ...]:
+    """Return the paths of matrices, and caches, that are found in a call of the model."""
+    caches = [cache.target for cache in plan.caches if not cache.is_proxy]
+    return (*contracted_by_model(model, low_bits), *caches)
+
+
+def _warn_of_floats(paths: Sequence[str]) -> None:
+    """Warn of matrices in low bits that become floats."""
+    if paths:
+        warnings.warn(
+            f"load: the groups of {listed(paths)} follow no axis of the weight, so it became floats.\n  cure: a "
+            "checkpoint with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several "
+            "orders are joined, or adapters lie above",
+            DequantizedWarning,
+            stacklevel=3,
+        )
+
+
 def _arrays(
-    model: nnx.Module, checkpoint: Checkpoint, plan: LoadPlan, kept: set[str]
-) -> Iterator[tuple[str, Any]]:
-    """Path and numbers of each parameter; and what the model has beside parameters."""
+    model: nnx.Module, checkpoint: Checkpoint, plan: LoadPlan, low_bits: Collection[str]
+) -> Iterator[tuple[str, LowBits | ArrayLike]]:
+    """Return the numbers of each parameter by path; and what the model has besides parameters."""
     dtypes = {}
-    for found in ModelIndex(model).variables:
-        value = found.variable.get_value()
-        if isinstance(found.variable, nnx.Param | nnx.BatchStat) and not found.in_quantizer:
-            dtypes[dotted(found.path)] = value.dtype
-        elif not isinstance(found.variable, nnx.RngState) and isinstance(value, jax.Array):
-            yield dotted(found.path), value
-    for each in plan.assignments:
-        dtype = dtypes[each.path]
-        if each.path in kept:
-            yield each.path, LowBits(each.shape, maker_of(checkpoint, each, dtype))
+    for entry in ModelIndex(model).variables:
+        variable, value = entry.variable, entry.variable.get_value()
+        if isinstance(variable, nnx.Param | nnx.BatchStat) and not entry.in_quantizer:
+            dtypes[dotted(entry.path)] = value.dtype
+        elif not isinstance(variable, nnx.RngState) and isinstance(value, jax.Array):
+            yield dotted(entry.path), value
+    for assignment in plan.assignments:
+        path, dtype = assignment.path, dtypes[assignment.path]
+        if path in low_bits:
+            yield path, LowBits(assignment.shape, maker_of(checkpoint, assignment, dtype))
         else:
-            yield each.path, floats_of(checkpoint, each).astype(dtype)
+            yield path, floats_of(checkpoint, assignment).astype(dtype)
+
+
+def _with_floats(model: Model, arrays: Iterator[tuple[str, LowBits | ArrayLike]]) -> Model:
+    """Return a model with arrays of which none is in low bits."""
+    by_path = {dotted(entry.path): entry.variable for entry in ModelIndex(model).variables}
+    for path, array in arrays:
+        by_path[path].set_value(jnp.asarray(array))  # pyright: ignore[reportArgumentType]
+    return model
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(0), leaf.shape)
+    return jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def is_adapted(model: nnx.Module) -> bool:
+    """Return whether a model has adapters, as `jqinject.lora` makes them."""
+    return any(isinstance(entry.variable, nnx.LoRAParam) for entry in ModelIndex(model).variables)
+
+
+class _StoredAxes:
+    """The axes of a frozen parameter under an adapter.
+
+    Args:
+        frozen: the parameter.
+    """
+
+    def __init__(self, frozen: FrozenParam) -> None:
+        self.summed_axes: tuple[int, ...] = frozen.form.summed
+
+    def axes_of_sums(self) -> None:
+        """Return None: no sums are stored."""
+
+
+def _with_base(model: Model, checkpoint: Checkpoint, plan: LoadPlan, low_bits: list[Assignment]) -> Model:
+    """Return a model with adapters whose base has the numbers of a checkpoint.
+
+    Raises:
+        CheckpointError: low-bit numbers for a parameter that the model keeps float; a scale of a cache.
+    """
+    if plan.caches:
+        raise CheckpointError(
+            f"{plan.caches[0].target} should get {plan.caches[0].sources[0]}, which is not written under adapters.\n"
+            "  cure: ignore=['.*_scale'], and rules with cache_quant for lora"
+        )
+    model = nnx.clone(model, graph=True)
+    index = ModelIndex(model)
+    dtypes = {path: variable.dtype for path, variable in _stored_variables(index)}
+    variables = {
+        dotted(path): node for path, node in reversed(index.places) if isinstance(node, nnx.Variable)
+    }
+    for assignment in plan.assignments:
+        path, variable, dtype = assignment.path, variables[assignment.path], dtypes[assignment.path]
+        if assignment not in low_bits:
+            floats = jnp.asarray(floats_of(checkpoint, assignment).astype(dtype))
+            if isinstance(variable, FrozenParam):
+                put_in_place(index, variable, nnx.Param(floats))
+            else:
+                variable.set_value(floats)
+            continue
+        if not isinstance(variable, FrozenParam):
+            raise CheckpointError(
+                f"{path} is in low bits, but lora keeps it float.\n"
+                f"  cure: a rule with weight_quant for {path}, in lora(model, rules, ...)"
+            )
+        depth = len(variable.shape) - len(variable.form.shape)
+        numbers, form = maker_of(checkpoint, assignment, dtype)(_StoredAxes(variable), depth)
+        put_in_place(index, variable, FrozenParam.holding(numbers, form, variable.get_metadata()))
+    return model

@@ -1,156 +1,385 @@
-"""The quantizers of a loaded layer: its weight's, which gives way to the stored numbers, and its input's."""
+"""How the layers of a model are quantized, so that they take a checkpoint's matrices: rules, inputs, orders, caches.
+
+Scales of a quantized cache (`k_scale`, `v_scale`) go into the quantizers of keys and values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from flax import nnx
 
+from jqinject import quant
 from jqinject.core.memory.memory import Memory
-from jqinject.core.scaling.of_memory import ConstScaling
+from jqinject.core.scaling.of_memory import ConstScaling, ParameterFromRuntimeStatsScaling
+from jqinject.core.transforms import Permutation, Sized
+from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.stored_matrix import InputFormat
-from jqinject.quant import (
-    Fp8e4m3OCPActPerTensorFloat,
-    Fp8e4m3OCPDynamicActPerGroupFloat,
-    Fp8e4m3OCPDynamicActPerRowFloat,
-    Fp8e4m3OCPDynamicActPerTensorFloat,
-    Int8ActPerTensorFloat,
-    Int8DynamicActPerGroupFloat,
-    Int8DynamicActPerRowAbsMax,
-    Int8DynamicActPerTensorAbsMax,
-    NVFP4Act,
-    ShiftedUint8ActPerTensorFloat,
-    ShiftedUint8DynamicActPerRowFloat,
-    ShiftedUint8DynamicActPerTensorFloat,
-)
+from jqinject.formats.loading.loading_plan import Assignment
+from jqinject.formats.loading.matching import PROXIES, CacheScale
+from jqinject.formats.stored_matrix import InputFormat, order_of_groups
+from jqinject.inject import ExtendedInjector
+from jqinject.model import Rule
+from jqinject.model.quantizing.rules import counterpart_of
+from jqinject.model.walk import ModelIndex, dotted
+from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.proxy import ActQuantProxyFromInjector, transform_of
 from jqinject.quant.minifloat.blocks import Fp8e4m3Scales
 from jqinject.quant_tensor import on_integers, on_minifloats
 
+Injector: TypeAlias = type[ExtendedInjector]
 LARGEST = 448.0
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 BELOW_ZERO = 128  # a signed zero point, counted from the lowest integer
+DYNAMIC = {
+    # (kind, whether it is symmetric, what shares a scale): the quantizer
+    ("int", True, "token"): quant.Int8DynamicActPerRowAbsMax,
+    ("int", True, "tensor"): quant.Int8DynamicActPerTensorAbsMax,
+    ("int", True, "group"): quant.Int8DynamicActPerGroupFloat,
+    ("int", False, "token"): quant.ShiftedUint8DynamicActPerRowFloat,
+    ("int", False, "tensor"): quant.ShiftedUint8DynamicActPerTensorFloat,
+    ("float", True, "token"): quant.Fp8e4m3OCPDynamicActPerRowFloat,
+    ("float", True, "tensor"): quant.Fp8e4m3OCPDynamicActPerTensorFloat,
+    ("float", True, "group"): quant.Fp8e4m3OCPDynamicActPerGroupFloat,
+}
+STATIC = {"int": quant.Int8ActPerTensorFloat, "float": quant.Fp8e4m3OCPActPerTensorFloat}
 
 
-def input_quantizer(given: InputFormat | None, name: str) -> Any:
-    """The injector of a layer's input; None for float inputs.
+def input_quantizer(inputs: InputFormat | None, name: str) -> Injector | None:
+    """Return the injector of a layer's input; None for float inputs.
 
     Args:
-        given: what the checkpoint says.
+        inputs: what the checkpoint says.
         name: of the matrix, for errors.
 
     Raises:
         CheckpointError: there is no such quantizer.
     """
-    if given is None:
+    if inputs is None:
         return None
-    made = _dynamic(given) if given.dynamic else _static(given)
-    if made is None:
-        raise CheckpointError(f"{name}: there is no quantizer for its input, {given}")
-    return made
+    injector = _dynamic(inputs) if inputs.dynamic else _static(inputs)
+    if injector is None:
+        raise CheckpointError(f"{name}: there is no quantizer for its input, {inputs}")
+    return injector
 
 
-def _dynamic(given: InputFormat) -> Any:
-    if given.kind == "float" and given.bits == 4:
-        return NVFP4Act if given.global_scale is None else _nvfp4(float(given.global_scale[0]))
-    if given.bits != 8:
-        return None
-    if given.strategy == "group":
-        size = given.group_size
-        base = {"int": Int8DynamicActPerGroupFloat, "float": Fp8e4m3OCPDynamicActPerGroupFloat}[given.kind]
-        return base.let(group_size=size) if given.symmetric else None
-    if given.kind == "float":
-        return {"token": Fp8e4m3OCPDynamicActPerRowFloat, "tensor": Fp8e4m3OCPDynamicActPerTensorFloat}.get(
-            given.strategy
+def _dynamic(inputs: InputFormat) -> Injector | None:
+    if inputs.kind == "float" and inputs.bits == 4:
+        if inputs.global_scale is None:
+            return quant.NVFP4Act
+        # Scales of groups have the factor `1 / global_scale`.
+        largest = LARGEST / float(inputs.global_scale[0])
+        return quant.NVFP4Act.let(
+            scale_quant=Fp8e4m3Scales.let(scaling_impl=ConstScaling, scaling_init=largest)
         )
-    symmetric = {"token": Int8DynamicActPerRowAbsMax, "tensor": Int8DynamicActPerTensorAbsMax}
-    shifted = {"token": ShiftedUint8DynamicActPerRowFloat, "tensor": ShiftedUint8DynamicActPerTensorFloat}
-    return (symmetric if given.symmetric else shifted).get(given.strategy)
+    # Minifloats have no zero point, whatever the checkpoint says of symmetry.
+    symmetric = inputs.symmetric or (inputs.kind == "float" and inputs.strategy != "group")
+    base = DYNAMIC.get((inputs.kind, symmetric, inputs.strategy)) if inputs.bits == 8 else None
+    return base if base is None or inputs.strategy != "group" else base.let(group_size=inputs.group_size)
 
 
-def _static(given: InputFormat) -> Any:
-    if given.scale is None or given.bits != 8 or given.strategy != "tensor":
+def _static(inputs: InputFormat) -> Injector | None:
+    if inputs.scale is None or inputs.bits != 8 or inputs.strategy != "tensor":
         return None
-    largest, distance = _range(given)
-    if distance is not None:
-        return ShiftedUint8ActPerTensorFloat.let(
-            signed=not given.unsigned, collected_range=largest, collected_zero_point=distance
-        )
-    base = {"int": Int8ActPerTensorFloat, "float": Fp8e4m3OCPActPerTensorFloat}[given.kind]
-    return base.let(collected_range=largest)
+    largest, distance = _range(inputs)
+    if distance is None:
+        return STATIC[inputs.kind].let(collected_range=largest)
+    return quant.ShiftedUint8ActPerTensorFloat.let(
+        signed=not inputs.unsigned, collected_range=largest, collected_zero_point=distance
+    )
 
 
-def _range(given: InputFormat) -> tuple[float, float | None]:
-    """The range of a static input as its quantizer collects it; and how far below 0 it begins, with a zero point."""
-    assert given.scale is not None, "static"
-    scale = np.float32(given.scale[0])
-    if given.kind == "float":
+def _range(inputs: InputFormat) -> tuple[float, float | None]:
+    """Return the range of a static input as its quantizer collects it; and, with a zero point, how far below 0 it
+    begins."""
+    assert inputs.scale is not None, "static"
+    scale = np.float32(inputs.scale[0])
+    if inputs.kind == "float":
         return _times(scale, LARGEST), None
-    if given.zero_point is None:
+    if inputs.zero_point is None:
         return _times(scale, BELOW_ZERO), None
-    steps = 2 * BELOW_ZERO - 1 if given.unsigned else BELOW_ZERO
-    return _times(scale, steps), (float(given.zero_point[0]) + BELOW_ZERO) * float(scale)
+    steps = 2 * BELOW_ZERO - 1 if inputs.unsigned else BELOW_ZERO
+    return _times(scale, steps), (float(inputs.zero_point[0]) + BELOW_ZERO) * float(scale)
 
 
 def _times(scale: np.float32, steps: float) -> float:
-    """Return the float32 range whose quotient by `steps` is the scale to the bit; the nearest one if there is none."""
+    """Return the float32 range whose quotient by `steps` is the scale to the bit; else the nearest one."""
     product = scale * np.float32(steps)
     nearby = (product, *(np.nextafter(product, np.float32(end)) for end in (0, np.inf)))
     return float(next((x for x in nearby if x / np.float32(steps) == scale), product))
 
 
-def put_ranges(proxy: Any, given: Sequence[InputFormat], depth: tuple[int, ...]) -> None:
+def set_ranges(
+    proxy: ActQuantProxyFromInjector, inputs: Sequence[InputFormat], depth: tuple[int, ...]
+) -> None:
     """Give each layer of a stack the static range of its own input.
 
     Args:
         proxy: of the input, whose Variables have the axes of the stack in front.
-        given: static formats, one for each layer.
+        inputs: static formats, one for each layer.
         depth: sizes of the stack.
     """
-    ranges, distances = zip(*map(_range, given), strict=True)
-    parts = (
-        (vars(proxy.tensor_quant).get("scaling_impl"), ranges),
-        (vars(proxy.tensor_quant).get("zero_point_impl"), distances),
-    )
-    for part, numbers in parts:
-        if isinstance(part, Memory) and part.kind == "collected" and None not in numbers:
-            assert part.value is not None
-            held = part.value.get_value()
-            each = np.asarray(numbers, np.float32).reshape((*depth, *(1,) * (held.ndim - len(depth))))
-            part.commit(jnp.broadcast_to(jnp.asarray(each), held.shape))
+    ranges, distances = zip(*map(_range, inputs), strict=True)
+    for name, numbers in (("scaling_impl", ranges), ("zero_point_impl", distances)):
+        memory = vars(proxy.tensor_quant).get(name)
+        if isinstance(memory, Memory) and memory.kind == "collected" and None not in numbers:
+            assert memory.value is not None
+            value = memory.value.get_value()
+            by_layer = np.asarray(numbers, np.float32).reshape((*depth, *(1,) * (value.ndim - len(depth))))
+            memory.commit(jnp.broadcast_to(jnp.asarray(by_layer), value.shape))
 
 
-def static_format(proxy: Any) -> InputFormat | None:
-    """A static range with one scale, of 8 bits, as a file says it; None for any others.
+def static_format(proxy: ActQuantProxyFromInjector) -> InputFormat | None:
+    """Return a static range with one scale, of 8 bits, as a file says it; None for any other.
 
     Args:
         proxy: of activations, whose scale does not depend on them.
     """
-    known = proxy.sample()
-    if np.size(known.scale) != 1 or np.size(known.zero_point) > 1:
+    sample = proxy.sample()
+    if np.size(sample.scale) != 1 or np.size(sample.zero_point) > 1:
         return None
-    scale = np.asarray(known.scale, np.float32).reshape(1)
-    zero = np.asarray(known.zero_point, np.float32).reshape(-1)
-    if on_minifloats(known):
-        is_e4m3 = np.dtype(known.q_dtype) == E4M3
+    scale = np.asarray(sample.scale, np.float32).reshape(1)
+    zero = np.asarray(sample.zero_point, np.float32).reshape(-1)
+    if on_minifloats(sample):
+        is_e4m3 = np.dtype(sample.q_dtype) == E4M3
         return InputFormat("float", 8, dynamic=False, scale=scale) if is_e4m3 else None
-    if not on_integers(known) or int(known.bit_width) != 8:
+    if not on_integers(sample) or int(sample.bit_width) != 8:
         return None
-    if not known.signed:
-        zero = zero - BELOW_ZERO
+    zero = zero if sample.signed else zero - BELOW_ZERO
     if np.any(zero != np.round(zero)):
         return None
-    if known.signed and not proxy.has_zero_point:
+    if sample.signed and not proxy.has_zero_point:
         return InputFormat("int", 8, dynamic=False, scale=scale)
     return InputFormat(
-        "int", 8, False, dynamic=False, scale=scale, zero_point=zero, unsigned=not known.signed
+        "int", 8, False, dynamic=False, scale=scale, zero_point=zero, unsigned=not sample.signed
     )
 
 
-def _nvfp4(whole: float) -> Any:
-    """Inputs whose scales of groups have a given factor, `1 / whole`."""
-    scales = Fp8e4m3Scales.let(scaling_impl=ConstScaling, scaling_init=LARGEST / whole)
-    return NVFP4Act.let(scale_quant=scales)
+def rules_of(model: nnx.Module, checkpoint: Checkpoint, low_bits: list[Assignment]) -> list[Rule]:
+    """Return a rule for each matrix: of its layer, if this is one that quantizers go into; else of the parameter.
+
+    Raises:
+        CheckpointError: the checkpoint quantizes an input in a way that no quantizer here does.
+    """
+    layers, rules = _layers(model), []
+    for assignment in low_bits:
+        module, _, _ = assignment.path.rpartition(".")
+        inputs = input_quantizer(input_of(checkpoint, assignment), assignment.path)
+        order = column_order(checkpoint, assignment)
+        if order is not None:
+            inputs = (inputs or quant.NoneActQuant).let(pre_transform=_declared(order))
+        pattern = re.escape(module if module in layers else assignment.path)
+        rules.append(Rule(pattern, weight_quant=quant.Int8WeightPerChannelFloat, input_quant=inputs))
+    return rules
+
+
+def contracted_by_model(model: nnx.Module, low_bits: list[Assignment]) -> tuple[str, ...]:
+    """Return the paths of matrices that no layer contracts: how the model does is known from a call of it."""
+    layers = _layers(model)
+    paths = [assignment.path for assignment in low_bits]
+    return tuple(path for path in paths if path.rpartition(".")[0] not in layers)
+
+
+def _layers(model: nnx.Module) -> set[str]:
+    """Return the paths of the layers that quantizers go into."""
+    return {dotted(path) for path, node in ModelIndex(model).places if counterpart_of(node) is not None}
+
+
+def input_of(checkpoint: Checkpoint, assignment: Assignment) -> InputFormat | None:
+    """Return how the input of a parameter is quantized: by the widest range of its matrices."""
+    formats = [checkpoint.matrices[name].input_format for name, _ in assignment.sources]
+    stated = [inputs for inputs in formats if inputs is not None]
+    static = [(float(inputs.scale.max()), inputs) for inputs in stated if inputs.scale is not None]
+    if static:
+        return max(static, key=lambda pair: pair[0])[1]
+    in_two_levels = [
+        (float(inputs.global_scale.min()), inputs) for inputs in stated if inputs.global_scale is not None
+    ]
+    return min(in_two_levels, key=lambda pair: pair[0])[1] if in_two_levels else formats[0]
+
+
+def set_ranges_of_stacks(model: nnx.Module, checkpoint: Checkpoint, low_bits: list[Assignment]) -> None:
+    """Give each layer of a stack its own static input range; until now all have the widest."""
+    stacks = {assignment.path.rpartition(".")[0]: assignment for assignment in low_bits if assignment.depth}
+    for path, node in ModelIndex(model).places if stacks else ():
+        assignment = stacks.get(dotted(path))
+        proxy = node.input_quant if isinstance(node, QuantWeightLayer) else None
+        if assignment is None or not isinstance(proxy, ActQuantProxyFromInjector):
+            continue
+        single = [replace(assignment, sources=tuple(part)) for part in assignment.layers(assignment.sources)]
+        inputs = [input_of(checkpoint, part) for part in single]
+        static = [layer for layer in inputs if layer is not None and layer.scale is not None]
+        if len(static) == len(inputs):
+            set_ranges(proxy, static, assignment.depth)
+
+
+def keeps_payload(checkpoint: Checkpoint, assignment: Assignment, may_permute: bool) -> bool:
+    """Return whether the codes of a parameter can stay: their blocks are consecutive columns, in some order.
+
+    Args:
+        checkpoint: the checkpoint.
+        assignment: the parameter.
+        may_permute: whether its input can be permuted.
+    """
+    matrices = [checkpoint.matrices[name] for name, _ in assignment.sources]
+    if not all(matrix.by_rows for matrix in matrices):
+        # Rows that lie in turn are neither cut nor joined nor reordered, and are an axis of the parameter.
+        single = len(matrices) == math.prod(assignment.depth) and not assignment.heads
+        uncut = single and all(rows is None for _, rows in assignment.sources)
+        is_axis = assignment.axes.outputs in assignment.axes.target
+        return all(matrix.in_turn for matrix in matrices) and uncut and is_axis
+    if all(matrix.column_groups is None for matrix in matrices):
+        return True
+    return may_permute and column_order(checkpoint, assignment) is not None
+
+
+def column_order(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray | None:
+    """Return the order of columns in which all groups of a parameter are consecutive (GPTQ's activation order).
+
+    None if groups are consecutive, or no single order makes them so.
+
+    Args:
+        checkpoint: the checkpoint.
+        assignment: the parameter.
+    """
+    groups = [checkpoint.matrices[name].column_groups for name, _ in assignment.sources]
+    orders = [None if read is None else order_of_groups(read()) for read in groups]
+    first = orders[0]
+    if first is None or assignment.depth or any(not np.array_equal(order, first) for order in orders[1:]):  # pyright: ignore
+        return None
+    return first
+
+
+def _declared(order: np.ndarray) -> Sized:
+    """Return a permutation of the input, whose order `set_orders` fills in."""
+    return Sized(Permutation, order.size, _digest(order))
+
+
+def set_orders(model: nnx.Module, orders: list[np.ndarray]) -> None:
+    """Fill in the orders of permuted inputs.
+
+    Args:
+        model: it is written to.
+        orders: those that were declared.
+    """
+    by_label = {_digest(order): order for order in orders}
+    for module in ModelIndex(model).modules if orders else ():
+        if isinstance(module, ActQuantProxyFromInjector) and isinstance(module.pre_transform, Permutation):
+            declared = transform_of(module.binding)
+            if declared.label in by_label:
+                module.pre_transform.put(jnp.asarray(by_label[declared.label]))
+
+
+def _digest(order: np.ndarray) -> str:
+    return hashlib.sha256(order.astype(np.int32).tobytes()).hexdigest()[:16]
+
+
+def cache_proxies(model: nnx.Module) -> dict[str, ActQuantProxyFromInjector]:
+    """Return the quantizers of keys and values that a model's attention layers have, by path."""
+    return {
+        dotted((*path, name)): proxy
+        for path, node in ModelIndex(model).places
+        if isinstance(node, QuantMultiHeadAttention | QuantScaledDotProductAttention)
+        for name in PROXIES.values()
+        if (proxy := getattr(node, name)) is not None and proxy.is_quant_enabled
+    }
+
+
+def cache_formats(checkpoint: Checkpoint, scales: Sequence[CacheScale]) -> dict[str, InputFormat]:
+    """Return how each target quantizes keys or values.
+
+    Args:
+        checkpoint: the checkpoint.
+        scales: what its scales are for.
+
+    Raises:
+        CheckpointError: the checkpoint does not say what the scales are, or says something that no cache can do; a
+            scale is none.
+    """
+    if not scales:
+        return {}
+    form = checkpoint.cache_format
+    if form is None:
+        raise CheckpointError(
+            f"{scales[0].sources[0]} is a scale of a cache, but the settings do not say of which numbers "
+            "(kv_cache_scheme).\n  cure: ignore=['.*_scale'], for float caches"
+        )
+    if form.dynamic or form.strategy != "tensor" or form.bits != 8 or not form.symmetric:
+        raise CheckpointError(
+            f"the checkpoint's caches are {form}; known are 8 bits without zero points and one static scale of the "
+            "tensor.\n  cure: ignore=['.*_scale'], for float caches"
+        )
+    return {
+        cache.target: replace(form, scale=np.max([_scale(checkpoint, name) for name in cache.sources], 0))
+        for cache in scales
+    }
+
+
+def _scale(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    scale = np.asarray(checkpoint.array(name), np.float32).reshape(-1)
+    if scale.size != 1 or not np.isfinite(scale).all() or scale[0] <= 0:
+        raise CheckpointError(f"{name} is {scale.tolist()}, expected one scale above 0")
+    return scale
+
+
+def cache_rules(scales: Sequence[CacheScale], formats: Mapping[str, InputFormat]) -> list[Rule]:
+    """Return a rule for each cache that is no attention layer's."""
+    targets = [cache.target for cache in scales if not cache.is_proxy]
+    return [
+        Rule(re.escape(target), cache_quant=input_quantizer(formats[target], target)) for target in targets
+    ]
+
+
+def check_proxies(
+    proxies: Mapping[str, ActQuantProxyFromInjector],
+    scales: Sequence[CacheScale],
+    formats: Mapping[str, InputFormat],
+) -> None:
+    """Refuse quantizers of the model that cannot have a checkpoint's scale.
+
+    Args:
+        proxies: by path.
+        scales: what the checkpoint's scales are for.
+        formats: of each target.
+
+    Raises:
+        CheckpointError: one is dynamic, or of other numbers.
+    """
+    for cache in scales:
+        if not cache.is_proxy:
+            continue
+        proxy, kind = proxies[cache.target], formats[cache.target].kind
+        form = None if proxy.is_dynamic else static_format(proxy)
+        scaling = vars(proxy.tensor_quant).get("scaling_impl")
+        learns_range = isinstance(scaling, ParameterFromRuntimeStatsScaling)
+        if form is None or form.kind != kind or not form.symmetric or not learns_range:
+            raise CheckpointError(
+                f"{cache.target} is {proxy.binding.base.__name__}, and {cache.sources[0]} is the static scale of "
+                f"{'8-bit minifloats' if kind == 'float' else 'int8'}.\n"
+                f"  cure: {STATIC[kind].__name__} there, or ignore=['.*_scale'] to keep the quantizer"
+            )
+
+
+def set_cache_scales(
+    model: nnx.Module, scales: Sequence[CacheScale], formats: Mapping[str, InputFormat]
+) -> None:
+    """Give attention layers' quantizers of keys and values their scales.
+
+    Args:
+        model: it is written to.
+        scales: what the checkpoint's scales are for.
+        formats: of each target.
+    """
+    proxies = cache_proxies(model)
+    for cache in scales:
+        if cache.is_proxy:
+            set_ranges(proxies[cache.target], [formats[cache.target]], ())

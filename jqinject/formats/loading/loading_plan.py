@@ -1,30 +1,39 @@
-"""What goes where: every tensor of a checkpoint and every parameter of a model is accounted for."""
+"""Every tensor of a checkpoint and every parameter of a model is accounted for: what `load` does with it."""
 
 from __future__ import annotations
 
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
 
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading.cache_names import CacheScale, cache_target, unused_scales
-from jqinject.formats.loading.gguf_names import heads_in_turn, published_name
-from jqinject.formats.loading.guessed_axes import axes_of_tree, guessed_axes
-from jqinject.formats.loading.layout_axes import AxesOfLayout
-from jqinject.formats.loading.matching import PREFIXES, by_likeness, by_rules, idle_rules
-from jqinject.formats.loading.parameter_names import Name, Names, checked_names
+from jqinject.formats.loading.layout_axes import AxesOfLayout, axes_by_name
+from jqinject.formats.loading.matching import (
+    CacheScale,
+    Match,
+    Shapes,
+    by_likeness,
+    by_rules,
+    cache_target,
+    idle_rules,
+    unused_scales,
+)
+from jqinject.formats.loading.parameter_names import Name, Names, checked_names, heads_in_turn, published_name
 from jqinject.terminal import table
 
+T = TypeVar("T")
 # Buffers that no parameter needs, and scales of caches, which are left unless a name or an attention layer takes them.
 LEFT = (r".*\.rotary_emb\.inv_freq", r".*\.(k|v|q|kv)_scale", r".*rope_freqs\.weight")
 
 
 class IdleNameWarning(UserWarning):
-    """A rule of `names` is for no tensor of the checkpoint; perhaps it is misspelt."""
+    """A rule of `names` matches no tensor of the checkpoint, and may be misspelt."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Assignment:
         sizes: of these axes.
         label: of the numbers, for reports; of floats that the parameter has fewer bits for, both dtypes.
         is_low: whether they are in low bits.
-        heads: that llama.cpp keeps in another order of rows, which is turned back; 0 for rows as they lie.
+        heads: that llama.cpp keeps in another order of rows, which is turned back; 0 for rows in their order.
     """
 
     path: str
@@ -54,8 +63,13 @@ class Assignment:
     is_low: bool
     heads: int = 0
 
+    def layers(self, parts: Sequence[T]) -> list[Sequence[T]]:
+        """Return what belongs to its sources, by the places of the stack."""
+        share = len(parts) // max(math.prod(self.depth), 1)
+        return [parts[at : at + share] for at in range(0, len(parts), share)]
+
     def row(self) -> tuple[str, ...]:
-        """What a table shows of it."""
+        """Return its row in a table."""
         names = [name for name, _ in self.sources]
         shown = ", ".join(names[:3]) + (f", {len(names) - 3} more" if len(names) > 3 else "")
         axes = f"{self.axes}, rows of {self.heads} heads turned back" if self.heads else str(self.axes)
@@ -79,15 +93,15 @@ class LoadPlan:
     assignments: tuple[Assignment, ...]
     left: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = field(default=())
+    unknown: tuple[str, ...] = ()
     caches: tuple[CacheScale, ...] = ()
     idle: tuple[str, ...] = ()
     needs_inputs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        rows = [each.row() for each in self.assignments]
+        rows = [assignment.row() for assignment in self.assignments]
         lines = table(("parameter", "shape", "numbers", "axes", "tensors"), rows)
-        lines += [f"scale of the cache {each.target}: {', '.join(each.sources)}" for each in self.caches]
+        lines += [f"scale of the cache {cache.target}: {', '.join(cache.sources)}" for cache in self.caches]
         lines += [f"not taken: {name}" for name in self.left]
         lines += [note] if (note := unused_scales(self.left)) else []
         lines += [f"no parameter for: {name}" for name in self.unknown]
@@ -127,12 +141,12 @@ class LoadPlan:
 
 def plan_of(
     checkpoint: Checkpoint,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     names: Names | None,
     ignore: tuple[str, ...],
-    proxies: Iterable[str] = (),
+    proxies: Collection[str] = (),
 ) -> LoadPlan:
-    """What goes where.
+    """Return what goes where.
 
     Args:
         checkpoint: the checkpoint.
@@ -145,32 +159,37 @@ def plan_of(
         CheckpointError: two tensors are for one parameter; shapes do not fit.
         ValueError: a rule names a parameter that does not exist.
     """
-    rules, ignored_by = None if names is None else checked_names(names), _patterns(ignore)
-    taken: dict[str, dict[tuple[Any, ...], tuple[str, int, int, Name]]] = {}
+    rules, patterns = None if names is None else checked_names(names), _patterns(ignore)
+    matches: dict[str, dict[tuple[object, ...], tuple[str, Match]]] = {}
+    caches: dict[str, list[str]] = {}
     left, unknown = [], []
-    known, caches = tuple(proxies), {}
     for name in checkpoint.names:
-        ignored = any(pattern.fullmatch(name) for pattern in ignored_by)
-        target = None if ignored else cache_target(name, rules, known, PREFIXES)
+        ignored = any(pattern.fullmatch(name) for pattern in patterns)
+        target = None if ignored else cache_target(name, rules, proxies)
         if target is not None:
             caches.setdefault(target, []).append(name)
             continue
         if ignored or any(re.fullmatch(pattern, name) for pattern in LEFT):
             left.append(name)
             continue
-        found = by_rules(name, rules, shapes) if rules is not None else by_likeness(name, shapes, checkpoint)
-        if not found:
+        fitting = by_likeness(name, shapes, checkpoint) if rules is None else by_rules(name, rules, shapes)
+        if not fitting:
             unknown.append(name)
-        for path, key, part, of, rule in found:
-            held = taken.setdefault(path, {})
-            if key in held:
-                raise CheckpointError(f"{path} is for {held[key][0]} and for {name}")
-            held[key] = name, part, of, rule
-    made = tuple(_assignment(checkpoint, path, shapes, parts) for path, parts in sorted(taken.items()))
-    missing = tuple(path for path in shapes if path not in taken)
-    scales = tuple(CacheScale(target, tuple(held), target in known) for target, held in caches.items())
+        for match in fitting:
+            of_path = matches.setdefault(match.path, {})
+            if match.place in of_path:
+                raise CheckpointError(
+                    f"both {of_path[match.place][0]} and {name} map to parameter {match.path}"
+                )
+            of_path[match.place] = name, match
+    assignments = tuple(
+        _assignment(checkpoint, path, shapes, [parts[place] for place in sorted(parts)])  # pyright: ignore
+        for path, parts in sorted(matches.items())
+    )
+    missing = tuple(path for path in shapes if path not in matches)
+    scales = tuple(CacheScale(target, tuple(names), target in proxies) for target, names in caches.items())
     idle = idle_rules(checkpoint.names, rules or ())
-    return LoadPlan(made, tuple(left), missing, tuple(unknown), scales, idle)
+    return LoadPlan(assignments, tuple(left), missing, tuple(unknown), scales, idle)
 
 
 def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
@@ -181,86 +200,107 @@ def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
 
 
 def _assignment(
-    checkpoint: Checkpoint,
-    path: str,
-    shapes: Mapping[str, tuple[int, ...]],
-    parts: dict[tuple[Any, ...], tuple[str, int, int, Name]],
+    checkpoint: Checkpoint, path: str, shapes: Shapes, ordered: Sequence[tuple[str, Match]]
 ) -> Assignment:
-    stacks = sorted({key[0] for key in parts})
+    first, match = ordered[0]
+    rule, shape = match.rule, shapes[path]
+    depth = _depth(path, shape, [match for _, match in ordered])
+    inner = shape[len(depth) :]
+    stored = [checkpoint.shape_of(name) for name, _ in ordered]
+    for at, (name, _) in enumerate(ordered if rule.rows else ()):
+        stated = (rule.rows or ())[at % len(rule.files)]
+        if stored[at][:1] != (stated,):
+            raise CheckpointError(
+                f"{name} has the shape {stored[at]}; its Name for {path} says {stated} rows"
+            )
+    rows = sum(sizes[0] for sizes in stored[: len(rule.files)]) if stored[0] else 1
+    own_rows = None
+    if match.parts > 1:
+        own_rows = _own_rows(checkpoint, first, match, shapes)
+        rows = own_rows[1] - own_rows[0]
+    matrix = checkpoint.matrices.get(first)
+    source = (rows, *stored[0][1:])
+    if checkpoint.is_tree and matrix is None:
+        source = (math.prod(source),)
+    of_tree = None if matrix is None or matrix.parameter_shape != inner else matrix.axes
+    text = rule.axes or of_tree
+    axes = AxesOfLayout.of(text) if text else axes_by_name(path, source, inner, first)
+    try:
+        sizes = axes.sizes(source, inner, rule.sizes)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{first}, {source}, does not fit {path}, {inner}: {error}.\n"
+            "  cure: a model of the checkpoint's sizes, or a Name with other axes"
+        ) from None
+    heads = {_heads(checkpoint, rule, name) for name, _ in ordered}
+    if len(heads) > 1:
+        raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
+    label = checkpoint.tensors[first].dtype.name if matrix is None else matrix.label
+    sources = tuple((name, own_rows) for name, _ in ordered)
+    return Assignment(path, shape, sources, depth, axes, sizes, label, matrix is not None, heads.pop())
+
+
+def _depth(path: str, shape: tuple[int, ...], matches: Sequence[Match]) -> tuple[int, ...]:
+    """Return the sizes of the stack that matrices make up.
+
+    Raises:
+        CheckpointError: some are missing, or the parameter has another shape.
+    """
+    stacks = sorted({match.place[0] for match in matches})  # pyright: ignore
     depth = tuple(len({stack[at] for stack in stacks}) for at in range(len(stacks[0])))
     if math.prod(depth) != len(stacks):
         raise CheckpointError(
             f"{path} is a stack, of which tensors are missing: {len(stacks)} of {math.prod(depth)}"
         )
-    ordered = [parts[key] for key in sorted(parts)]
-    rule = ordered[0][3]
-    if len(parts) != len(stacks) * len(rule.files):
-        raise CheckpointError(f"{path} is joined from {len(rule.files)} tensors, of which some are missing")
-    shape = shapes[path]
+    files = len(matches[0].rule.files)
+    if len(matches) != len(stacks) * files:
+        raise CheckpointError(f"{path} is joined from {files} tensors, of which some are missing")
     if shape[: len(depth)] != depth:
         raise CheckpointError(f"{path} has the shape {shape}, but {depth} tensors are stacked for it")
-    own = shape[len(depth) :]
-    first = ordered[0][0]
-    is_low = first in checkpoint.matrices
-    held = [_shape(checkpoint, name) for name, *_ in ordered]
-    _check_rows(path, ordered, rule, held)
-    rows = sum(each[0] for each in held[: len(rule.files)]) if held[0] else 1
-    own_axes = rule.axes or axes_of_tree(checkpoint, first, own)
-    if ordered[0][2] > 1:
-        sources, rows = _divided(checkpoint, path, ordered, rule, shapes)
-    else:
-        sources = [(name, None) for name, *_ in ordered]
-    source = (rows, *held[0][1:])
-    if checkpoint.is_tree and not is_low:
-        source = (math.prod(source),)
-    axes = AxesOfLayout.of(own_axes) if own_axes else guessed_axes(path, source, own, first)
-    try:
-        sizes = axes.sizes(source, own, dict(rule.sizes))
-    except ValueError as error:
-        raise CheckpointError(
-            f"{first}, {source}, does not fit {path}, {own}: {error}.\n"
-            "  cure: a model of the checkpoint's sizes, or a Name with other axes"
-        ) from None
-    label = checkpoint.matrices[first].format.label if is_low else checkpoint.tensors[first].dtype.name
-    heads = {_heads(checkpoint, rule, name) for name, *_ in ordered}
-    if len(heads) > 1:
-        raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
-    return Assignment(path, shape, tuple(sources), depth, axes, sizes, label, is_low, heads.pop())
-
-
-def _check_rows(path: str, ordered: list[Any], rule: Name, held: list[tuple[int, ...]]) -> None:
-    """Tensors that are joined have the rows that the rule says, if it does."""
-    rows = rule.rows or ()
-    for at, (name, *_) in enumerate(ordered if rows else ()):
-        said = rows[at % len(rows)]
-        if held[at][:1] != (said,):
-            raise CheckpointError(f"{name} has the shape {held[at]}; its Name for {path} says {said} rows")
+    return depth
 
 
 def _heads(checkpoint: Checkpoint, rule: Name, name: str) -> int:
-    """Heads whose rows are turned back: those of a GGUF file for which a rule has the published name."""
+    """Return heads whose rows are turned back: those of a GGUF file for which a rule has the published name."""
     if checkpoint.method != "gguf" or rule.matches(name) is not None:
         return 0
     return heads_in_turn(name, checkpoint.config)
 
 
-def _divided(
-    checkpoint: Checkpoint, path: str, ordered: list[Any], rule: Name, shapes: Mapping[str, Any]
-) -> Any:
-    """The rows of a tensor that several parameters divide: as many for each as it has numbers."""
-    name, part, _, _ = ordered[0]
-    source = _shape(checkpoint, name)
-    match = rule.matches(name) or rule.matches(published_name(name))
-    assert match is not None, "it was found so"
-    sizes = [math.prod(shapes[model.format(**match[1])]) // math.prod(source[1:]) for model in rule.models]
+def _own_rows(checkpoint: Checkpoint, name: str, match: Match, shapes: Shapes) -> tuple[int, int]:
+    """Return the rows of one of the parameters that divide a tensor: as many for each as it has numbers."""
+    source, rule = checkpoint.shape_of(name), match.rule
+    places = rule.matches(name) or rule.matches(published_name(name))
+    assert places is not None, "it was found so"
+    sizes = [math.prod(shapes[model.format(**places[1])]) // math.prod(source[1:]) for model in rule.models]
     if sum(sizes) != source[0]:
-        raise CheckpointError(
-            f"{name} has {source[0]} rows; its parameters need {' + '.join(map(str, sizes))}"
-        )
-    start = sum(sizes[:part])
-    return [(each, (start, start + sizes[part])) for each, *_ in ordered], sizes[part]
+        needed = " + ".join(map(str, sizes))
+        raise CheckpointError(f"{name} has {source[0]} rows; its parameters need {needed}")
+    return sum(sizes[: match.part]), sum(sizes[: match.part + 1])
 
 
-def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
-    held = checkpoint.matrices.get(name)
-    return checkpoint.tensors[name].shape if held is None else held.shape
+def rounded(plan: LoadPlan, dtypes: Mapping[str, np.dtype], checkpoint: Checkpoint) -> LoadPlan:
+    """Return a plan whose labels say where floats are rounded to the dtype of a parameter.
+
+    Args:
+        plan: the plan.
+        dtypes: of the parameters, by their paths.
+        checkpoint: the checkpoint.
+
+    Raises:
+        CheckpointError: integers are for a parameter of floats.
+    """
+
+    def labelled(assignment: Assignment) -> Assignment:
+        dtype, name = dtypes[assignment.path], assignment.sources[0][0]
+        stored = None if assignment.is_low else checkpoint.tensors[name].dtype
+        if stored is not None and dtype.kind not in "iub" and stored.kind in "iub":
+            raise CheckpointError(
+                f"{name} is {stored.name}, and {assignment.path} takes floats ({dtype.name}).\n"
+                "  cure: settings that say what its integers mean; or ignore, if nothing needs it"
+            )
+        if stored is None or dtype.itemsize >= stored.itemsize:
+            return assignment
+        return replace(assignment, label=f"{stored.name}, rounded to {dtype.name}")
+
+    return replace(plan, assignments=tuple(map(labelled, plan.assignments)))

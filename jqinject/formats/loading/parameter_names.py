@@ -1,4 +1,7 @@
-"""Which tensor of a checkpoint belongs to which parameter of a model: patterns of names."""
+"""Which tensor of a checkpoint belongs to which parameter of a model: patterns of names, and ready-made ones.
+
+The tables have the checkpoints of Llama, Qwen, Mistral and Gemma for models of JAX.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+
+from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.loading.layout_axes import TRANSPOSED
 
 PLACE = re.compile(r"\{(\w+)\}")
 
@@ -61,55 +69,236 @@ class Name:
         return (self.model,) if isinstance(self.model, str) else tuple(self.model)
 
     def matches(self, name: str) -> tuple[int, dict[str, str]] | None:
-        """Which of the file's patterns a name has, and what stands in its places; None if it has none."""
+        """Return which of the file's patterns a name matches, and the texts of its places; None if it matches none."""
         for at, pattern in enumerate(self.files):
-            found = compiled(pattern).fullmatch(name)
-            if found:
-                return at, found.groupdict()
+            match = compiled(pattern).fullmatch(name)
+            if match:
+                return at, match.groupdict()
         return None
 
     def stacked(self) -> tuple[str, ...]:
-        """The places that number the matrices of a stack."""
-        held = {*PLACE.findall(" ".join(self.models))}
-        return tuple(place for place in dict.fromkeys(PLACE.findall(self.files[0])) if place not in held)
+        """Return the places that number the matrices of a stack."""
+        places = {*PLACE.findall(" ".join(self.models))}
+        return tuple(place for place in dict.fromkeys(PLACE.findall(self.files[0])) if place not in places)
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern of names, with a group for each of its places."""
-    parts, seen = [], set()
-    for at, part in enumerate(PLACE.split(pattern)):
-        if at % 2 == 0:
-            parts.append(re.escape(part))
-        else:
-            parts.append(f"(?P={part})" if part in seen else f"(?P<{part}>[^.]+)")
-            seen.add(part)
-    return re.compile("".join(parts))
+    """Return the expression of a pattern of names, with a group for each of its places."""
+    texts, places = PLACE.split(pattern)[0::2], PLACE.split(pattern)[1::2]
+    expression = re.escape(texts[0])
+    for at, (place, text) in enumerate(zip(places, texts[1:], strict=True)):
+        expression += f"(?P={place})" if place in places[:at] else f"(?P<{place}>[^.]+)"
+        expression += re.escape(text)
+    return re.compile(expression)
 
 
-Names = Mapping[str, Any] | Sequence[Name]
+Names = Mapping[str, str | tuple[str, ...]] | Sequence[Name]
 """A `Name` for each rule; or a mapping from names of the file to paths of the model, or to a path and axes."""
 
 
 def checked_names(names: Names) -> tuple[Name, ...]:
-    """Names as rules.
+    """Return names as rules.
 
     Raises:
         TypeError: they are something else.
         ValueError: one contradicts itself.
     """
     if isinstance(names, Mapping):
-        made = []
-        for file, model in names.items():
-            path, axes = (
-                model
-                if isinstance(model, tuple) and len(model) == 2 and "->" in str(model[1])
-                else (model, None)
+        return tuple(
+            Name(file, model[0], model[1]) if _has_axes(model) else Name(file, model)
+            for file, model in names.items()
+        )
+    single = isinstance(names, str | Name) or not isinstance(names, Iterable)
+    rules: tuple[Any, ...] = (names,) if single else tuple(names)
+    for rule in rules:
+        if not isinstance(rule, Name):
+            raise TypeError(f"names are jqinject.formats.Name rules, or a mapping of texts, got {rule!r:.80}")
+    return rules
+
+
+def _has_axes(model: str | tuple[str, ...]) -> bool:
+    return isinstance(model, tuple) and len(model) == 2 and "->" in str(model[1])
+
+
+def _table(rows: str) -> tuple[Name, ...]:
+    """Return the names of a table: rows of a tensor, a parameter, and axes; `a|b` in both makes a row for each."""
+    names = []
+    for row in rows.strip().replace("*", "model.layers.{i}").splitlines():
+        file, model, *axes = re.split(r"\s{2,}", row.strip())
+        choices = CHOICE.search(model)
+        for choice in [""] if choices is None else choices[1].split("|"):
+            text = axes[0] if axes else None
+            names.append(Name(CHOICE.sub(choice, file), CHOICE.sub(choice, model), text))
+    return tuple(names)
+
+
+CHOICE = re.compile(r"<([^>]*)>")
+TUNIX = _table("""
+    model.embed_tokens.weight             embedder.input_embedding              rows columns -> rows columns
+    model.norm.weight                     final_norm.w
+    lm_head.weight                        lm_head.w                             out in -> in out
+    *.self_attn.<q|k|v>_proj.weight       layers.{i}.attn.<q|k|v>_proj.w        (heads dim) in -> in heads dim
+    *.self_attn.o_proj.weight             layers.{i}.attn.o_proj.w              out (heads dim) -> heads dim out
+    *.self_attn.<q|k|v>_proj.bias         layers.{i}.attn.<q|k|v>_bias
+    *.self_attn.<q|k>_norm.weight         layers.{i}.attn.<q|k>_norm.w
+    *.mlp.<gate|up|down>_proj.weight      layers.{i}.mlp.<gate|up|down>_proj.kernel   out in -> in out
+    *.<input|post_attention>_layernorm.weight   layers.{i}.<input|post_attention>_layernorm.w
+""")
+"""Llama, Qwen and Mistral checkpoints for Tunix's models (`tunix.models.llama3`, `qwen2`, `qwen3`)."""
+
+KEYS_AND_VALUES = Name(
+    tuple(f"model.layers.{{i}}.self_attn.{part}_proj.weight" for part in "kv"),
+    "layers.{i}.attn.kv_einsum.w",
+    "(both heads dim) in -> both heads in dim",
+    {"both": 2},
+)
+TUNIX_GEMMA3 = (
+    KEYS_AND_VALUES,
+    *_table("""
+    model.embed_tokens.weight             embedder.input_embedding              rows columns -> rows columns
+    model.norm.weight                     final_norm.scale
+    *.self_attn.q_proj.weight             layers.{i}.attn.q_einsum.w            (heads dim) in -> heads in dim
+    *.self_attn.o_proj.weight             layers.{i}.attn.attn_vec_einsum.w     out (heads dim) -> heads dim out
+    *.self_attn.q_norm.weight             layers.{i}.attn._query_norm.scale
+    *.self_attn.k_norm.weight             layers.{i}.attn._key_norm.scale
+    *.mlp.<gate|up|down>_proj.weight      layers.{i}.mlp.<gate|up|down>_proj.kernel   out in -> in out
+    *.input_layernorm.weight              layers.{i}.pre_attention_norm.scale
+    *.post_attention_layernorm.weight     layers.{i}.post_attention_norm.scale
+    *.pre_feedforward_layernorm.weight    layers.{i}.pre_ffw_norm.scale
+    *.post_feedforward_layernorm.weight   layers.{i}.post_ffw_norm.scale
+    """),
+)
+"""Gemma 3 checkpoints (text) for `tunix.models.gemma3`, of models with fewer heads of keys than of queries.
+
+Its parameters are bfloat16 unless `ModelConfig(param_dtype=jnp.float32)` says otherwise, and `load` keeps that; Tunix's
+own loader gives them the dtype of the file."""
+
+
+def _divided(module: str, fused: str, parts: Sequence[str]) -> Name:
+    """Return the name of a fused projection that a model has in parts."""
+    models = tuple(f"layers.{{i}}.{module}.{part}_proj.kernel" for part in parts)
+    return Name(f"model.layers.{{i}}.{module}.{fused}_proj.weight", models, TRANSPOSED)
+
+
+FUSED = (
+    _divided("self_attn", "qkv", "qkv"),
+    _divided("mlp", "gate_up", ("gate", "up")),
+    *_table("""
+    model.embed_tokens.weight             embed_tokens.embedding                rows columns -> rows columns
+    model.norm.weight                     norm.scale
+    lm_head.weight                        lm_head.kernel                        out in -> in out
+    *.self_attn.o_proj.weight             layers.{i}.self_attn.o_proj.kernel    out in -> in out
+    *.mlp.down_proj.weight                layers.{i}.mlp.down_proj.kernel       out in -> in out
+    *.<input|post_attention>_layernorm.weight   layers.{i}.<input|post_attention>_layernorm.scale
+    """),
+)
+"""Checkpoints with fused `qkv_proj` and `gate_up_proj` (Phi's, vLLM's) for models of Flax's layers, called as in
+`transformers` without `model.`, that have them apart. Where nothing is fused such a model needs no names."""
+
+READY = (*TUNIX, *TUNIX_GEMMA3, *FUSED)
+"""All rules of these tables, which serve several models: no model has a tensor for each of them."""
+
+
+# Parts of names that GGUF files have, as the models' own checkpoints call them.
+GGUF = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{i}.attn_q": "model.layers.{i}.self_attn.q_proj",
+    "blk.{i}.attn_k": "model.layers.{i}.self_attn.k_proj",
+    "blk.{i}.attn_v": "model.layers.{i}.self_attn.v_proj",
+    "blk.{i}.attn_output": "model.layers.{i}.self_attn.o_proj",
+    "blk.{i}.attn_q_norm": "model.layers.{i}.self_attn.q_norm",
+    "blk.{i}.attn_k_norm": "model.layers.{i}.self_attn.k_norm",
+    "blk.{i}.attn_norm": "model.layers.{i}.input_layernorm",
+    "blk.{i}.ffn_norm": "model.layers.{i}.post_attention_layernorm",
+    "blk.{i}.ffn_gate": "model.layers.{i}.mlp.gate_proj",
+    "blk.{i}.ffn_up": "model.layers.{i}.mlp.up_proj",
+    "blk.{i}.ffn_down": "model.layers.{i}.mlp.down_proj",
+}
+# What holds the number of heads whose two rotated halves llama.cpp keeps in turn, row by row.
+HEADS = {"blk.{i}.attn_q": "llama.attention.head_count", "blk.{i}.attn_k": "llama.attention.head_count_kv"}
+
+
+def published_name(gguf: str) -> str:
+    """Return a name of a GGUF file as the model's own checkpoint has it; unknown ones stay.
+
+    Example:
+        >>> published_name("blk.2.attn_q.weight")
+        'model.layers.2.self_attn.q_proj.weight'
+    """
+    return _translated(gguf, GGUF)
+
+
+def gguf_name(published: str) -> str:
+    """Return a name of a model's own checkpoint, with or without `model.` in front, as GGUF has it.
+
+    Example:
+        >>> gguf_name("layers.2.self_attn.q_proj.weight")
+        'blk.2.attn_q.weight'
+    """
+    names = {name: gguf for gguf, name in GGUF.items()}
+    for name in (published, f"model.{published}"):
+        translated = _translated(name, names)
+        if translated != name:
+            return translated
+    return published
+
+
+def _translated(name: str, patterns: Mapping[str, str]) -> str:
+    module, dot, leaf = name.rpartition(".")
+    for pattern, translation in patterns.items():
+        match = compiled(pattern).fullmatch(module)
+        if match:
+            return translation.format(**match.groupdict()) + dot + leaf
+    return name
+
+
+def heads_in_turn(gguf: str, values: Mapping[str, Any]) -> int:
+    """Return the heads of a tensor whose rows llama.cpp keeps in another order; 0 for any other tensor.
+
+    Args:
+        gguf: the tensor's name.
+        values: of the file; Llama's architecture (Mistral's too) has such rows.
+
+    Raises:
+        CheckpointError: the number of heads is not there.
+    """
+    if values.get("general.architecture") != "llama":
+        return 0
+    for pattern, key in HEADS.items():
+        match = compiled(pattern).fullmatch(gguf.rpartition(".")[0])
+        if match is None:
+            continue
+        heads = values.get(key, values.get(HEADS["blk.{i}.attn_q"]))
+        if isinstance(heads, list | tuple) and match["i"].isdigit() and int(match["i"]) < len(heads):
+            heads = heads[int(match["i"])]
+        if not isinstance(heads, int) or heads < 1:
+            raise CheckpointError(
+                f"{gguf} has rows in the order of Llama's heads, but {key} is {heads!r}.\n"
+                f"  cure: names={{{gguf!r}: ...}}, which takes them as they lie"
             )
-            made.append(Name(file, path, axes))
-        return tuple(made)
-    alone = isinstance(names, str | Name) or not isinstance(names, Iterable)
-    given: tuple[Any, ...] = (names,) if alone else tuple(names)
-    for each in given:
-        if not isinstance(each, Name):
-            raise TypeError(f"names are jqinject.formats.Name rules, or a mapping of texts, got {each!r:.80}")
-    return given
+        return heads
+    return 0
+
+
+def published_order(rows: int, heads: int, name: str) -> np.ndarray:
+    """Return the order of a GGUF file's rows in the model's own checkpoint: `published = gguf[order]`.
+
+    llama.cpp keeps the numbers that one rotation turns next to each other; the checkpoints, half a head apart.
+
+    Args:
+        rows: of the tensor.
+        heads: that they make up.
+        name: of the tensor, for errors.
+
+    Raises:
+        CheckpointError: the rows are no such heads.
+
+    Example:
+        >>> published_order(8, 2, "blk.0.attn_q.weight").tolist()
+        [0, 2, 1, 3, 4, 6, 5, 7]
+    """
+    if rows % (2 * heads):
+        raise CheckpointError(f"{name} has {rows} rows, which are no {heads} heads with two halves each")
+    return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

@@ -10,27 +10,34 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.files.libraries import library
-from jqinject.formats.loading.gguf_names import gguf_name, heads_in_turn, published_order
-from jqinject.formats.loading.parameter_names import Names, checked_names
-from jqinject.formats.loading.rows import Rows
+from jqinject.formats.checkpoint_errors import CheckpointError, library
+from jqinject.formats.gguf_files import check_gguf, write_gguf
+from jqinject.formats.loading.parameter_names import (
+    Names,
+    checked_names,
+    gguf_name,
+    heads_in_turn,
+    published_order,
+)
+from jqinject.formats.safetensors_files import write_safetensors
 from jqinject.formats.saving.compressed import compressed, settings_of
-from jqinject.formats.saving.gguf_file import checked, write_gguf
-from jqinject.formats.saving.inputs import input_format_of, refuse_other_quantizers
 from jqinject.formats.saving.other_layouts import (
     bitsandbytes,
     bitsandbytes_settings,
     fp8_blocks,
     fp8_settings,
     gguf_blocks,
+    own_layout,
+    own_settings,
 )
-from jqinject.formats.saving.own_format import own_layout, own_settings
-from jqinject.formats.saving.safetensors_file import write_safetensors
-from jqinject.formats.saving.saved_caches import cache_quantizers, cache_tensors
+from jqinject.formats.saving.saved_inputs import (
+    cache_quantizers,
+    cache_tensors,
+    input_format_of,
+    refuse_other_quantizers,
+)
 from jqinject.formats.saving.saved_matrices import matrices_of
 from jqinject.formats.saving.weights import Weight, weights_of
-from jqinject.formats.stored_matrix import InputFormat
 from jqinject.inject.errors import did_you_mean
 
 METHODS = ("compressed-tensors", "bitsandbytes", "fp8", "gguf", "jqinject")
@@ -100,34 +107,29 @@ def save(
         >>> floats = nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
         >>> served = freeze(quantize(floats, Rule(weight_quant=Int8WeightPerChannelFloat, weight_bit_width=4)))
         >>> folder = save(served, Path(tempfile.mkdtemp()) / "int4")
-        >>> found = read_checkpoint(folder).matrices["layers.0.weight"]
-        >>> found.format.label, bool(jnp.allclose(found.dequantize().T, served.layers[0].kernel[...]))
+        >>> matrix = read_checkpoint(folder).matrices["layers.0.weight"]
+        >>> matrix.label, bool(jnp.allclose(matrix.dequantize().T, served.layers[0].kernel[...]))
         ('int4', True)
     """
     place = _checked_place(model, folder, method, shard_bytes)
     rules = None if names is None else checked_names(names)
-    own = method == "jqinject"
-    weights = list(weights_of(model, rules, as_they_lie=own))
+    weights = list(weights_of(model, rules, unchanged=method == "jqinject"))
     caches = cache_quantizers(model, rules) if method == "compressed-tensors" else []
     refuse_other_quantizers(model, weights, caches)
     if method == "gguf":
         return _gguf(weights, place, dict(config or {}), round_scales)
-    tensors, of_caches = cache_tensors(caches)
+    tensors, cache_settings = cache_tensors(caches)
     schemes: dict[str, Any] = {}
-    floats = []
-    for weight, held, inputs in _as_they_lie(weights) if own else matrices_of(weights):
-        made: dict[str, np.ndarray]
-        if isinstance(held, np.ndarray):
-            made = {weight.name: held}
-            floats += [weight.module] if np.ndim(weight.value) == 2 else []
-        elif isinstance(held, Rows):
-            made, schemes[weight.module] = WRITERS[method](held, weight, inputs)
-        else:
-            made, schemes[weight.name] = own_layout(weight, inputs)
-        _put(tensors, made)
+    floats: list[str] = []
+    for weight, arrays, scheme in _written(weights, method):
+        _add(tensors, arrays)
+        if scheme is not FLOAT:
+            schemes[weight.name if method == "jqinject" else weight.module] = scheme
+        elif np.ndim(arrays[weight.name]) == 2:
+            floats.append(weight.module)
     written = dict(config or {})
-    if schemes or of_caches or own:
-        written["quantization_config"] = SETTINGS[method](schemes, floats) | of_caches
+    if schemes or cache_settings or method == "jqinject":
+        written["quantization_config"] = SETTINGS[method](schemes, floats) | cache_settings
     text = json.dumps(written, indent=2) + "\n"
     place.mkdir(parents=True, exist_ok=True)
     write_safetensors(place, tensors, shard_bytes)
@@ -135,8 +137,8 @@ def save(
     return place
 
 
-def _checked_place(model: Any, folder: str | Path, method: str, shard_bytes: int | None) -> Path:
-    """The folder, if it can take such a checkpoint."""
+def _checked_place(model: object, folder: str | Path, method: str, shard_bytes: int | None) -> Path:
+    """Return the folder, if it can take such a checkpoint."""
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"save writes an NNX module, got {type(model).__name__}.\n  cure: save(model, folder)"
@@ -146,23 +148,22 @@ def _checked_place(model: Any, folder: str | Path, method: str, shard_bytes: int
         raise ValueError(
             f"method is {method!r}{'; ' + hint if hint else ''}; known are {', '.join(map(repr, METHODS))}"
         )
-    if shard_bytes is not None and (method == "gguf" or shard_bytes < 1):
+    is_gguf = method == "gguf"
+    if shard_bytes is not None and (is_gguf or shard_bytes < 1):
         raise ValueError(f"shard_bytes is {shard_bytes}, expected bytes of a safetensors file, or None")
     place = Path(folder)
-    library("gguf" if method == "gguf" else "safetensors.numpy", place)
+    library("gguf" if is_gguf else "safetensors.numpy", place)
     if place.is_file():
         raise FileExistsError(f"{place} is a file.\n  cure: a folder")
     for file in place.glob("*"):
-        if (
-            file.suffix == ".gguf"
-            if method == "gguf"
-            else file.suffix == ".safetensors" or file.name == CONFIG
-        ):
+        if file.suffix == (".gguf" if is_gguf else ".safetensors") or (file.name == CONFIG and not is_gguf):
             raise FileExistsError(f"{file} exists.\n  cure: another folder")
     return place
 
 
-WRITERS: dict[str, Callable[..., tuple[dict[str, np.ndarray], Any]]] = {
+FLOAT = object()
+"""The scheme of a matrix that is not in low bits."""
+WRITERS: dict[str, Callable[..., tuple[dict[str, np.ndarray], object]]] = {
     "compressed-tensors": compressed,
     "bitsandbytes": bitsandbytes,
     "fp8": fp8_blocks,
@@ -175,8 +176,15 @@ SETTINGS: dict[str, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {
 }
 
 
-def _as_they_lie(weights: list[Weight]) -> Iterator[tuple[Weight, np.ndarray | None, InputFormat | None]]:
-    """The weights of the model, floats as arrays."""
+def _written(weights: list[Weight], method: str) -> Iterator[tuple[Weight, dict[str, np.ndarray], object]]:
+    """Return the matrices of the file, each with its tensors and how it is quantized."""
+    if method != "jqinject":
+        for weight, matrix, inputs in matrices_of(weights):
+            if isinstance(matrix, np.ndarray):
+                yield weight, {weight.name: matrix}, FLOAT
+            else:
+                yield weight, *WRITERS[method](matrix, weight, inputs)
+        return
     for weight in weights:
         if len(weight.names) > 1 or weight.parts > 1:
             raise CheckpointError(
@@ -184,30 +192,31 @@ def _as_they_lie(weights: list[Weight]) -> Iterator[tuple[Weight, np.ndarray | N
                 "  cure: no names"
             )
         if weight.numbers is None:
-            yield weight, np.asarray(weight.value), None
+            yield weight, {weight.name: np.asarray(weight.value)}, FLOAT
         else:
-            yield weight, None, input_format_of(weight.layer, weight.path, weight.order is not None)
+            inputs = input_format_of(weight.layer, weight.path, weight.order is not None)
+            yield weight, *own_layout(weight, inputs)
 
 
 def _gguf(weights: list[Weight], place: Path, values: dict[str, Any], round_scales: bool) -> Path:
     tensors: dict[str, Any] = {}
-    for weight, held, inputs in matrices_of(weights):
+    for weight, matrix, inputs in matrices_of(weights):
         name = gguf_name(weight.name)
         heads = heads_in_turn(name, values) if name != weight.name else 0
-        rows = held.shape[0] if isinstance(held, np.ndarray) else held.codes.shape[0]
+        rows = (matrix if isinstance(matrix, np.ndarray) else matrix.codes).shape[0]
         order = np.argsort(published_order(rows, heads, name)) if heads else slice(None)
-        if isinstance(held, np.ndarray):
-            _put(tensors, {name: np.ascontiguousarray(held[order] if heads else held)})
+        if isinstance(matrix, np.ndarray):
+            _add(tensors, {name: np.ascontiguousarray(matrix[order] if heads else matrix)})
         else:
-            _put(tensors, {name: gguf_blocks(held.cut(order), weight, inputs, round_scales)})
-    checked(tensors, values, place)
+            _add(tensors, {name: gguf_blocks(matrix.cut(order), weight, inputs, round_scales)})
+    check_gguf(tensors, values, place)
     place.mkdir(parents=True, exist_ok=True)
     write_gguf(place / GGUF, tensors, values)
     return place
 
 
-def _put(tensors: dict[str, Any], made: Mapping[str, Any]) -> None:
-    for name, array in made.items():
+def _add(tensors: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, array in more.items():
         if name in tensors:
             raise CheckpointError(f"two weights are called {name}.\n  cure: names= with a rule for each")
         tensors[name] = array

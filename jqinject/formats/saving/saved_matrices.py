@@ -1,28 +1,158 @@
-"""The matrices of a file: rows of several weights above one another, or those of one weight taken apart."""
+"""The matrices of a file: frozen weights as `Matrix`es, several above one another, or one taken apart."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jqinject.dot.frozen.frozen_numbers import quant_tensor_of
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading.rows import Rows, joined
-from jqinject.formats.saving.frozen_rows import rows_of_frozen
-from jqinject.formats.saving.inputs import input_format_of
-from jqinject.formats.saving.saved_column_orders import in_place
-from jqinject.formats.saving.weights import Weight, array_of
-from jqinject.formats.stored_matrix import InputFormat
+from jqinject.formats.saving.saved_inputs import input_format_of
+from jqinject.formats.saving.weights import Weight, in_own_order
+from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, Matrix, joined, minifloat_name
+from jqinject.ops import Grid
+from jqinject.quant_tensor import Groups, is_grouped
 
-Matrix = tuple[Weight, Rows | np.ndarray, InputFormat | None]
-"""Whose a matrix is, under its own name; its rows, or its floats; and how its input is quantized."""
 T = TypeVar("T")
 
 
-def matrices_of(weights: Iterable[Weight]) -> Iterator[Matrix]:
-    """What is written of the weights of a model, as `loading` undoes it.
+class FrozenArrays(NamedTuple):
+    """The codes of a frozen weight in its axes, and what belongs to them.
+
+    Attributes:
+        codes: in the weight's shape.
+        grid: of the codes.
+        groups: of its inputs; None without.
+        scale, zero_point: broadcast against the codes, with one number for a group along its axis.
+        factor: of all scales.
+    """
+
+    codes: np.ndarray
+    grid: Grid
+    groups: Groups | None
+    scale: np.ndarray
+    zero_point: np.ndarray | None
+    factor: np.ndarray | None
+
+
+def frozen_arrays(weight: Weight) -> FrozenArrays:
+    """Return the arrays of a frozen weight.
+
+    Raises:
+        CheckpointError: its numbers are of no kind that files hold.
+    """
+    numbers, form = weight.numbers, weight.form
+    assert numbers is not None and form is not None, "of a frozen weight"
+    if form.in_turn is not None:
+        raise CheckpointError(
+            f"{weight.path}: groups of outputs that lie in turn (HQQ's axis 0) are not written.\n"
+            "  cure: the checkpoint that they came from"
+        )
+    if form.cut is not None:
+        raise CheckpointError(
+            f"{weight.path}: groups that cross shards are not written.\n  cure: gather the model first"
+        )
+    tensor = quant_tensor_of(numbers, form)
+    groups = tensor.groups if is_grouped(tensor) else None
+    grid, payload = _codes(tensor.grouped if is_grouped(tensor) else tensor, form.grid, weight.path)
+    codes = payload if groups is None else np.asarray(groups.join(jnp.asarray(payload)))
+    rank = codes.ndim + (groups is not None)
+
+    def broadcast(x: jax.Array | None) -> np.ndarray | None:
+        if x is None:
+            return None
+        array = np.asarray(x).reshape((1,) * (rank - x.ndim) + x.shape)
+        return array if groups is None else np.squeeze(array, axis=rank + groups.dim)
+
+    scale, factor = broadcast(numbers["scale"]), numbers.get("scale_factor")
+    assert scale is not None, "every weight has scales"
+    zero_point = broadcast(numbers.get("zero_point"))
+    return FrozenArrays(
+        codes, grid, groups, scale, zero_point, None if factor is None else np.asarray(factor)
+    )
+
+
+def _codes(tensor: Any, grid: Grid, path: str) -> tuple[Grid, np.ndarray]:
+    """Return the grid and the codes of a weight, with its groups as an axis."""
+    if grid.is_integer:
+        if grid.bit_width > 8:
+            raise CheckpointError(f"{path} has {grid.bit_width} bits; files hold at most 8")
+        return grid, np.asarray(tensor.int().astype(np.int16)).astype(np.int8 if grid.signed else np.uint8)
+    if grid.is_table:
+        return grid, np.asarray(tensor.codes())
+    name = minifloat_name(grid) if grid.dtype is not None else ""
+    if name:
+        return MINIFLOATS[name], np.asarray(tensor.payload() if grid.bit_width == 8 else tensor.codes())
+    raise CheckpointError(
+        f"{path} has a minifloat, {grid}, that no format of a checkpoint knows.\n"
+        "  cure: a quantizer of a published format, such as Fp8e4m3OCPWeightPerChannelFloat, whose e4m3 goes up to 448"
+    )
+
+
+def matrix_of_frozen(weight: Weight) -> Matrix:
+    """Return codes and scales of a frozen weight as a matrix `(outputs, inputs)`: the inverse of what loading does.
+
+    Args:
+        weight: with its numbers, and how rows and columns became its axes.
+
+    Raises:
+        CheckpointError: its numbers are of no kind that files hold.
+    """
+    arrays, axes = frozen_arrays(weight), weight.known_axes
+    groups, sizes = arrays.groups, weight.sizes_in(arrays.codes.shape)
+    outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
+    rows = math.prod(outputs)
+    if groups is not None and axes.target[groups.dim] != axes.inputs[-1:]:
+        raise CheckpointError(f"{weight.path} has groups that are not consecutive inputs of {axes}")
+
+    def by_group(x: np.ndarray) -> np.ndarray:
+        """Return scales or zero points for each group of each row."""
+        try:
+            x = axes.back(x, sizes)
+        except ValueError as error:
+            raise CheckpointError(f"{weight.path}: of its scales, {error}") from None
+        columns = x.shape[len(outputs) :]
+        if groups is None and math.prod(columns) != 1:
+            raise CheckpointError(f"{weight.path} has scales along its inputs, which are no groups")
+        if groups is not None:  # scales that further inputs share
+            columns = *inputs[:-1], x.shape[-1]
+        return np.ascontiguousarray(np.broadcast_to(x, (*outputs, *columns)).reshape(rows, -1))
+
+    codes = np.ascontiguousarray(axes.back(arrays.codes, sizes).reshape(rows, -1))
+    zero = None if arrays.zero_point is None else by_group(arrays.zero_point)
+    return Matrix(
+        codes,
+        by_group(arrays.scale),
+        arrays.grid,
+        (1, codes.shape[1] if groups is None else groups.size),
+        zero if zero is None or np.any(zero) else None,
+        factor=arrays.factor,
+        table=arrays.grid.table,
+    )
+
+
+class SavedMatrix(NamedTuple):
+    """A matrix of the file.
+
+    Attributes:
+        weight: that it belongs to, under its own name.
+        matrix: its low bits, or its floats.
+        inputs: how its input is quantized.
+    """
+
+    weight: Weight
+    matrix: Matrix | np.ndarray
+    inputs: InputFormat | None
+
+
+def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
+    """Return what is written of the weights of a model, as `loading` undoes it.
 
     Args:
         weights: of a model.
@@ -33,82 +163,81 @@ def matrices_of(weights: Iterable[Weight]) -> Iterator[Matrix]:
     """
     waiting: dict[str, list[Weight]] = {}
     for weight in weights:
-        together = waiting.setdefault(weight.name, [])
-        together.append(weight)
-        if len(together) == weight.parts:
+        parts = waiting.setdefault(weight.name, [])
+        parts.append(weight)
+        if len(parts) == weight.parts:
             del waiting[weight.name]
-            yield from _apart(_together(sorted(together, key=_part)))
-    for name, found in waiting.items():
-        held = _shown(sorted(found, key=_part))
+            yield from _divided(_joined(sorted(parts, key=_part)))
+    for name, parts in waiting.items():
         raise CheckpointError(
-            f"{name} is made of {found[0].parts} parameters, of which the model has {held}.\n"
-            "  cure: a Name of the parameters that the model has"
+            f"{name} is made of {parts[0].parts} parameters, of which the model has "
+            f"{_paths(sorted(parts, key=_part))}.\n  cure: a Name of the parameters that the model has"
         )
 
 
-def _together(weights: Sequence[Weight]) -> Matrix:
+def _joined(weights: Sequence[Weight]) -> SavedMatrix:
     first = weights[0]
-    if _alike(first, weights, [each.numbers is None for each in weights], "which are frozen, and which not"):
-        arrays = [array_of(each) for each in weights]
-        return first, arrays[0] if len(arrays) == 1 else np.concatenate(arrays), None
-    order = _alike(first, weights, [each.order for each in weights], "the order of their columns")
-    inputs = [input_format_of(each.layer, each.path, each.order is not None) for each in weights]
-    given = _alike(first, weights, inputs, "how their inputs are quantized")
-    rows = joined([rows_of_frozen(each) for each in weights], f"{first.name} of {_shown(weights)}")
-    return first, in_place(rows, order), given
+    is_float = [weight.numbers is None for weight in weights]
+    if _shared(weights, is_float, "which are frozen, and which not"):
+        arrays = [weight.floats() for weight in weights]
+        return SavedMatrix(first, arrays[0] if len(arrays) == 1 else np.concatenate(arrays), None)
+    order = _shared(weights, [weight.order for weight in weights], "the order of their columns")
+    formats = [input_format_of(weight.layer, weight.path, weight.order is not None) for weight in weights]
+    inputs = _shared(weights, formats, "how their inputs are quantized")
+    matrix = joined([matrix_of_frozen(weight) for weight in weights], f"{first.name} of {_paths(weights)}")
+    return SavedMatrix(first, in_own_order(matrix, order), inputs)
 
 
-def _alike(first: Weight, weights: Sequence[Weight], found: Sequence[T], what: str) -> T:
-    """What all weights of a matrix have in common."""
-    if any(not _same(each, found[0]) for each in found[1:]):
+def _shared(weights: Sequence[Weight], values: Sequence[T], what: str) -> T:
+    """Return what all weights of a matrix have in common."""
+    if any(not _same(value, values[0]) for value in values[1:]):
         raise CheckpointError(
-            f"{_shown(weights)} are one matrix, {first.name}, but differ in {what}.\n"
+            f"{_paths(weights)} are one matrix, {weights[0].name}, but differ in {what}.\n"
             "  cure: one rule for all of them, or a Name for each"
         )
-    return found[0]
+    return values[0]
 
 
 def _same(a: object, b: object) -> bool:
     if isinstance(a, InputFormat) and isinstance(b, InputFormat):
-        return all(np.array_equal(getattr(a, each.name), getattr(b, each.name)) for each in fields(a))
+        return all(np.array_equal(vars(a)[name], vars(b)[name]) for name in vars(a))
     return type(a) is type(b) and np.array_equal(np.asarray(a), np.asarray(b))
 
 
-def _apart(matrix: Matrix) -> Iterator[Matrix]:
-    weight, held, inputs = matrix
+def _divided(saved: SavedMatrix) -> Iterator[SavedMatrix]:
+    weight, matrix, inputs = saved
     if len(weight.names) == 1:
-        yield matrix
+        yield saved
         return
     start = 0
-    for name, rows in zip(weight.names, _rows(weight, held), strict=True):
+    for name, rows in zip(weight.names, _rows(weight, saved.matrix), strict=True):
         own = slice(start, start := start + rows)
-        cut = held[own] if isinstance(held, np.ndarray) else held.cut(own)
-        yield replace(weight, names=(name,)), cut, inputs
+        part = matrix[own] if isinstance(matrix, np.ndarray) else matrix.cut(own)
+        yield SavedMatrix(replace(weight, names=(name,)), part, inputs)
 
 
-def _rows(weight: Weight, held: Rows | np.ndarray) -> tuple[int, ...]:
-    """How many rows each of the matrices has that were joined."""
-    every = held.shape[0] if isinstance(held, np.ndarray) else held.codes.shape[0]
+def _rows(weight: Weight, matrix: Matrix | np.ndarray) -> tuple[int, ...]:
+    """Return how many rows each of the matrices has that were joined."""
+    rows = matrix.shape[0] if isinstance(matrix, np.ndarray) else matrix.codes.shape[0]
     names, count = ", ".join(weight.names), len(weight.names)
     if weight.rows is not None:
-        if sum(weight.rows) != every:
-            raise CheckpointError(
-                f"{weight.path} has {every} rows; its Name says {' + '.join(map(str, weight.rows))} for {names}"
-            )
+        if sum(weight.rows) != rows:
+            stated = " + ".join(map(str, weight.rows))
+            raise CheckpointError(f"{weight.path} has {rows} rows; its Name says {stated} for {names}")
         return weight.rows
-    first, *_ = (*weight.axes.outputs, "")
+    first, *_ = (*weight.known_axes.outputs, "")
     if weight.sizes.get(first) != count:
         raise CheckpointError(
             f"{weight.path} joins {names}; how many rows each has is not said.\n"
             "  cure: a Name with rows=(...), a number for each; or axes that begin with an axis of the tensors, "
             f"'(part out) in -> in (part out)' with sizes={ {'part': count} }, if all have as many"
         )
-    return (every // count,) * count
+    return (rows // count,) * count
 
 
 def _part(weight: Weight) -> int:
     return weight.part
 
 
-def _shown(weights: Sequence[Weight]) -> str:
-    return ", ".join(each.path for each in weights)
+def _paths(weights: Sequence[Weight]) -> str:
+    return ", ".join(weight.path for weight in weights)

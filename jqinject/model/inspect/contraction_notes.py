@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from flax import nnx
@@ -21,7 +20,7 @@ from jqinject.quant_tensor import CONTRACTED
 NO_UNITS = "this backend has no such product and takes floats"
 
 
-def note_of_layer(path: str, layer: Any, kinds: Sequence[str], sites: SiteTable) -> str:
+def note_of_layer(path: str, layer: object, kinds: Sequence[str], sites: SiteTable) -> str:
     """The note of a layer: why it contracts floats, groups that cross shards, a transform of its input.
 
     Args:
@@ -56,7 +55,7 @@ def note_of_parameter(uses: Sequence[SiteRow], kinds: Sequence[str]) -> str:
     return joined(note, *(row.note for row in uses))
 
 
-def _why_float(path: str, layer: Any, kinds: Sequence[str], sites: SiteTable) -> str:
+def _why_float(path: str, layer: object, kinds: Sequence[str], sites: SiteTable) -> str:
     if not kinds:
         return (
             "looks up rows"

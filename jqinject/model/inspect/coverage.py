@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from flax import nnx
 
@@ -150,10 +149,16 @@ class Coverage:
         rows = [*self.weights, *self.activations, *self.caches]
         return COLUMNS, [_cells(row) for row in rows]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The counts, as numbers."""
-        names = ("matrices", "quantized_matrices", "weight_bytes", "quantized_bytes", "operations")
-        return {name: getattr(self, name) for name in (*names, "low_bit_operations")}
+    def as_dict(self) -> dict[str, int]:
+        """The counts."""
+        return {
+            "matrices": self.matrices,
+            "quantized_matrices": self.quantized_matrices,
+            "weight_bytes": self.weight_bytes,
+            "quantized_bytes": self.quantized_bytes,
+            "operations": self.operations,
+            "low_bit_operations": self.low_bit_operations,
+        }
 
     def __str__(self) -> str:
         names, rows = self.table()
@@ -175,7 +180,7 @@ def _cells(row: SiteRow) -> tuple[str, ...]:
     return name, row.operation, *grids, row.contraction if row.parameter else "", f"{row.operations:,}"
 
 
-def coverage(model: nnx.Module, *inputs: Any, method: Method = CALL, **keywords: Any) -> Coverage:
+def coverage(model: nnx.Module, *inputs: object, method: Method = CALL, **keywords: object) -> Coverage:
     """Which weights of a model are quantized, how each is contracted, and why the others are not.
 
     The model is traced in evaluation mode and not run. Works on float, quantized, frozen and abstract models; without

@@ -52,7 +52,7 @@ class Clipped:
         x: the inputs.
         value: quantized and dequantized.
         scale: float per step.
-        zero_point: the step that stands for 0.
+        zero_point: the step of 0.
         low, high: the first and the last step of the quantizer's range.
     """
 
@@ -150,7 +150,7 @@ class History:
     values: tuple[float, ...]
 
 
-def histories_of(slots: Iterable[tuple[str, Any]]) -> tuple[History, ...]:
+def histories_of(slots: Iterable[tuple[str, object]]) -> tuple[History, ...]:
     """The histories of quantizers.
 
     Args:
@@ -187,7 +187,7 @@ def _placeholders(nodes: Iterable[tuple[tuple[Any, ...], Any]]) -> Iterator[tupl
             yield from ((*path, name) for name in node.unfilled())
 
 
-def _numbers(path: tuple[Any, ...], node: Any) -> Iterator[tuple[str, Any]]:
+def _numbers(path: tuple[object, ...], node: object) -> Iterator[tuple[str, Any]]:
     """The statistics and learned numbers of a Variable that are no history, by name."""
     if not isinstance(node, QuantParam | QuantStat | GradStat):
         return
@@ -276,7 +276,7 @@ class LayerNumbers:
     histories: tuple[History, ...] = ()
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A dataclass as dicts, lists, strings and numbers that JSON supports; inf, -inf and nan become their names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}

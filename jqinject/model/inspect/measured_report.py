@@ -115,7 +115,7 @@ def check_numbers(model: nnx.Module, call: Call, reference: nnx.Module | None) -
         )
 
 
-def _abstract(leaf: Any) -> bool:
+def _abstract(leaf: object) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct) or not is_concrete(leaf)
 
 
@@ -181,7 +181,9 @@ def _is_read(quantized: Recorder, entry: str) -> bool:
     return any(quantized.calls(entry, what) for what in ("quantized", "weight"))
 
 
-def _slots(model: Any, nodes: Mapping[str, Any], runs: SensitivityRuns, entry: str) -> list[tuple[str, Any]]:
+def _slots(
+    model: object, nodes: Mapping[str, object], runs: SensitivityRuns, entry: str
+) -> list[tuple[str, Any]]:
     """The quantizers of an entry, by slot."""
     quantizers = vars(model).get(HELD)
     mine = runs.slots.get(entry, {}).items()
@@ -202,7 +204,7 @@ def _sensitivity(runs: SensitivityRuns, entry: str, reference: list[np.ndarray])
 
 def _numbers(
     path: str,
-    slots: Sequence[tuple[str, Any]],
+    slots: Sequence[tuple[str, object]],
     in_float: Recorder,
     quantized: Recorder,
     switched: tuple[float, float] | None,
@@ -252,7 +254,7 @@ class SolvedQuant(InnerModule):
         weight: the weight that the solver chose, on the quantizer's grid.
     """
 
-    def __init__(self, quantizer: Any, weight: jax.Array) -> None:
+    def __init__(self, quantizer: object, weight: jax.Array) -> None:
         self.quantizer: Any = (
             nnx.data(quantizer) if isinstance(quantizer, nnx.Module) else nnx.static(quantizer)
         )

@@ -280,7 +280,7 @@ class ModelWeights:
         """The quantizers of tensors between operations, by name."""
         return {} if self.quantizers is None else self.quantizers.held
 
-    def _of_op(self, layer: Any, operand: int) -> OperandGrid | None:
+    def _of_op(self, layer: object, operand: int) -> OperandGrid | None:
         op = quantized_op(layer)
         return None if op is None else _of_scheme(op.module, operand)
 
@@ -303,7 +303,7 @@ class ModelWeights:
 
 
 def _grid(
-    text: str, bits: Any, group_size: int | None, width: int = 1, form: FloatGrid | Codebook | None = None
+    text: str, bits: object, group_size: int | None, width: int = 1, form: FloatGrid | Codebook | None = None
 ) -> OperandGrid:
     groups = "" if group_size is None else f" in groups of {group_size}"
     if width > 1:

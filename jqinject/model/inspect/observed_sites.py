@@ -51,10 +51,10 @@ class SiteRun:
         """The output that flows on."""
 
     @abstractmethod
-    def chosen(self, entry: str, quantized: Any, floats: Any) -> Any:
+    def chosen(self, entry: str, quantized: object, floats: object) -> Any:
         """What an operation that does not contract a parameter reads of it."""
 
-    def weight(self, entry: str, site: str, proxy: Any, x: Any, quantized: Any) -> None:
+    def weight(self, entry: str, site: str, proxy: object, x: object, quantized: object) -> None:
         """A parameter was quantized."""
 
     def gradient(self, entry: str, site: str) -> None:
@@ -75,7 +75,7 @@ class FloatingSites(SiteRun):
         self._recorder.note(entry, "float", y, out.array)
         return _with_array(out, y)
 
-    def chosen(self, entry: str, quantized: Any, floats: Any) -> Any:
+    def chosen(self, entry: str, quantized: object, floats: object) -> Any:
         """See `SiteRun`."""
         return floats
 
@@ -103,11 +103,11 @@ class QuantizedSites(SiteRun):
         self._recorder.note(entry, "quantized", out.array)
         return out
 
-    def chosen(self, entry: str, quantized: Any, floats: Any) -> Any:
+    def chosen(self, entry: str, quantized: object, floats: object) -> Any:
         """See `SiteRun`."""
         return quantized
 
-    def weight(self, entry: str, site: str, proxy: Any, x: Any, quantized: Any) -> None:
+    def weight(self, entry: str, site: str, proxy: object, x: object, quantized: object) -> None:
         """See `SiteRun`."""
         if entry not in self.sites.layers:
             self._hear(entry, "weight", site, proxy, x, quantized)
@@ -152,7 +152,7 @@ class Observing(Around):
     def __init__(self, run: SiteRun) -> None:
         self._run = run
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """See `Around`."""
         return ObservedQuantizers(call(*args, **kwargs), self._run)
 

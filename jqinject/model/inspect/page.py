@@ -345,7 +345,7 @@ def _section(entry: SiteRow) -> str:
 
 
 def _history(history: History) -> str:
-    title, name = in_words(history.slot, history.name), f"{history.slot}.{history.name}"
+    title, name = state_as_text(history.slot, history.name), f"{history.slot}.{history.name}"
     if len(history.values) > 1:
         return series_chart(title, history.values, _ends(history), joined=history.along == "steps")
     value = f"{history.values[0]:.6g}" if history.values else "not filled yet"
@@ -381,17 +381,17 @@ TENSORS = {"act": "activation", "grad": "gradient"}
 OWNERS = {"scaling_impl": "scale", "zero_point_impl": "zero point", "bit_width_impl": "bit width"}
 
 
-def in_words(slot: str, name: str) -> str:
-    """A state in words.
+def state_as_text(slot: str, name: str) -> str:
+    """A state as text.
 
     Args:
         slot: the quantizer, as in "input_quant".
         name: the path of the state within it.
 
     Example:
-        >>> in_words("input_quant", "averaging_impl.sum_of_max")
+        >>> state_as_text("input_quant", "averaging_impl.sum_of_max")
         "input: sum of the batches' largest numbers"
-        >>> in_words("weight_quant", "scaling_impl.value"), in_words("act_quant", "my_impl.some_thing")
+        >>> state_as_text("weight_quant", "scaling_impl.value"), state_as_text("act_quant", "my_impl.some_thing")
         ('weight: learned value of the scale', 'activation: some thing of my')
     """
     *path, last = name.split(".")

@@ -227,12 +227,12 @@ class ContractionReport:
 
 def report(
     model: nnx.Module,
-    *inputs: Any,
+    *inputs: object,
     numbers: bool = False,
     reference: nnx.Module | None = None,
     optimizer: nnx.Optimizer[Any] | optax.GradientTransformation | None = None,
     method: Method = CALL,
-    **keywords: Any,
+    **keywords: object,
 ) -> ContractionReport:
     """Report each layer's actual contraction, its cost, why it is not quantized, and its quantization error.
 
@@ -353,7 +353,11 @@ def _rows_by_entry(sites: SiteTable, *, products: bool) -> dict[str, SiteRow]:
 
 
 def _merged(
-    path: str, layer: Any, uses: Sequence[SiteRow], compiled: Sequence[CompiledContraction], sites: SiteTable
+    path: str,
+    layer: object,
+    uses: Sequence[SiteRow],
+    compiled: Sequence[CompiledContraction],
+    sites: SiteTable,
 ) -> SiteRow:
     """The row of an entry, from those of its uses and from its contractions in the compiled program."""
     kinds = sorted({contraction.kind for contraction in compiled})

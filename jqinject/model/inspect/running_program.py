@@ -130,7 +130,7 @@ class _UnderName(Around):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         with jax.named_scope(self.name):
             return call(*args, **kwargs)
 
@@ -142,7 +142,7 @@ class _Reason(Around):
     def __init__(self, reasons: dict[str, str], name: str) -> None:
         self.reasons, self.name = reasons, name
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         choice = call(*args, **kwargs)
         if choice is not None and choice.why:
             self.reasons[self.name] = choice.why

@@ -103,7 +103,7 @@ class SensitivityRuns:
         chosen = np.array([on[entry] for entry in self.entries])
         return _numbers(self._mixed[others](self.state, self.arrays, chosen))
 
-    def as_it_is(self, state: Any, arrays: list[Any]) -> list[Any]:
+    def as_it_is(self, state: object, arrays: list[Any]) -> list[Any]:
         """The model's floating-point outputs, for a caller that traces.
 
         Args:
@@ -113,7 +113,7 @@ class SensitivityRuns:
         copy, call = self._split.merged(state, arrays)
         return _arrays(call(copy))
 
-    def in_floats(self, state: Any, arrays: list[Any]) -> list[Any]:
+    def in_floats(self, state: object, arrays: list[Any]) -> list[Any]:
         """As `as_it_is`, with every quantizer off.
 
         Args:
@@ -141,7 +141,7 @@ class SensitivityRuns:
         return jax.jit(run)
 
     def _call(
-        self, state: Any, arrays: list[Any], arounds: Mapping[str, Around], sites: SiteRun
+        self, state: object, arrays: list[Any], arounds: Mapping[str, Around], sites: SiteRun
     ) -> list[Any]:
         copy, call = self._split.merged(state, arrays)
         root: Any = copy
@@ -164,11 +164,11 @@ class SensitivityRuns:
 class _Silent(Recorder):
     """Records nothing."""
 
-    def note(self, layer: str, what: str, *arrays: Any) -> None:
+    def note(self, layer: str, what: str, *arrays: object) -> None:
         """See `Recorder`."""
 
 
-def _observed(model: Any) -> set[int]:
+def _observed(model: object) -> set[int]:
     """The quantizers of the model's own program: these are switched where it runs."""
     if not isinstance(model, QuantizedProgram):
         return set()
@@ -176,7 +176,7 @@ def _observed(model: Any) -> set[int]:
     return tied | {id(node) for _, node in nnx.iter_modules(model.op_quant, graph=True)}
 
 
-def _arrays(outputs: Any) -> list[Any]:
+def _arrays(outputs: object) -> list[Any]:
     """The floating-point arrays that a model returns; all its arrays if none is."""
     leaves = jax.tree.leaves(outputs, is_leaf=lambda leaf: is_quantized(leaf))
     arrays = [jnp.asarray(as_array(leaf)) for leaf in leaves]
@@ -191,7 +191,7 @@ class _Within(Around):
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         return in_scope(self.path, None, call, args, kwargs)
 
 
@@ -202,7 +202,7 @@ class _Floating(Around):
     def __init__(self, layer: QuantizedLayer, recorder: Recorder) -> None:
         self.layer, self.recorder = layer, recorder
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         y, quantized = _both(self.layer, layer, call, args, kwargs)
         self.recorder.note(self.layer.path, "float", y, as_array(quantized))
         return _dressed(y, quantized)
@@ -215,12 +215,12 @@ class _Quantized(Around):
     def __init__(self, layer: QuantizedLayer, recorder: Recorder) -> None:
         self.layer, self.recorder = layer, recorder
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         y = self.layer.quantized(layer, lambda: self._heard(layer, lambda: call(*args, **kwargs)))
         self.recorder.note(self.layer.path, "quantized", as_array(y))
         return y
 
-    def _heard(self, layer: Any, call: Callable[[], Any]) -> Any:
+    def _heard(self, layer: object, call: Callable[[], Any]) -> Any:
         attributes, path = vars(layer), self.layer.path
         proxies = ((slot, part, attributes.get(slot)) for slot, part in PARTS.items())
         listeners = [
@@ -239,7 +239,7 @@ class _Mixed(Around):
     def __init__(self, layer: QuantizedLayer, on: jax.Array) -> None:
         self.layer, self.on = layer, on
 
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         y, quantized = _both(self.layer, layer, call, args, kwargs)
         value = as_array(quantized)
         return _dressed(jnp.where(self.on, value, y.astype(value.dtype)), quantized)
@@ -258,9 +258,9 @@ def _has_others(model: nnx.Module, layers: Mapping[str, QuantizedLayer]) -> bool
 
 def _both(
     switched: QuantizedLayer,
-    layer: Any,
+    layer: object,
     call: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
 ) -> tuple[jax.Array, Any]:
     """The layer's output in float, and quantized."""
@@ -272,7 +272,7 @@ def _both(
     return switched.floating(layer, run, x), switched.quantized(layer, run, alone=True)
 
 
-def _dressed(value: jax.Array, quantized: Any) -> Any:
+def _dressed(value: jax.Array, quantized: object) -> Any:
     """A value in the type that the quantized layer returns: a QuantTensor keeps its scale."""
     return quantized.set(value=value) if is_quantized(quantized) else value
 

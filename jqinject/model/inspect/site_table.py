@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike
 
 from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import LayerNumbers
@@ -152,10 +154,12 @@ class TracedCall:
         self.kinds = self.running.kinds(flows)
 
 
-def _constant(value: Any) -> Flow:
-    shape, dtype = np.shape(value), getattr(value, "dtype", None)
-    big = math.prod(shape) > BIG and np.issubdtype(dtype, np.floating)
-    return Flow(sources=frozenset({f"a constant of the program, {dtype}{list(shape)}"} if big else ()))
+def _constant(value: ArrayLike) -> Flow:
+    """The flow of a constant of a program: a large one is listed as a weight that the model does not have."""
+    if np.size(value) <= BIG or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        return Flow()
+    name = f"a constant of the program, {jnp.result_type(value)}{list(np.shape(value))}"
+    return Flow(sources=frozenset({name}))
 
 
 class SiteTable:

@@ -35,7 +35,7 @@ class Recorder:
         self._kept: dict[tuple[str, str], list[tuple[int, Arrays]]] = defaultdict(list)
         self._traced: Counter[tuple[str, str]] = Counter()
 
-    def note(self, layer: str, what: str, *arrays: Any) -> None:
+    def note(self, layer: str, what: str, *arrays: object) -> None:
         """Keep arrays whenever the traced program runs; in a loop those of every iteration."""
         key = (layer, what)
         # Keep the order of the trace: a compiled program may call back in another order.
@@ -43,10 +43,10 @@ class Recorder:
         self._traced[key] += 1
         jax.debug.callback(partial(self._keep, key, order), *map(jnp.asarray, arrays))
 
-    def _keep(self, key: tuple[str, str], order: int, *arrays: Any) -> None:
+    def _keep(self, key: tuple[str, str], order: int, *arrays: object) -> None:
         self._kept[key].append((order, tuple(map(np.asarray, arrays))))
 
-    def finish(self, *arguments: Any) -> None:
+    def finish(self, *arguments: object) -> None:
         """Wait for the started programs; afterwards every process holds all their records.
 
         Args:
@@ -134,7 +134,7 @@ class QuantizedLayer:
     disabled: Mapping[str, bool]
     quantizes_input: bool
 
-    def quantized(self, layer: Any, call: Call, *, alone: bool = False) -> Any:
+    def quantized(self, layer: object, call: Call, *, alone: bool = False) -> Any:
         """Call a layer with its quantizers as the user has set them.
 
         Args:
@@ -148,7 +148,7 @@ class QuantizedLayer:
         with changed(changes):
             return call()
 
-    def floating(self, layer: Any, call: Call, x: Any) -> jax.Array:
+    def floating(self, layer: object, call: Call, x: object) -> jax.Array:
         """Call a layer with its quantizers off.
 
         Args:
@@ -177,14 +177,14 @@ def quantized_layers(model: nnx.Module) -> dict[str, Any]:
     return {path: node for path, node in modules if _quantizes(node)}
 
 
-def switchable(path: str, layer: Any) -> QuantizedLayer:
+def switchable(path: str, layer: object) -> QuantizedLayer:
     """The description of a quantized layer in its current state."""
     attributes = vars(layer)
     disabled = {slot: attributes[slot].disable_quant for slot in SLOTS if attributes.get(slot) is not None}
     return QuantizedLayer(path, disabled, _enabled(attributes.get("input_quant")))
 
 
-def _quantizes(node: Any) -> bool:
+def _quantizes(node: object) -> bool:
     if quantized_op(node) is not None:
         return True
     if not isinstance(node, QuantWeightLayer | QuantActLayer | QuantCheckpoint):
@@ -197,7 +197,7 @@ def _enabled(proxy: Any) -> bool:
     return proxy is not None and proxy.is_quant_enabled
 
 
-def _proxies(layer: Any, disabled: Mapping[str, bool]) -> list[tuple[dict[str, Any], str, Any]]:
+def _proxies(layer: object, disabled: Mapping[str, bool]) -> list[tuple[dict[str, Any], str, Any]]:
     return [(vars(vars(layer)[slot]), "disable_quant", off) for slot, off in disabled.items()]
 
 

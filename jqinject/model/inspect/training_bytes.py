@@ -251,7 +251,7 @@ def _beside(count: int, in_float: int | None, ratio: float | None) -> str:
     return f"{count:,} ({in_float:,} in float; {ratio:.3f} of what float reads)"
 
 
-def checked_optimizer(optimizer: Any) -> None:
+def checked_optimizer(optimizer: object) -> None:
     """Refuse what is no optimizer.
 
     Raises:
@@ -265,7 +265,9 @@ def checked_optimizer(optimizer: Any) -> None:
         )
 
 
-def training_bytes(model: nnx.Module, call: Call, optimizer: Any, sites: Mapping[str, str]) -> TrainingBytes:
+def training_bytes(
+    model: nnx.Module, call: Call, optimizer: object, sites: Mapping[str, str]
+) -> TrainingBytes:
     """Trace a training step, and count its bytes.
 
     Args:
@@ -301,14 +303,14 @@ def _row(
     return SiteResiduals(site, *residual, *floating.get(site, Residual(0, 0)))
 
 
-def _trained(model: nnx.Module, optimizer: Any) -> Any:
+def _trained(model: nnx.Module, optimizer: object) -> Any:
     """The filter of what is trained: the optimizer's; without it adapters where there are some."""
     if isinstance(optimizer, nnx.Optimizer):
         return optimizer.wrt
     return nnx.LoRAParam if jax.tree.leaves(nnx.state(model, nnx.LoRAParam)) else nnx.Param
 
 
-def _name(wrt: Any) -> str:
+def _name(wrt: object) -> str:
     return wrt.__name__ if isinstance(wrt, type) else str(wrt)
 
 
@@ -328,11 +330,11 @@ def _states(optimizer: Any, trained: Any) -> tuple[int, int]:
     return low + plain, plain + FLOAT32 * sum(sizes) * moments
 
 
-def _is_moment(x: Any) -> bool:
+def _is_moment(x: object) -> bool:
     return isinstance(x, LowBitMoment)
 
 
-def _bytes(tree: Any) -> int:
+def _bytes(tree: object) -> int:
     return sum(size_of(leaf) for leaf in jax.tree.leaves(tree))
 
 
@@ -420,6 +422,6 @@ class _Steps:
         ]
 
 
-def _is_leaf(node: Any) -> bool:
+def _is_leaf(node: object) -> bool:
     """Whether what a module holds is no site of its own: quantizers, their parts, the op of a layer."""
     return isinstance(node, LEAVES) or quantized_op(node) is not None

@@ -73,7 +73,7 @@ class Flow:
         depends: whether it depends on the arguments of the call.
         sources: the arrays of the model that it is made of; for a value that depends on arguments, the array that its
             rows were looked up in.
-        through: the first operation on the way that does more than move numbers; "" if there is none.
+        through: the first operation on the way that does more than move numbers; "" for none.
     """
 
     depends: bool = False
@@ -102,7 +102,7 @@ class TracedContraction:
             branches, the one with the most multiply-adds.
         through: as in `Flow`, of the weight.
         steps: how many steps the loops around it have, of those whose length is known; 1 outside of loops.
-        inside: the operation that it is inside of and that quantizers do not reach into; "" if there is none.
+        inside: the operation that it is inside of and that quantizers do not reach into; "" for none.
     """
 
     equation: Equation
@@ -145,7 +145,7 @@ class Place:
         name = equation.name
         path = path_in(equation.scopes) or self.path
         steps = self.steps * (equation.times if equation.scan else 1)
-        inside = self.inside or ("" if runs_inside(name) else name)
+        inside = self.inside or ("" if runs_inside(equation) else name)
         return Place(path, self.times * equation.times, inside, steps)
 
 

@@ -116,7 +116,7 @@ def plan_adapters(sites: PlannedSites, rank: Rank) -> tuple[PlannedAdapter, ...]
     return tuple(planned)
 
 
-def _pattern(rank: Rank, path: tuple[Any, ...]) -> str | None:
+def _pattern(rank: Rank, path: tuple[object, ...]) -> str | None:
     """The first pattern that matches a parameter's path, or that of the module that holds it; None if none does."""
     if isinstance(rank, int):
         return ""
@@ -157,7 +157,7 @@ def checked_rank(rank: Any) -> Rank:
     return rank
 
 
-def _check_one(rank: Any, name: str) -> None:
+def _check_one(rank: object, name: str) -> None:
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise TypeError(f"lora: {name} is an integer, got {type(rank).__name__} {rank!r:.40}")
     if rank < 1:
@@ -303,7 +303,7 @@ def refuse_bias_quantizers(rules: Iterable[Rule], caller: str) -> None:
         )
 
 
-def check_numbers(alpha: Any, dropout: Any, rngs: Any) -> None:
+def check_numbers(alpha: object, dropout: object, rngs: object) -> None:
     """Refuse numbers without a meaning."""
     if alpha is not None and not (isinstance(alpha, int | float) and math.isfinite(alpha) and alpha != 0):
         raise ValueError(f"lora: alpha is a finite number other than 0, got {alpha!r:.40}")
@@ -313,7 +313,7 @@ def check_numbers(alpha: Any, dropout: Any, rngs: Any) -> None:
         raise TypeError(f"lora: rngs is an nnx.Rngs, got {type(rngs).__name__}.\n  cure: rngs=nnx.Rngs(0)")
 
 
-def check_update(update: Any, dropout: float, start: Start) -> None:
+def check_update(update: object, dropout: float, start: Start) -> None:
     """Refuse an unknown place of the update, and what it has no meaning with."""
     if update not in get_args(Update):
         raise ValueError(f"lora: update is 'beside' or 'inside', got {update!r:.40}")

@@ -147,7 +147,7 @@ def lora(
     check_rules(checked, sites, bases)
     plans = plan_adapters(sites, ranks)
 
-    def adapted(model: Any, rngs: nnx.Rngs) -> Any:
+    def adapted(model: object, rngs: nnx.Rngs) -> Any:
         return _adapted(model, policy, sites, calls, plans, bases, (alpha, dropout), rngs, start, update)
 
     if index.is_abstract:
@@ -203,7 +203,7 @@ def with_low_rank(
     rules: Iterable[Rule],
     *,
     rank: Rank,
-    inputs: Any,
+    inputs: object,
     methods: Methods | None,
     allow_idle: bool = False,
 ) -> tuple[Model, dict[str, PlannedAdapter]]:
@@ -257,7 +257,7 @@ def with_low_rank(
 
 
 def _check_followed(
-    model: Any, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
+    model: object, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
 ) -> None:
     """See that every contraction has its update.
 
@@ -286,7 +286,7 @@ def _check_followed(
 
 
 def _without_update(
-    model: Any, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
+    model: object, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
 ) -> tuple[Names, list[PlannedAdapter]]:
     """What is adapted, and the plans of which a contraction is not."""
     adapted = find_sites(model, policy, calls).adapted

@@ -176,7 +176,7 @@ def _tell(rounded: Mapping[str, _Rounded | None]) -> None:
     )
 
 
-def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> _Rounded | None:
+def _merge(model: object, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> _Rounded | None:
     """Put one adapter into its weight; returns what quantizing it again did, if it was and is known."""
     index = ModelIndex(model)
     place = (*at, *map(str, adapter.weight_path))
@@ -203,7 +203,7 @@ def _merge(model: Any, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> _Ro
     return _rounding(value, merged, frozen.get_value()) if is_concrete(merged) else None
 
 
-def _rounding(before: Any, updated: Any, stored: Any) -> _Rounded:
+def _rounding(before: object, updated: object, stored: object) -> _Rounded:
     old, new, quantized = (np.asarray(as_array(x), np.float64) for x in (before, updated, stored))
     error = float(np.sqrt(np.mean(np.square(quantized - new))))
     update = float(np.sqrt(np.mean(np.square(new - old))))

@@ -71,7 +71,7 @@ def plan_parameters(uses: Iterable[WeightUse]) -> dict[str, PlannedParameter]:
     return planned
 
 
-def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> PlannedParameter:
+def _planned(path: tuple[object, ...], uses: list[WeightUse], quantizer: object) -> PlannedParameter:
     stacked = min(use.stacked for use in uses)
     # Rows are looked up whatever their scales vary along; alone they have one each.
     contracted = [use for use in uses if use.operation != "take"] or uses
@@ -101,7 +101,7 @@ def _planned(path: tuple[Any, ...], uses: list[WeightUse], quantizer: Any) -> Pl
     )
 
 
-def _has_one_scale(quantizer: Any) -> bool:
+def _has_one_scale(quantizer: object) -> bool:
     """Whether an injector declares one scale for the whole tensor."""
     binding = quantizer if isinstance(quantizer, Binding) else None
     if isinstance(quantizer, type) and issubclass(quantizer, ExtendedInjector):
@@ -141,7 +141,7 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
     """The site of a parameter, with its quantizer.
 
     Raises:
-        TypeError: no injector of a weight quantizer; one that goes by the input; an override that has no effect.
+        TypeError: no injector of a weight quantizer; one that depends on the input; an override that has no effect.
     """
     name, quantizer = dotted(parameter.path), parameter.quantizer
     variable: Any = index.by_path[tuple(map(str, parameter.path))].variable
@@ -188,7 +188,7 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
     return site
 
 
-def _check_groups(name: str, declared: str, quantizer: Any, site: ParameterSite) -> None:
+def _check_groups(name: str, declared: str, quantizer: object, site: ParameterSite) -> None:
     """Refuse groups that do not fill an axis, unless they are filled up.
 
     Raises:

@@ -39,7 +39,6 @@ from jqinject.model.quantizing.rules import (
     counterpart_of,
     plan_layers,
 )
-from jqinject.model.quantizing.watched_call import watch_call
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.layer_schemes import features_of, scheme_op, stack_of_layer
 from jqinject.program import (
@@ -52,7 +51,7 @@ from jqinject.program import (
     quantized_class,
     throws_away,
 )
-from jqinject.program.tracing.trace import node_at
+from jqinject.program.trace import node_at
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -61,14 +60,14 @@ Model = TypeVar("Model", bound=nnx.Module)
 class Provider(Protocol):
     """Rules that quantize a model themselves: `jqinject.odml.OdmlQat`."""
 
-    def quantize(self, model: Any, *inputs: Any, **kwargs: Any) -> Any: ...
+    def quantize(self, model: object, *inputs: object, **kwargs: object) -> Any: ...
 
 
 @runtime_checkable
 class MethodsProvider(Provider, Protocol):
     """A provider that quantizes several methods of a model."""
 
-    def quantize_calls(self, model: Any, calls: Sequence[Call]) -> Any: ...
+    def quantize_calls(self, model: object, calls: Sequence[Call]) -> Any: ...
 
 
 def quantize(
@@ -167,7 +166,7 @@ def quantize(
 
 
 def planned_model(
-    model: Any,
+    model: object,
     rules: tuple[Rule, ...],
     sites: PlannedSites,
     calls: tuple[Call, ...],
@@ -183,7 +182,7 @@ def planned_model(
         rngs: see `quantize`.
     """
 
-    def traced(model: Any) -> Any:
+    def traced(model: object) -> Any:
         index = ModelIndex(model)
         return _quantized(model, index, rules, plan_layers(index, rules)[1], sites, calls, rngs)
 
@@ -191,7 +190,7 @@ def planned_model(
 
 
 def _quantized(
-    model: Any,
+    model: object,
     index: ModelIndex,
     rules: tuple[Rule, ...],
     plan: Mapping[int, LayerRule],
@@ -205,12 +204,10 @@ def _quantized(
     outside = sites.sites or any(use.quantizer is not None for use in sites.uses)
     if outside or throws_away(model, policy, calls if have_inputs(calls) else ()):
         quantize_program(model, policy, sites, calls, rngs)
-    elif not have_inputs(calls):
-        watch_call(model)
     return model
 
 
-def _quantize_by(provider: Provider, model: Any, calls: tuple[Call, ...]) -> Any:
+def _quantize_by(provider: Provider, model: object, calls: tuple[Call, ...]) -> Any:
     if any(call.method != CALL for call in calls):
         if isinstance(provider, MethodsProvider):
             return provider.quantize_calls(model, calls)
@@ -240,7 +237,7 @@ def _quantize_layers(
 
 
 def quantize_program(
-    model: Any, policy: RulePolicy, sites: PlannedSites, calls: tuple[Call, ...], rngs: nnx.Rngs | None
+    model: object, policy: RulePolicy, sites: PlannedSites, calls: tuple[Call, ...], rngs: nnx.Rngs | None
 ) -> None:
     """Let a model's methods run as programs, with the quantizers that were found for them."""
     index = ModelIndex(model)
@@ -297,7 +294,7 @@ class LayerReuse:
     def __init__(self) -> None:
         self.seen: dict[Hashable, Any] = {}
 
-    def quantized(self, layer: Any, how: Hashable, quantize: Callable[[Any], None]) -> bool:
+    def quantized(self, layer: object, how: Hashable, quantize: Callable[[Any], None]) -> bool:
         """Quantize a layer like an earlier one of the same kind, if there was one.
 
         Args:
@@ -328,16 +325,16 @@ class LayerReuse:
 _ONCE = object()
 
 
-def _kind(layer: Any) -> tuple[Any, ...]:
+def _kind(layer: object) -> tuple[Any, ...]:
     graphdef, state = nnx.split(layer, graph=True)
     leaves = jax.tree.leaves(state)
     return graphdef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def _without_numbers(layer: Any, quantize: Callable[[Any], None]) -> Any:
+def _without_numbers(layer: object, quantize: Callable[[Any], None]) -> Any:
     """The layer quantized on shapes alone; None if that fails, or adds state."""
 
-    def traced(layer: Any) -> Any:
+    def traced(layer: object) -> Any:
         quantize(layer)
         return layer
 
@@ -349,7 +346,7 @@ def _without_numbers(layer: Any, quantize: Callable[[Any], None]) -> Any:
     return quantized if had == has else None
 
 
-def _take(layer: Any, template: Any) -> None:
+def _take(layer: object, template: object) -> None:
     """Give a layer copies of another's quantizers."""
     added = {name: value for name, value in vars(template).items() if name not in vars(layer)}
     modules = {name: value for name, value in added.items() if isinstance(value, nnx.Module)}

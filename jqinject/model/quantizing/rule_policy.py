@@ -13,7 +13,8 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QRaggedDot
-from jqinject.dot.schemes.weight_operand import (
+from jqinject.dot.schemes.scheme import SchemeLike
+from jqinject.dot.schemes.scheme_fits import (
     RAGGED,
     quantizes_backward,
     ragged_input_quantizer,
@@ -56,13 +57,13 @@ from jqinject.proxy import (
 )
 
 
-def by_scheme(scheme: Any, operation: str, weight_path: tuple[Any, ...]) -> Choice | None:
+def by_scheme(scheme: SchemeLike, operation: str, weight_path: tuple[object, ...]) -> Choice | None:
     """The quantizers of an operation by a scheme; None of a look-up, which is no contraction.
 
     Args:
         scheme: the scheme.
         operation: the operation's name.
-        weight_path: of the parameter that it contracts; empty if there is none.
+        weight_path: of the parameter that it contracts; empty for none.
 
     Raises:
         ValueError: a ragged contraction, by a scheme that does more than it can.
@@ -130,14 +131,14 @@ class RulePolicy:
     flattens_weights = False
     follows_parameters = True
 
-    def is_leaf(self, module: Any) -> bool:
+    def is_leaf(self, module: object) -> bool:
         """See `Policy`."""
         # A report intercepts calls, by a subclass of the layer's own class.
         kind = original_class(type(module))
         return isinstance(module, OURS) or (kind in COUNTERPARTS and not self.into_layers)
 
     def choose(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
     ) -> Choice | None:
         """See `Policy`."""
         index = self.rule_of(path, operation, weight_path, name)
@@ -161,7 +162,7 @@ class RulePolicy:
         )
 
     def rule_of(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
     ) -> int | None:
         """The index of the first rule for an operation, or None."""
         places = (path, dotted(weight_path), dotted(weight_path[:-1])) if weight_path else (path,)
@@ -200,7 +201,7 @@ class RulePolicy:
         """See `Policy`."""
         return x
 
-    def final_output(self, run: Any, x: Tracked, index: int) -> Tracked:
+    def final_output(self, run: object, x: Tracked, index: int) -> Tracked:
         """See `Policy`."""
         return x
 
@@ -219,7 +220,7 @@ class _Watching(RulePolicy):
     taken: set[tuple[tuple[Any, ...], str]]
 
     def rule_of(
-        self, path: str, operation: Operation, weight_path: tuple[Any, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
     ) -> int | None:
         """See `RulePolicy`."""
         index = super().rule_of(path, operation, weight_path, name)
@@ -268,7 +269,7 @@ class PlannedSites(NamedTuple):
 NO_SITES = PlannedSites({}, (), frozenset(), {})
 
 
-def plan_sites(model: Any, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
+def plan_sites(model: object, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
     """What rules quantize outside of layers in calls of a model."""
     watching = _Watching(policy)
     sites = find_sites(model, watching, calls)
@@ -319,7 +320,7 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
     )
 
 
-def _contracted(site: Site, op: Any) -> jax.Array:
+def _contracted(site: Site, op: object) -> jax.Array:
     """The contraction at a site, of arrays of its shapes."""
     lhs, rhs, *rest = (jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs)
     return contract_by(op, site, lhs, rhs, rest=rest)
@@ -349,7 +350,7 @@ def _declared(rule: Rule, slot: str) -> Any:
 Methods = Mapping[str | Callable[..., Any], Any]
 
 
-def call_with(inputs: Any) -> Call | None:
+def call_with(inputs: object) -> Call | None:
     """The call with these inputs: an array, a tuple of positional arguments or a dict of keywords; None without any.
 
     Raises:
@@ -360,7 +361,7 @@ def call_with(inputs: Any) -> Call | None:
     return Call(*_arguments(inputs, "inputs are what the model is called with", "inputs="))
 
 
-def traced_calls(model: Any, call: Call | None, methods: Methods | None, caller: str) -> tuple[Call, ...]:
+def traced_calls(model: object, call: Call | None, methods: Methods | None, caller: str) -> tuple[Call, ...]:
     """The calls of a model to trace, one for each method.
 
     Args:
@@ -392,7 +393,7 @@ def traced_calls(model: Any, call: Call | None, methods: Methods | None, caller:
     return tuple(calls.values())
 
 
-def _arguments(arguments: Any, said: str, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(arguments: object, said: str, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if not isinstance(arguments, Mapping | tuple | list | jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         raise TypeError(
             f"{said}, got {type(arguments).__name__}.\n"

@@ -66,12 +66,12 @@ COUNTERPARTS: dict[type, Counterpart] = {
 LAYER_NAMES = tuple(kind.__name__ for kind in COUNTERPARTS)
 
 
-def counterpart_of(module: Any) -> Counterpart | None:
+def counterpart_of(module: object) -> Counterpart | None:
     """The counterpart of a Flax layer; None for others, and for subclasses of Flax's, whose forward may differ."""
     return COUNTERPARTS.get(type(module))
 
 
-def slots_for(module: Any, counterpart: Counterpart, named: bool) -> tuple[str, ...]:
+def slots_for(module: object, counterpart: Counterpart, named: bool) -> tuple[str, ...]:
     """The quantizers of a rule that a layer takes.
 
     Args:
@@ -180,7 +180,7 @@ class Rule:
         rhs_quant: QuantizerLike = None,
         cache_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        scheme: Any = None,
+        scheme: object = None,
         share: bool = False,
         **overrides: Unpack[RuleKeywords],
     ) -> None:
@@ -222,7 +222,7 @@ class Rule:
             pattern=_compiled(path),
         )
 
-    def _set(self, **fields: Any) -> None:
+    def _set(self, **fields: object) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -263,7 +263,7 @@ class Rule:
         return f"Rule({', '.join([repr(self.path), *ops, *named])})"
 
 
-def checked_rules(rules: Any) -> tuple[Rule, ...]:
+def checked_rules(rules: object) -> tuple[Rule, ...]:
     """Rules as a tuple.
 
     Raises:
@@ -292,7 +292,7 @@ def matches_path(pattern: str | re.Pattern[str], path: str) -> bool:
     return bool(re.fullmatch(pattern, path) or re.fullmatch(pattern, path.replace(".", "/")))
 
 
-def _compiled(path: Any) -> re.Pattern[str]:
+def _compiled(path: object) -> re.Pattern[str]:
     if not isinstance(path, str):
         raise TypeError(
             f"Rule: path is a regular expression in a string, got {type(path).__name__} {path!r:.80}"
@@ -305,7 +305,7 @@ def _compiled(path: Any) -> re.Pattern[str]:
         ) from None
 
 
-def _checked_overrides(overrides: Mapping[str, Any], quantizers: tuple[Any, ...]) -> Mapping[str, Any]:
+def _checked_overrides(overrides: Mapping[str, object], quantizers: tuple[object, ...]) -> Mapping[str, Any]:
     for name in overrides:
         if not name.startswith(PREFIXES):
             start = name.partition("_")[0]
@@ -372,7 +372,7 @@ def plan_layers(
     return tuple(entries), by_module
 
 
-def takes_layer(rule: Rule, module: Any, path: str) -> bool:
+def takes_layer(rule: Rule, module: object, path: str) -> bool:
     """Whether a rule is for a layer: by the layer's path, or by that of its weight."""
     if rule.op is not None:
         return type(module).__name__ in rule.op and rule.matches(path)

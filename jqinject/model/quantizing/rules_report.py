@@ -51,10 +51,10 @@ class RulesReport:
 
     rules: tuple[Rule, ...]
     layers: tuple[LayerRule, ...]
-    sites: tuple[str, ...] = ()
-    idle: tuple[int, ...] = ()
-    uncalibrated: tuple[str, ...] = ()
-    coverage: Coverage | None = None
+    sites: tuple[str, ...]
+    idle: tuple[int, ...]
+    uncalibrated: tuple[str, ...]
+    coverage: Coverage
 
     def __str__(self) -> str:
         names, rows = self.table()
@@ -62,7 +62,7 @@ class RulesReport:
         lines += [f"rule {index}: {rule}" for index, rule in enumerate(self.rules)]
         lines += [f"rule {index} takes nothing" for index in self.idle]
         lines += [f"to be calibrated: {path}" for path in self.uncalibrated]
-        lines += () if self.coverage is None else self.coverage.summary
+        lines += self.coverage.summary
         return "\n".join([*table(names, rows), *(wrapped(line, hang="  ") for line in lines)])
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -75,16 +75,16 @@ class RulesReport:
 
     def _repr_html_(self) -> str:
         names, rows = self.table()
-        covered = "" if self.coverage is None else self.coverage._repr_html_()
-        return f'<div class="jqinject">{framed(names, [row_of(names, row, ()) for row in rows], ())}</div>{covered}'
+        body = framed(names, [row_of(names, row, ()) for row in rows], ())
+        return f'<div class="jqinject">{body}</div>{self.coverage._repr_html_()}'
 
 
 def rules_report(
-    model: Any,
+    model: object,
     rules: Rule | Iterable[Rule],
-    *inputs: Any,
+    *inputs: object,
     methods: Methods | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> RulesReport:
     """Report which layers of a model every rule matches, and which rules match none; nothing is changed.
 
@@ -158,14 +158,14 @@ def planned_ranges(
             yield f"{HELD}.held.{site.name}"
 
 
-def _ranges_of(layer: Any, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
+def _ranges_of(layer: object, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
     """The attributes of a layer that will hold static ranges."""
     if rule.shares:  # with existing quantizers, which may have seen data
         quantizers = ((slot, rule.quantizer(slot)) for slot in entry.slots)
         return tuple(slot for slot, q in quantizers if isinstance(q, StaticRange) and q.has_range() is False)
     paths: list[str] = []
 
-    def quantized(layer: Any) -> tuple[()]:
+    def quantized(layer: object) -> tuple[()]:
         quantize_layer(layer, rule, entry, nnx.Rngs(0))
         paths.extend(
             path

@@ -39,7 +39,7 @@ class Signature(NamedTuple):
     flags: tuple[Any, ...]
 
     @classmethod
-    def of(cls, model: Any, call: Call) -> Signature:
+    def of(cls, model: object, call: Call) -> Signature:
         """That of a call, maybe one that is being traced."""
         names = tuple(dotted(path) for path in call.places(model)[: len(call.arrays)])
         kinds = tuple((np.dtype(x.dtype), x.ndim, is_low_bit_cache(x)) for x in call.arrays)
@@ -90,7 +90,7 @@ class ArgumentPlaces(NamedTuple):
     donated_names: tuple[str, ...]
 
 
-def places_of(model: Any, call: Call, donate: Collection[str]) -> ArgumentPlaces:
+def places_of(model: object, call: Call, donate: Collection[str]) -> ArgumentPlaces:
     """Sort the arguments of a call.
 
     Args:
@@ -123,7 +123,9 @@ def places_of(model: Any, call: Call, donate: Collection[str]) -> ArgumentPlaces
     return ArgumentPlaces(numbers(static), keywords(static), numbers(donate), keywords(donate))
 
 
-def with_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_arrays(
+    args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with NumPy's numbers as arrays, which is what `jax.jit` takes them for."""
     return jax.tree.map(
         lambda x: np.asarray(x) if isinstance(x, np.generic) else x,
@@ -132,7 +134,7 @@ def with_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[A
     )
 
 
-def _is_flag(name: str, argument: Any) -> bool:
+def _is_flag(name: str, argument: object) -> bool:
     """Whether an argument is a constant of the program, and no tree of arrays."""
     alone = Call((argument,), {})
     if alone.modules:
@@ -172,12 +174,12 @@ MANY = 16
 
 def compiled(
     model: Model,
-    *inputs: Any,
+    *inputs: object,
     method: Method = CALL,
-    changing: Any = nnx.Cache,
+    changing: object = nnx.Cache,
     donate: str | Collection[str] = (),
     shapes: Shapes = "any",
-    **keywords: Any,
+    **keywords: object,
 ) -> CompiledModel[Model]:
     """Compile a model into one function that holds its state: `answer = compiled(model, x)`, then `answer(x)`.
 
@@ -236,7 +238,7 @@ class CompiledModel(Generic[Model]):
     """
 
     def __init__(
-        self, model: Model, call: Call, changing: Any, donate: Collection[str], shapes: Shapes
+        self, model: Model, call: Call, changing: object, donate: Collection[str], shapes: Shapes
     ) -> None:
         places = places_of(model, call, donate)
         self._layout = StateLayout(model, changing)
@@ -255,7 +257,7 @@ class CompiledModel(Generic[Model]):
         )
         self.prepare(*call.args, **call.kwargs)
 
-    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+    def __call__(self, *inputs: object, **keywords: object) -> Any:
         """Call the model.
 
         Raises:
@@ -265,7 +267,7 @@ class CompiledModel(Generic[Model]):
         out, self._changing = self._run(self._packed, self._changing, *inputs, **keywords)
         return out
 
-    def prepare(self, *inputs: Any, **keywords: Any) -> None:
+    def prepare(self, *inputs: object, **keywords: object) -> None:
         """Compile for other sizes ahead of the call; nothing is run.
 
         Args:

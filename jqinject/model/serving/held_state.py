@@ -85,7 +85,7 @@ class StateLayout:
         parts = zip(self._trees, (arrays.changing, arrays.read), strict=True)
         return nnx.merge(self._graphdef, *(jax.tree.unflatten(tree, leaves) for tree, leaves in parts))
 
-    def changed(self, model: Any, before: HeldArrays) -> tuple[Arrays, tuple[int, ...]]:
+    def changed(self, model: object, before: HeldArrays) -> tuple[Arrays, tuple[int, ...]]:
         """What a call has done to a model of `model(before)`.
 
         Returns:
@@ -113,7 +113,7 @@ class StateLayout:
         rows = enumerate(zip(after[1], before.read, strict=True))
         return tuple(after[0]), tuple(place for place, (new, old) in rows if new is not old)
 
-    def leaves(self, model: Any) -> Arrays:
+    def leaves(self, model: object) -> Arrays:
         """The arrays of a model: those that calls may change, then those that they only read."""
         _, *states = self._split(model)
         return tuple(jax.tree.leaves(states))
@@ -159,7 +159,7 @@ class StateLayout:
                 f"nnx.PathContains({last!r})), if calls are to change them"
             )
 
-    def _split(self, model: Any) -> Any:
+    def _split(self, model: object) -> Any:
         return nnx.split(model, self._may_change, ..., graph=True)
 
     def _may_change(self, path: Any, node: Any) -> bool:
@@ -184,7 +184,7 @@ def _check_evaluates(model: nnx.Module) -> None:
         )
 
 
-def _on_device(x: Any) -> Any:
+def _on_device(x: object) -> Any:
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
@@ -192,7 +192,7 @@ def _kind(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}"
 
 
-def _paths(state: Any) -> list[Any]:
+def _paths(state: object) -> list[Any]:
     return [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
 
 
@@ -225,7 +225,7 @@ def _run(body: Body, inputs: Sequence[Number]) -> list[Number]:
     return body.run(inputs, _passed, _constant)
 
 
-def _constant(value: Any) -> None:
+def _constant(value: object) -> None:
     """A constant is no input."""
 
 

@@ -23,7 +23,7 @@ from jqinject.quant_tensor import is_concrete
 LIST = "a list of numbers"
 
 
-def flat_entries(state: Any) -> dict[Path, Any]:
+def flat_entries(state: object) -> dict[Path, Any]:
     """The arrays of a state by path.
 
     Args:
@@ -42,7 +42,7 @@ def flat_entries(state: Any) -> dict[Path, Any]:
     return dict(_flatten(state, ()))
 
 
-def _flatten(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _flatten(node: object, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(node, nnx.Variable):
         yield from _flatten(node.get_raw_value(), path)
     elif isinstance(node, Mapping):
@@ -56,7 +56,7 @@ def _flatten(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield path, node
 
 
-def in_pieces(entries: Mapping[Path, Any], paths: set[Path]) -> dict[Path, str]:
+def in_pieces(entries: Mapping[Path, object], paths: set[Path]) -> dict[Path, str]:
     """Variables that a state holds as a list of numbers or a mapping instead of one array, with a description.
 
     Args:
@@ -77,7 +77,7 @@ def nested_path(path: Path) -> Path:
     return tuple(name for key in path for name in key.replace("/", ".").split(".") if name)
 
 
-def unwrapped(entries: Mapping[Path, Any], paths: set[Path]) -> dict[Path, Any]:
+def unwrapped(entries: Mapping[Path, object], paths: set[Path]) -> dict[Path, Any]:
     """Entries with `{"value": ...}` unwrapped: Orbax restores Variables this way without a target."""
 
     def unwrap(path: Path) -> Path:
@@ -144,7 +144,7 @@ def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dic
     return result
 
 
-def _stacked(value: Any, target: VariableEntry | None) -> Any:
+def _stacked(value: object, target: VariableEntry | None) -> Any:
     """A value that a component adds for one layer, repeated for every layer of a stack."""
     array = jnp.asarray(value)
     shape = array.shape if target is None else target.variable.get_value().shape
@@ -176,7 +176,7 @@ def _scalings(index: ModelIndex) -> Iterator[tuple[Path, Any]]:
             yield path, node.rule.restrict_scaling_impl
 
 
-def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
+def never_right(index: ModelIndex, entries: Mapping[Path, object]) -> list[str]:
     """Errors of entries that no model can have stored: nan, inf; counters, statistics, variances below 0; scales of 0.
 
     A learned scale whose magnitude is used may be below 0: an optimizer may have moved it there. A running statistic
@@ -215,12 +215,12 @@ def never_right(index: ModelIndex, entries: Mapping[Path, Any]) -> list[str]:
     return problems
 
 
-def not_finite(entries: Mapping[Path, Any]) -> list[Path]:
+def not_finite(entries: Mapping[Path, object]) -> list[Path]:
     """The entries that hold nan or inf."""
     return [path for path, value in entries.items() if not _is_finite(value)]
 
 
-def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, Any]) -> list[Path]:
+def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, object]) -> list[Path]:
     """The entries that are learned scales below 0, whose magnitude the forward pass uses."""
     learned = {
         (*path, LEARNED)
@@ -253,7 +253,7 @@ def _divisors(index: ModelIndex) -> Iterator[Path]:
             yield from ((*path, LEARNED), (*path, RECORD, "buffer"))
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(jnp.isfinite(array).all())
 
@@ -262,7 +262,7 @@ def _least(value: Any) -> float:
     return float(jnp.min(jnp.asarray(value))) if np.size(value) else 0.0
 
 
-def transformed_inputs(index: ModelIndex, entries: Mapping[Path, Any]) -> tuple[str, ...]:
+def transformed_inputs(index: ModelIndex, entries: Mapping[Path, object]) -> tuple[str, ...]:
     """The quantizers whose transform a loaded float state knows nothing of; none if the state holds quantizers.
 
     A state without any number of a quantizer, for a model that has some, is taken for a float model's.

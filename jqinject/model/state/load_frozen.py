@@ -82,7 +82,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 def load_frozen(
-    make: Callable[[], Model], arrays: Iterable[tuple[Any, Any]], *, allow_uncalibrated: bool = False
+    make: Callable[[], Model], arrays: Iterable[tuple[object, object]], *, allow_uncalibrated: bool = False
 ) -> Model:
     """A frozen model with the numbers of a float checkpoint, each of which is frozen as soon as it is read.
 
@@ -139,7 +139,7 @@ def load_frozen(
 class _Loading:
     """A model whose weights arrive one by one."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: object) -> None:
         self.index = ModelIndex(model)
         # Freezing replaces Variables: what is looked up later is noted now.
         self.by_path = self.index.by_path
@@ -151,7 +151,7 @@ class _Loading:
         from_weights = _made_from_weights(self.index)
         self.made = {id(entry) for entry in self.index.variables if _is_within(entry, from_weights)}
 
-    def check(self, path: Path, array: Any) -> None:
+    def check(self, path: Path, array: object) -> None:
         """Raise unless what was read fits the model, which then expects it no more."""
         entry = self.by_path.get(path)
         if entry is None:
@@ -197,12 +197,12 @@ class _Loading:
             self.frozen.add(id(layer.weight_quant))
             self._put(layer, low.frozen(layer))
 
-    def placed(self, path: Path, array: Any) -> jax.Array:
+    def placed(self, path: Path, array: object) -> jax.Array:
         """An array that was read, as the Variable holds it."""
         variable = self.by_path[path].variable
         return _placed(array, variable.get_value().dtype, variable, self._is_frozen(path))
 
-    def take_from_host(self, path: Path, array: Any) -> bool:
+    def take_from_host(self, path: Path, array: object) -> bool:
         """Freeze a large array slice by slice, never the whole on a device; False if it cannot be."""
         variable = self.by_path[path].variable
         pairs = [
@@ -244,7 +244,7 @@ class _Loading:
             # The index still holds the Variable, which lets go of its numbers.
             variable.set_value(jax.ShapeDtypeStruct(floats.shape, floats.dtype))
 
-    def _put(self, layer: Any, frozen: FrozenParam) -> None:
+    def _put(self, layer: object, frozen: FrozenParam) -> None:
         """Put low-bit numbers in the weight's place, and wait for them."""
         freeze_weight(self.index, layer, frozen)
         jax.block_until_ready(frozen.numbers)
@@ -264,12 +264,12 @@ class _Loading:
             )
 
 
-def _weight_quant(layer: Any) -> Any:
+def _weight_quant(layer: object) -> Any:
     is_layer = isinstance(layer, QuantWeightLayer | ParameterSite)
     return vars(layer).get("weight_quant") if is_layer else None
 
 
-def _is_there(layer: Any) -> bool:
+def _is_there(layer: object) -> bool:
     """Whether a layer's own Variables have numbers."""
     own = [layer.weight] if isinstance(layer, ParameterSite) else vars(layer).values()
     return not any(
@@ -308,7 +308,7 @@ def _placed(array: Any, dtype: Any, variable: Any, is_read_once: bool) -> jax.Ar
     return jnp.asarray(array, dtype) if is_read_once else jnp.array(array, dtype)
 
 
-def _fill_quantizers(model: Any, make: Callable[[], Any]) -> None:
+def _fill_quantizers(model: object, make: Callable[[], Any]) -> None:
     """Give quantizers that depend on no weight, and random streams, the numbers that they begin with."""
     index = ModelIndex(model)
     from_weights = _made_from_weights(index)

@@ -113,7 +113,7 @@ def _count(items: tuple[str, ...], what: str) -> str:
     return f"{len(items)} {what}{'' if len(items) == 1 else 's'}"
 
 
-def reassemble(model: Any) -> ReassemblyReport:
+def reassemble(model: object) -> ReassemblyReport:
     """Re-assemble every quantizer of a model, from the layers that hold it.
 
     For use after writing weights by other means than `load_state` (`nnx.update`, in-place writes). The layers are found
@@ -158,7 +158,7 @@ SHOWN = 50
 COMMITTED = ("record", "scale")
 
 
-def load_state(model: Any, state: Any, *, missing: Any = False) -> LoadReport:
+def load_state(model: object, state: object, *, missing: object = False) -> LoadReport:
     """Load weights into a model and re-assemble its quantizers from them.
 
     In this order: quantizers for which the state has committed scales (`jqinject.recipes`) are committed too; weights
@@ -231,7 +231,7 @@ def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadRep
     return replace(_load(model, entries, index), transformed=transformed)
 
 
-def _committed_as(state: Any, model: Any, index: ModelIndex) -> ModelIndex:
+def _committed_as(state: object, model: object, index: ModelIndex) -> ModelIndex:
     """Prepare the quantizers that the state has more of than the model, and return the model's index.
 
     Weight quantizers are committed for which the state has committed scales; averaged ranges become constants, without
@@ -325,7 +325,7 @@ def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadRep
     )
 
 
-def _holds_adapters_alone(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> bool:
+def _holds_adapters_alone(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> bool:
     """Whether a state has numbers for low-rank adapters, and for nothing else of the model."""
     kinds = {type(by_path[path].variable) for path in entries if path in by_path}
     return bool(kinds) and all(issubclass(kind, nnx.LoRAParam) for kind in kinds)
@@ -341,7 +341,7 @@ def proxies_beside(index: ModelIndex, changed: list[Any]) -> list[Holders]:
     ]
 
 
-def _own(layer: Any) -> Iterable[Any]:
+def _own(layer: object) -> Iterable[Any]:
     """What a layer holds, and the weight of one that holds only its quantizer."""
     return (layer.weight, *vars(layer).values()) if isinstance(layer, ParameterSite) else vars(layer).values()
 
@@ -350,7 +350,7 @@ def _but_of(absent: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...
     return tuple(path for path in absent if not any(path.startswith(f"{proxy}.") for proxy in proxies))
 
 
-def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
+def _ill_formed(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     """Errors in the form of a state whose entries would be recognized in another form."""
     pieces = in_pieces(entries, set(by_path))
     shapes = {path: tuple(by_path[path].variable.get_value().shape) for path in pieces}
@@ -373,7 +373,7 @@ def _ill_formed(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntr
     return problems
 
 
-def _unknown(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
+def _unknown(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     names = [dotted(path) for path in by_path]
     problems = []
     for path in entries:
@@ -407,13 +407,13 @@ def _cure_of(entry: VariableEntry) -> str:
     return "missing=... names what may be"
 
 
-def _misfits(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
+def _misfits(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     fitting = ((path, value) for path, value in entries.items() if path in by_path)
     reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in fitting)
     return [f"{dotted(path)}: {reason}" for path, reason in reasons if reason]
 
 
-def _other_forms(state: Any, index: ModelIndex) -> list[str]:
+def _other_forms(state: object, index: ModelIndex) -> list[str]:
     """Frozen weights whose numbers mean something else in the model that the state is of."""
     source = _forms(ModelIndex(state)) if isinstance(state, nnx.Module) else {}
     problems = []

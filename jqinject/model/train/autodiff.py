@@ -23,7 +23,6 @@ from jqinject.model.train.steps import (
     set_slots,
     without_slots,
 )
-from jqinject.model.train.unheard import refuse_unheard
 from jqinject.program import OpQuantizers
 
 ArgNum = int | nnx.DiffState
@@ -87,10 +86,8 @@ def value_and_grad(
     module with statistics. Plain `nnx.grad` corrupts nothing: the statistics of gradients stay as they are, which a
     `jqinject.LostStateWarning` tells when the program is traced, and forward ones advance at every use.
 
-    A model in training mode that `f` reaches past its arguments would lose the statistics of its gradients. It is
-    refused where Python knows of it: closure variables, globals that the code of `f` or of functions in the same file
-    names, default values, the arguments of a `functools.partial`, the module of a bound method. The same warning tells
-    of any other: in an attribute of a plain object, merged from states without their statistics, made during the call.
+    The same warning names the gradient quantizers of a model in training mode that `f` reaches past its arguments (a
+    closure variable, a global, an attribute): what their backward pass sees is lost.
 
     Args:
         f: a function of models and arrays that returns a scalar, or `(scalar, aux)` with `has_aux`; without it, a
@@ -103,8 +100,8 @@ def value_and_grad(
         A function that returns the value and the gradients of the parameters, like that of `nnx.value_and_grad`.
 
     Raises:
-        ValueError: (when called) `f` reaches a gradient quantizer in training mode that is not in the positional
-            arguments, or statistics of a model in them were filtered away. The models are unchanged then.
+        ValueError: (when called) statistics of a model in the positional arguments were filtered away. The models are
+            unchanged then.
         TypeError: (when called) a model with gradient quantizers is a keyword argument.
 
     Example:
@@ -187,7 +184,6 @@ def _reporting(
         _refuse_keywords(f, kwargs)
         per_argument = [amax_scalings([arg]) for arg in args]
         found = list({id(scaling): scaling for held in per_argument for scaling in held}.values())
-        refuse_unheard(f, args, found)
         with_slots = [
             number
             for number, held in enumerate(per_argument)
@@ -199,7 +195,7 @@ def _reporting(
         open_steps(own)
         set_slots(open_before, adding=False)  # nnx.grad differentiates floats
         try:
-            transformed = _value_and_grad(_listening(f), (*asked, *extra), options)
+            transformed = _value_and_grad(_listening(f, len(args)), (*asked, *extra), options)
             with _naming_cut_slots():
                 value, gradients = transformed(*args, **kwargs)
             numbers = [_number(which) for which in (*asked, *extra)]
@@ -274,12 +270,12 @@ def _naming_cut_slots() -> Iterator[None]:
         ) from error
 
 
-def _listening(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` with slots that add by maximum while it runs."""
+def _listening(f: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """`f` with slots that add by maximum while it runs: those of its first arguments, not of its default values."""
 
     @functools.wraps(f)
     def listened(*args: Any, **kwargs: Any) -> Any:
-        heard: list[StepStatistic] = [s for s in amax_scalings(list(args)) if s.slot is not None]
+        heard: list[StepStatistic] = [s for s in amax_scalings(list(args[:count])) if s.slot is not None]
         for scaling in heard:
             assert scaling.slot is not None
             scaling.slot.set_value(adding_by_maximum(scaling.slot.get_value()))

@@ -137,7 +137,7 @@ class ActivationBitWidthWeightedBySize:
             ValueError: no quantized activation has a learned bit width.
         """
 
-        def wanted(node: Any) -> bool:
+        def wanted(node: object) -> bool:
             return isinstance(node, ActQuantProxyFromInjector) and _learns_bits(node)
 
         def cost(_: Any, y: Any) -> Weighted:
@@ -162,7 +162,9 @@ class QuantLayerOutputBitWidthWeightedByOps:
 
     layer_types: tuple[type, ...] = (QuantLinear, QuantConv)
 
-    def __call__(self, model: nnx.Module, *args: Any, method: Method = CALL, **kwargs: Any) -> jax.Array:
+    def __call__(
+        self, model: nnx.Module, *args: object, method: Method = CALL, **kwargs: object
+    ) -> jax.Array:
         """The mean bit width of outputs, a differentiable float32 scalar.
 
         Args:
@@ -175,10 +177,10 @@ class QuantLayerOutputBitWidthWeightedByOps:
             ValueError: no layer returned a QuantTensor.
         """
 
-        def wanted(node: Any) -> bool:
+        def wanted(node: object) -> bool:
             return isinstance(node, self.layer_types)
 
-        def cost(layer: Any, y: Any) -> Weighted | None:
+        def cost(layer: object, y: object) -> Weighted | None:
             if not (on_integers(y) or on_minifloats(y)):
                 return None
             return y.bit_width, _per_example(y) * _operations(layer) / MEGA
@@ -230,7 +232,7 @@ def _watch(
     model: nnx.Module,
     counts: Callable[[Any], bool],
     cost: Cost,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     method: Method,
 ) -> list[Weighted]:

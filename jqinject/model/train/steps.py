@@ -20,7 +20,7 @@ from jqinject.proxy import GradQuantProxyFromInjector
 MAXIMUM_ADDING = fp8_ops.fm32
 
 
-def begin_step(*models: Any) -> None:
+def begin_step(*models: object) -> None:
     """Open a training step: until `end_step`, amax statistics collect by maximum and the scales stay as they are.
 
     For steps of several calls, and for `nnx.vjp`. Gradient accumulation over several calls of
@@ -60,7 +60,7 @@ def begin_step(*models: Any) -> None:
     set_slots(scalings, adding=True)
 
 
-def end_step(*models: Any, gradients: Any = None) -> Any:
+def end_step(*models: object, gradients: object = None) -> Any:
     """End a training step: every amax history that has seen data in it rolls once.
 
     Args:
@@ -105,7 +105,7 @@ def end_step(*models: Any, gradients: Any = None) -> Any:
 # --- the parts of value_and_grad
 
 
-def amax_scalings(roots: Any) -> list[StepStatistic]:
+def amax_scalings(roots: object) -> list[StepStatistic]:
     """Every amax-based scale below the roots, each once.
 
     Raises:
@@ -122,7 +122,7 @@ def amax_scalings(roots: Any) -> list[StepStatistic]:
     return list(scalings.values())
 
 
-def _check_complete(path: tuple[str, ...], scaling: Any, gradient: bool) -> None:
+def _check_complete(path: tuple[str, ...], scaling: object, gradient: bool) -> None:
     if not collects_in_steps(scaling):
         return
     needed = {"record"} | ({"slot"} if gradient else set())
@@ -168,7 +168,7 @@ def adding_by_maximum(zeros: jax.Array) -> jax.Array:
     return jax.lax.convert_element_type(zeros, MAXIMUM_ADDING)
 
 
-def deliver(models: Sequence[Any], gradients: Sequence[Any]) -> None:
+def deliver(models: Sequence[object], gradients: Sequence[object]) -> None:
     """Give every gradient scale the cotangent that the backward pass left in its slot.
 
     Args:
@@ -212,7 +212,7 @@ def _left_in_slots(model: Any, gradients: Any) -> dict[int, jax.Array]:
     return left
 
 
-def without_slots(gradients: Any) -> Any:
+def without_slots(gradients: object) -> Any:
     """The gradients of everything but slots: of a State, or a container of States."""
     if isinstance(gradients, nnx.State):
         return nnx.filter_state(gradients, nnx.Not(nnx.OfType(GradSlot)))

@@ -388,7 +388,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         requested, attributes = self.contraction, vars(self)
         if requested == "float":
             return None
-        if attributes.get(self.contraction_name, self._flax_contraction) is not self._flax_contraction:
+        if not self._contracts_as_flax():
             self._check_function(requested)
             return None
         proxy, stored = attributes.get("weight_quant"), isinstance(weight, FrozenParam)

@@ -1,0 +1,177 @@
+"""What the layouts share: settings that are checked when they are read, shapes of scales, scales by their exponents."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+
+from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
+from jqinject.formats.safetensors_files import Tensor
+from jqinject.inject.errors import did_you_mean
+
+Value = TypeVar("Value")
+E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
+
+
+class Settings:
+    """The settings of a quantization method, each of which is checked when it is read.
+
+    Args:
+        values: of the config file, by name.
+        where: what they are, for errors.
+    """
+
+    def __init__(self, values: object, where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{where} is {values!r}, expected settings by name")
+        self.values: Mapping[str, Any] = values
+        self.where = where
+
+    @staticmethod
+    def of_json(text: str, where: str) -> Settings:
+        """Read settings from a text.
+
+        Raises:
+            CheckpointError: it is no JSON of settings.
+        """
+        return Settings(parsed(text, where), where)
+
+    def choice(self, name: str, choices: Sequence[Value], default: Value | None = None) -> Value:
+        """Return a setting that is one of several.
+
+        Raises:
+            CheckpointError: it is none of them.
+        """
+        stated = self.values.get(name)
+        value = default if stated is None else stated
+        if not any(value == choice and type(value) is type(choice) for choice in choices):
+            alike = next((choice for choice in choices if str(choice) == str(value)), None)
+            if alike is not None:
+                kinds = type(value).__name__, type(alike).__name__
+                raise CheckpointError(
+                    f"{self.where}: {name} is {value!r}, a {kinds[0]}; expected the {kinds[1]} {alike!r}"
+                )
+            hint = did_you_mean(str(value), [str(choice) for choice in choices])
+            expected = ", ".join(map(repr, choices)) + ("; " + hint if hint else "")
+            raise CheckpointError(f"{self.where}: {name} is {value!r}; known are {expected}")
+        return next(choice for choice in choices if choice == value and type(choice) is type(value))
+
+    def integer(self, name: str, lowest: int = 1, default: int | None = None) -> int:
+        """Return a setting that is an integer.
+
+        Raises:
+            CheckpointError: it is missing, no integer, or below `lowest`.
+        """
+        value = self.values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, expected an integer from {lowest} on")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return a setting that is true or false.
+
+        Raises:
+            CheckpointError: it is neither.
+        """
+        return self.choice(name, (True, False), default)
+
+    def sizes(self, name: str, count: int | None = 2, lowest: int = 1) -> tuple[int, ...]:
+        """Return a setting that is a list of sizes.
+
+        Args:
+            name: of the setting.
+            count: how many sizes; None for any number.
+            lowest: the least size.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        value = self.values.get(name)
+        sizes: list[Any] = value if isinstance(value, list) else [None]
+        if any(not isinstance(size, int) or size < lowest for size in sizes) or count not in (
+            None,
+            len(sizes),
+        ):
+            expected = "two sizes" if count == 2 else "sizes"
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, expected {expected}")
+        return tuple(sizes)
+
+    def below(self, name: str) -> Settings | None:
+        """Return settings within these; None if absent."""
+        values = self.values.get(name)
+        return None if values is None else Settings(values, f"{self.where}.{name}")
+
+    def only(self, names: Sequence[str]) -> Settings:
+        """Return the settings themselves, if all have one of these names.
+
+        Raises:
+            CheckpointError: another one.
+        """
+        unknown = sorted({*map(str, self.values)} - {*names})
+        if unknown:
+            raise CheckpointError(f"{self.where}: {unknown[0]} is not known; known are {', '.join(names)}")
+        return self
+
+
+def parsed(text: str, where: str) -> Any:
+    """Return what a text of JSON says.
+
+    Raises:
+        CheckpointError: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{where} is no JSON: {error}") from None
+
+
+def groups_of(columns: int, group_size: int) -> int:
+    """Return how many groups a row of a matrix has; a size of -1 means one.
+
+    Example:
+        >>> groups_of(96, 32), groups_of(96, -1), groups_of(100, 64)
+        (3, 1, 2)
+    """
+    return 1 if group_size == -1 else math.ceil(columns / group_size)
+
+
+def as_blocks(scale: np.ndarray) -> np.ndarray:
+    """Return scales of a tensor or of channels as those of blocks: a matrix.
+
+    Example:
+        >>> as_blocks(np.ones(())).shape, as_blocks(np.ones(1)).shape, as_blocks(np.ones((4, 1))).shape
+        ((1, 1), (1, 1), (4, 1))
+    """
+    return scale if scale.ndim == 2 else scale.reshape(-1, 1)
+
+
+def exponents(scale: np.ndarray) -> np.ndarray:
+    """Return bytes `e`, which mean the scales `2^(e - 127)`, in the dtype of such scales."""
+    return np.ascontiguousarray(scale).view(E8M0)
+
+
+def checked_groups(tensor: Tensor, name: str, groups: int) -> Tensor:
+    """Return a tensor of a group for each column, if every one of them exists.
+
+    Args:
+        tensor: of the groups.
+        name: its name.
+        groups: how many there are.
+
+    Raises:
+        CheckpointError: a column is in none.
+    """
+    numbers = tensor.read()
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= groups))
+    if wrong.size:
+        at = int(wrong[0])
+        raise CheckpointError(
+            f"{name}[{at}] is {int(numbers[at])}, but there are {groups} groups, from 0 on{CONTRADICTION}"
+        )
+    return tensor

@@ -1,0 +1,332 @@
+"""Layouts of weights alone: GPTQ and AWQ, HQQ, bitsandbytes.
+
+GPTQ and AWQ pack integers into words, input-major, with scales and zero points of groups of inputs. HQQ packs codes
+across the first axis, with zero points that are floats. bitsandbytes has codes of a table in flat blocks, or integers
+with a scale for each row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jqinject.formats.bits import high_nibble_first, unpack_stream
+from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
+from jqinject.formats.layouts.layout_settings import Settings, checked_groups, groups_of
+from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors
+from jqinject.formats.stored_matrix import Matrix, StoredMatrix, table_grid
+from jqinject.ops import IntGrid
+
+# The places in a word of AWQ's: output k of eight lies in nibble NIBBLE_OF[k].
+NIBBLE_OF = (0, 4, 1, 5, 2, 6, 3, 7)
+WORDS = ("int32", "uint32")
+
+
+def read_gptq(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
+    """Return the matrices of GPTQ's layout, of version 1 or 2.
+
+    `matrix[o, r] = scales[g, o] * (codes[o, r] - zero[g, o])`, `g = g_idx[r]`. Version 1 stores zero points less 1.
+
+    Args:
+        tensors: of the files.
+        config: `quantization_config`.
+
+    Raises:
+        CheckpointError: the settings are unknown or contradict the tensors.
+    """
+    bits = config.choice("bits", (2, 3, 4, 8))
+    size = config.integer("group_size", lowest=-1, default=-1)
+    version = config.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    config.choice("pack_dtype", ("int32",), "int32")
+    less = 1 if version == "gptq" else 0
+    return [_gptq(tensors, module, bits, size, less) for module in tensors.ending(".qweight")]
+
+
+def _gptq(tensors: Tensors, module: str, bits: int, size: int, less: int) -> StoredMatrix:
+    words = tensors.take(f"{module}.qweight", (None, None), WORDS)
+    length, outputs = words.shape
+    order = f"{module}.g_idx"
+    column = tensors.take(order, (None,), ("int32", "int64")) if order in tensors else None
+    inputs = length * 32 // bits if column is None else column.shape[0]
+    needed = math.ceil(inputs * bits / 32)
+    if length != needed:
+        raise CheckpointError(
+            f"{module}.qweight has {length} rows of words; {inputs} inputs of {bits} bits need {needed}{CONTRADICTION}"
+        )
+    groups = groups_of(inputs, size)
+    scales = _scales(tensors, module, groups, outputs, size, f" of {bits} bits")
+    zeros = tensors.take(
+        f"{module}.qzeros",
+        (groups, math.ceil(outputs * bits / 32)),
+        "int32",
+        f"{outputs} zero points of {bits} bits",
+    )
+    group = inputs if size == -1 else size
+    if column is not None:
+        checked_groups(column, order, groups)
+        column = None if np.array_equal(column.read(), np.arange(inputs) // group) else column
+    grid = IntGrid(bits, signed=False)
+
+    def read() -> Matrix:
+        codes = unpack_stream(np.ascontiguousarray(words.read().T), bits, inputs)
+        zero = np.ascontiguousarray(_zero_points(zeros.read().view(np.uint32), bits, outputs, less).T)
+        order = None if column is None else column.read().astype(np.int32)
+        return Matrix(codes, scales.read().T, grid, (1, group), zero, group_of_column=order)
+
+    column_groups = None if column is None else column.read
+    return StoredMatrix(
+        f"{module}.weight", (outputs, inputs), grid, "GPTQ", words.nbytes, read, column_groups=column_groups
+    )
+
+
+def _zero_points(words: np.ndarray, bits: int, outputs: int, less: int) -> np.ndarray:
+    """Return zero points, `less` of which were subtracted.
+
+    From whole words where these hold whole numbers, so that a 0 borrowed from its neighbour; 3 bits cross words.
+    """
+    if less and 32 % bits == 0:
+        return unpack_stream(words + np.uint32(less * (2**32 - 1) // (2**bits - 1)), bits, outputs)
+    return (unpack_stream(words, bits, outputs) + np.uint8(less)) & np.uint8(2**bits - 1)
+
+
+def read_awq(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
+    """Return the matrices of AWQ's layout "gemm": words along the outputs, whose nibbles are interleaved.
+
+    `matrix[o, r] = scales[g, o] * (codes[o, r] - zero[g, o])`, `g = r // group_size`.
+
+    Args:
+        tensors: of the files.
+        config: `quantization_config`.
+
+    Raises:
+        CheckpointError: the settings are unknown or contradict the tensors.
+    """
+    config.choice("bits", (4,))
+    config.choice("version", ("gemm", "GEMM"), "gemm")
+    config.choice("zero_point", (True,), True)
+    size = config.integer("group_size", lowest=-1, default=-1)
+    return [_awq(tensors, module, size) for module in tensors.ending(".qweight")]
+
+
+def _awq(tensors: Tensors, module: str, size: int) -> StoredMatrix:
+    words = tensors.take(f"{module}.qweight", (None, None), WORDS)
+    inputs, outputs = words.shape[0], words.shape[1] * 8
+    groups = groups_of(inputs, size)
+    scales = _scales(tensors, module, groups, outputs, size)
+    why = f"{outputs} zero points a group"
+    zeros = tensors.take(f"{module}.qzeros", (groups, words.shape[1]), "int32", why)
+    grid, block = IntGrid(4, signed=False), (1, inputs if size == -1 else size)
+
+    def read() -> Matrix:
+        codes, zero = (np.ascontiguousarray(_awq_codes(packed.read()).T) for packed in (words, zeros))
+        return Matrix(codes, scales.read().T, grid, block, zero)
+
+    return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, "AWQ gemm", words.nbytes, read)
+
+
+def _awq_codes(words: np.ndarray) -> np.ndarray:
+    nibbles = unpack_stream(words, 4, words.shape[-1] * 8).reshape(*words.shape, 8)
+    return nibbles[..., NIBBLE_OF].reshape(*words.shape[:-1], -1)
+
+
+def _scales(tensors: Tensors, module: str, groups: int, outputs: int, size: int, bits: str = "") -> Tensor:
+    why = f"{groups} groups of {'all' if size == -1 else size} inputs{bits}, {outputs} outputs"
+    return tensors.take(f"{module}.scales", (groups, outputs), FLOATS, why)
+
+
+# Tensors of a layer that repeat others, or that its numbers do not need.
+SETTINGS = (
+    *("nbits", "axis", "group_size", "channel_wise", "compute_dtype", "encoded_state_dict", "offload_meta"),
+    *("optimize", "packing", "quant_scale", "quant_zero", "round_zero", "stores_quant_config"),
+    *("unpack_view_dtype", "view_as_float", "quant_config"),
+)
+
+
+def read_hqq(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
+    """Return the matrices of HQQ's layout: `(codes - zero) * scale` in a view of the matrix.
+
+    Groups lie along the rows of the view (axis 1) or down its columns (axis 0).
+
+    Args:
+        tensors: of the files.
+        config: `quantization_config`; the tensors of each layer have the rest.
+
+    Raises:
+        CheckpointError: a layer's settings are unknown or contradict its tensors.
+    """
+    return [_matrix(tensors, module) for module in tensors.ending(".W_q")]
+
+
+def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
+    bits, axis = (_number(tensors, f"{module}.{name}") for name in ("nbits", "axis"))
+    if bits not in (1, 2, 3, 4, 8) or axis not in (0, 1):
+        raise CheckpointError(
+            f"{module} has {bits} bits and axis {axis}; known are 1, 2, 3, 4 or 8 bits, axis 0 or 1"
+        )
+    shape = tuple(int(size) for size in tensors.take(f"{module}.shape", (None,)).read())
+    if len(shape) < 2 or min(shape) < 1:
+        raise CheckpointError(f"{module}.shape is {shape}, expected two sizes")
+    count = math.prod(shape)
+    size = _number(tensors, f"{module}.group_size", default=shape[-1] if axis == 1 else shape[0])
+    if size < 1 or count % size:
+        raise CheckpointError(f"{module}: groups of {size} do not divide {count} numbers")
+    view = (count // size, size) if axis == 1 else (size, count // size)
+    packed = tensors.take(f"{module}.W_q", (None, None))
+    scales = (view[0], 1) if axis == 1 else (1, view[1])
+    scale, zero = (
+        tensors.take(f"{module}.{end}", scales, why=f"groups of {size} of {shape}")
+        for end in ("scale", "zero")
+    )
+    for end, tensor in (("scale", scale), ("zero", zero)):
+        if tensor.dtype.name not in FLOATS:
+            raise CheckpointError(
+                f"{module}.{end} is {tensor.dtype.name}: statistics that are quantized are not read"
+            )
+    _check_rows(packed, module, bits, view)
+    for name in SETTINGS:
+        if f"{module}.{name}" in tensors:
+            tensors.take(f"{module}.{name}")
+    grid = IntGrid(bits, signed=False)
+    block = (1, view[1]) if axis == 1 else (view[0], 1)
+    return StoredMatrix(
+        f"{module}.weight",
+        shape,
+        grid,
+        f"HQQ axis {axis}",
+        packed.nbytes,
+        lambda: Matrix(_codes(packed.read(), bits, view), scale.read(), grid, block, zero.read()),
+        by_rows=axis == 1,
+        # A view of `size` rows has whole rows of the matrix in each of its own, if these are so many.
+        in_turn=size if axis == 0 and math.prod(shape[:-1]) % size == 0 else 0,
+    )
+
+
+def _number(tensors: Tensors, name: str, default: int | None = None) -> int:
+    if name not in tensors and default is not None:
+        return default
+    array = tensors.take(name).read()
+    if array.size != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise CheckpointError(f"{name} is {array.dtype} {array.shape}, expected one integer")
+    return int(array.reshape(()))
+
+
+def _share(bits: int) -> int:
+    """Return the codes in one stored integer."""
+    return 10 if bits == 3 else 8 // bits
+
+
+def _check_rows(packed: Tensor, module: str, bits: int, view: tuple[int, int]) -> None:
+    rows = -(-view[0] // _share(bits))
+    columns = packed.shape[1] * packed.dtype.itemsize // (4 if bits == 3 else 1)
+    if packed.shape[0] != rows or columns != view[1] or (bits != 3 and view[0] % _share(bits)):
+        raise CheckpointError(
+            f"{module}.W_q has {packed.shape[0]}x{packed.shape[1]} of {packed.dtype.name}; {view[0]}x{view[1]} codes "
+            f"of {bits} bits need {rows} rows{CONTRADICTION}"
+        )
+
+
+def _codes(packed: np.ndarray, bits: int, view: tuple[int, int]) -> np.ndarray:
+    """Return the codes of a view, whose first rows are in the highest bits."""
+    raw = np.ascontiguousarray(packed).view(np.uint32 if bits == 3 else np.uint8)
+    shifts = range(bits * (_share(bits) - 1), -1, -bits)
+    return np.concatenate([(raw >> shift) & (2**bits - 1) for shift in shifts]).astype(np.uint8)[: view[0]]
+
+
+STATE = ".quant_state.bitsandbytes__"
+
+
+def read_bitsandbytes(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
+    """Return the matrices of bitsandbytes' layouts.
+
+    4 bits: `matrix = table[codes] * absmax`, in flat blocks of the matrix that may cross its rows. 8 bits: `codes *
+    SCB / 127`, a scale for each row.
+
+    Args:
+        tensors: of the files.
+        config: `quantization_config`.
+
+    Raises:
+        CheckpointError: the settings are unknown or contradict the tensors.
+    """
+    in_four_bits = config.flag("load_in_4bit", False)
+    if in_four_bits == config.flag("load_in_8bit", False):
+        raise CheckpointError(f"{config.where} needs either load_in_4bit or load_in_8bit")
+    if not in_four_bits:
+        return [_integers(tensors, module) for module in tensors.ending(".SCB")]
+    kind = config.choice("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
+    names = sorted({*tensors.ending(".absmax"), *tensors.ending(STATE + kind)})
+    return [_table(tensors, name, kind) for name in names if name.rpartition(".")[2] != "nested"]
+
+
+def _integers(tensors: Tensors, module: str) -> StoredMatrix:
+    weight = tensors.take(f"{module}.weight", (None, None), "int8")
+    rows, columns = weight.shape
+    scale = tensors.take(f"{module}.SCB", (rows,), why="one scale a row")
+    if f"{module}.weight_format" in tensors:
+        layout = tensors.take(f"{module}.weight_format", dtype="uint8").read()
+        if layout.any():
+            raise CheckpointError(
+                f"{module}.weight_format is {layout.tolist()}; only 0 is read, which is row by row"
+            )
+
+    def read() -> Matrix:
+        factor = np.asarray(1 / 127, np.float32)
+        return Matrix(weight.read(), scale.floats()[:, None], IntGrid(8), (1, columns), factor=factor)
+
+    return StoredMatrix(
+        f"{module}.weight", (rows, columns), IntGrid(8), "bitsandbytes int8", weight.nbytes, read
+    )
+
+
+def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
+    raw = tensors.take(name)
+    if name + STATE + kind not in tensors:
+        raise CheckpointError(
+            f"{name} has no {STATE[1:]}{kind}, so its shape and its blocks are unknown.\n  cure: fetch it again"
+        )
+    state = Settings.of_json(tensors.text(name + STATE + kind), f"the quant_state of {name}")
+    state.choice("quant_type", (kind,))
+    shape, block = state.sizes("shape", None, lowest=0), state.integer("blocksize")
+    count = math.prod(shape)
+    if raw.nbytes != -(-count // 2):
+        raise CheckpointError(
+            f"{name} has {raw.nbytes} bytes; the shape {shape} in 4 bits needs {-(-count // 2)}{CONTRADICTION}"
+        )
+    table = tensors.take(f"{name}.quant_map", (16,), "float32").read()
+    blocks = -(-count // block)
+    why = f"{count} numbers in blocks of {block}"
+    absmax = tensors.take(f"{name}.absmax", (blocks,), ("float32", "uint8"), why)
+    nested = _Nested(tensors, name, state, blocks) if absmax.dtype == np.uint8 else None
+    grid = table_grid(table, f"{name}.quant_map")
+
+    def read() -> Matrix:
+        codes = high_nibble_first(raw.read().reshape(-1).view(np.uint8))[:count]
+        scale = absmax.read() if nested is None else nested.decoded(absmax.read())
+        return Matrix(codes[None], scale[None], grid, (1, block), table=table)
+
+    return StoredMatrix(name, shape, grid, f"bitsandbytes {kind}", raw.nbytes, read)
+
+
+class _Nested:
+    """Statistics that are quantized themselves."""
+
+    offset: float
+    table: Tensor
+    absmax: Tensor
+
+    def __init__(self, tensors: Tensors, name: str, state: Settings, blocks: int) -> None:
+        offset, size = state.values.get("nested_offset"), state.values.get("nested_blocksize")
+        if not isinstance(offset, float | int) or not isinstance(size, int) or size < 1:
+            raise CheckpointError(
+                f"{name}.absmax is uint8, but its quant_state does not say how to decode it"
+            )
+        why = f"{name}.absmax is uint8 and has {blocks} numbers"
+        self.offset, self.size = offset, size
+        self.table = tensors.take(f"{name}.nested_quant_map", (256,), "float32", why)
+        self.absmax = tensors.take(f"{name}.nested_absmax", (-(-blocks // size),), "float32", why)
+
+    def decoded(self, codes: np.ndarray) -> np.ndarray:
+        """Return the statistics, float32."""
+        block = np.repeat(self.absmax.read(), self.size)[: codes.size]
+        return self.table.read()[codes] * block + np.float32(self.offset)

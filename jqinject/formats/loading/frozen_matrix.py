@@ -1,0 +1,227 @@
+"""The tensors of a parameter, gathered into one `Matrix`; and the parameter's frozen numbers, or floats, from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jqinject.dot import ScaleForms, frozen_numbers
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.formats.checkpoint import Checkpoint
+from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.loading.layout_axes import AxesOfLayout
+from jqinject.formats.loading.loading_plan import Assignment
+from jqinject.formats.loading.parameter_names import published_order
+from jqinject.formats.stored_matrix import Matrix, joined, stacked
+from jqinject.quant_tensor import (
+    CodebookQuantTensor,
+    FloatQuantTensor,
+    IntQuantTensor,
+    QuantTensor,
+    in_groups,
+)
+
+
+class WeightHolder(Protocol):
+    """What holds a parameter: a layer, or the site of a parameter that the model contracts by itself."""
+
+    @property
+    def summed_axes(self) -> tuple[int, ...]:
+        """The axes that a contraction sums over, to be stored last."""
+        ...
+
+    def axes_of_sums(self) -> tuple[int, ...] | None:
+        """The axes along which a contraction of integers needs sums of the payload; None if it needs none."""
+        ...
+
+
+Numbers: TypeAlias = dict[str, jax.Array]
+Maker: TypeAlias = Callable[[WeightHolder, int], tuple[Numbers, FrozenForm]]
+"""From the holder of a parameter, and the number of its axes in front along which it is a stack, to its numbers."""
+
+
+def maker_of(checkpoint: Checkpoint, assignment: Assignment, dtype: DTypeLike) -> Maker:
+    """Return a function that makes a parameter's low-bit numbers, as `LowBits` takes it.
+
+    Args:
+        checkpoint: the checkpoint.
+        assignment: the parameter, and what it is made of.
+        dtype: of the parameter.
+    """
+
+    def make(holder: WeightHolder, stack: int) -> tuple[Numbers, FrozenForm]:
+        matrix, axes, depth = _gathered(checkpoint, assignment), assignment.axes, assignment.depth
+        lead = depth[:stack]
+        if len(depth) < stack:
+            lead, matrix, axes = _unstacked(matrix, assignment, stack)
+        frozen = [
+            frozen_of(
+                matrix.map(lambda x, at=at: x[at], "codes", "scale", "zero_point", "factor"),
+                axes,
+                dict(assignment.sizes),
+                dtype,
+                holder,
+            )
+            for at in np.ndindex(*lead)
+        ]
+        first, form = frozen[0]
+        if not lead:
+            return first, form
+        numbers = {
+            name: jnp.stack([numbers[name] for numbers, _ in frozen]).reshape(*lead, *array.shape)
+            for name, array in first.items()
+        }
+        return numbers, form
+
+    return make
+
+
+def _unstacked(
+    matrix: Matrix, assignment: Assignment, stack: int
+) -> tuple[tuple[int, ...], Matrix, AxesOfLayout]:
+    """Return the matrices of a stack that is stored as one, whose rows are those of one layer after the other."""
+    axes, names = assignment.axes, assignment.axes.outputs[:stack]
+    if assignment.depth or len(names) < stack or axes.target[:stack] != tuple((name,) for name in names):
+        raise CheckpointError(
+            f"{assignment.path} is a stack of layers, but one matrix is for it.\n  cure: names that stack matrices"
+        )
+    lead = tuple(assignment.sizes[name] for name in names)
+    layers = matrix.by_row().map(lambda x: x.reshape(*lead, -1, x.shape[-1]), "codes", "scale", "zero_point")
+    layers = layers.map(lambda x: np.broadcast_to(x, lead), "factor")
+    return lead, layers, AxesOfLayout(axes.outputs[stack:], axes.inputs, axes.target[stack:])
+
+
+def _gathered(checkpoint: Checkpoint, assignment: Assignment) -> Matrix:
+    """Return the matrix of a parameter, of all its tensors; with the axes of a stack in front."""
+    parts = []
+    for name, rows in assignment.sources:
+        matrix = checkpoint.matrices[name].rows()
+        assert matrix is not None, "checked before"
+        if assignment.heads:
+            matrix = matrix.cut(published_order(matrix.codes.shape[0], assignment.heads, name))
+        parts.append(matrix if rows is None else matrix.cut(slice(*rows)))
+    single = [joined(group, assignment.path) for group in assignment.layers(parts)]
+    return stacked(single, assignment.path, assignment.depth) if assignment.depth else single[0]
+
+
+def floats_of(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray:
+    """Return the floats of a parameter, of all its tensors, in its axes."""
+    parts = []
+    for name, rows in assignment.sources:
+        matrix = checkpoint.matrices.get(name)
+        array = checkpoint.array(name) if matrix is None else matrix.dequantize()
+        array = array.reshape(-1) if matrix is None and checkpoint.is_tree else array
+        if assignment.heads:
+            array = array[published_order(array.shape[0], assignment.heads, name)]
+        parts.append(array if rows is None else array[slice(*rows)])
+    single = [group[0] if len(group) == 1 else np.concatenate(group) for group in assignment.layers(parts)]
+    array = single[0]
+    if assignment.depth:
+        array = np.stack(single).reshape(*assignment.depth, *array.shape)
+    axes, sizes = assignment.axes, assignment.sizes
+    return axes.apply(array, *(tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs)))
+
+
+def frozen_of(
+    matrix: Matrix, axes: AxesOfLayout, sizes: dict[str, int], dtype: DTypeLike, holder: WeightHolder
+) -> tuple[Numbers, FrozenForm]:
+    """Return what is stored of a parameter whose numbers a checkpoint has.
+
+    Codes stay as they are. Scales and integer zero points stay in the bytes of the file.
+
+    Args:
+        matrix: the numbers, by rows.
+        axes, sizes: how rows and columns become the axes of the parameter.
+        dtype: of the parameter.
+        holder: of the parameter.
+    """
+    outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
+    codes, in_turn = axes.apply(matrix.codes, outputs, inputs), None
+
+    def placed(x: np.ndarray, columns: tuple[int, ...]) -> np.ndarray:
+        return axes.apply(x, (1,) * len(outputs) if x.shape[-2] == 1 else outputs, columns)
+
+    if matrix.in_turn:
+        in_turn = axes.target.index(axes.outputs) - len(axes.target)
+        weight = matrix.map(lambda x: axes.apply(x, x.shape[-2:-1], inputs), "scale", "zero_point")
+        quantized = _quant_tensor(replace(weight, codes=codes), dtype)
+    elif matrix.scale.shape[-1] == 1:
+        weight = matrix.map(lambda x: placed(x, (1,) * len(inputs)), "scale", "zero_point")
+        quantized = _quant_tensor(replace(weight, codes=codes), dtype)
+    else:
+        group, columns, repeats, dim = _groups(matrix, axes, inputs)
+        weight = matrix.map(
+            lambda x: np.expand_dims(placed(np.repeat(x, repeats, axis=-1), columns), dim),
+            "scale",
+            "zero_point",
+        )
+        split = _split(codes, dim, columns[-1], group)
+        quantized = in_groups(_quant_tensor(replace(weight, codes=split), dtype), group, dim, inputs[-1])
+    zero = matrix.zero_point
+    forms = ScaleForms(None, zero is None or np.issubdtype(zero.dtype, np.integer))
+    numbers, form = frozen_numbers(
+        quantized, holder.summed_axes, zero is not None, holder.axes_of_sums(), forms
+    )
+    numbers["scale"] = jnp.asarray(weight.scale)
+    if in_turn is not None:
+        if weight.zero_point is not None:
+            numbers["zero_point"] = jnp.asarray(weight.zero_point, jnp.float32)
+        numbers.pop("sums", None)
+    if matrix.factor is not None:
+        numbers["scale_factor"] = jnp.asarray(matrix.factor, jnp.float32)
+    return numbers, replace(form, in_turn=in_turn, names=tuple(sorted(numbers)))
+
+
+def _groups(
+    matrix: Matrix, axes: AxesOfLayout, inputs: tuple[int, ...]
+) -> tuple[int, tuple[int, ...], int, int]:
+    """Return the size of groups, their number along each axis of inputs, how many of these share a scale, and the axis
+    of the parameter that is cut into groups, counted from the end.
+
+    Raises:
+        ValueError: this is a part of an axis.
+    """
+    count, columns, last = matrix.scale.shape[-1], matrix.codes.shape[-1], inputs[-1]
+    group, repeats, groups = matrix.group, 1, count
+    if len(inputs) > 1:
+        group = math.gcd(matrix.group, last)
+        repeats, groups = (columns // group) // count, last // group
+    axis = next(at for at, term in enumerate(axes.target) if term[-1] == axes.inputs[-1])
+    if len(axes.target[axis]) > 1:
+        raise ValueError(f"groups lie along {axes.inputs[-1]}, which is a part of an axis in {axes}")
+    return group, (*inputs[:-1], groups), repeats, axis - len(axes.target)
+
+
+def _split(codes: np.ndarray, dim: int, groups: int, group: int) -> np.ndarray:
+    """Return codes with two axes for one: groups, and elements of a group, the last of which is padded."""
+    at = codes.ndim + dim
+    short = groups * group - codes.shape[at]
+    if short:
+        widths = [(0, short if axis == at else 0) for axis in range(codes.ndim)]
+        codes = np.pad(codes.view(np.uint8), widths).view(codes.dtype)
+    return codes.reshape(*codes.shape[:at], groups, group, *codes.shape[at + 1 :])
+
+
+def _quant_tensor(matrix: Matrix, dtype: DTypeLike) -> QuantTensor:
+    """Return the numbers as a QuantTensor, in the axes that they have."""
+    grid: Any = matrix.grid
+    codes, scale = matrix.codes, jnp.asarray(matrix.scale.astype(np.float32))
+    if grid.is_integer:
+        zero = matrix.zero_point
+        zero = jnp.float32(0) if zero is None else jnp.asarray(zero.astype(np.float32))
+        return IntQuantTensor.stored(jnp.asarray(codes), scale, zero, grid, dtype)
+    if grid.is_table:  # its numbers ascend, without a second zero
+        codes = codes if matrix.table is None else np.searchsorted(grid.table, matrix.table)[codes]
+        return CodebookQuantTensor.from_codes(jnp.asarray(codes.astype(np.uint8)), scale, grid, dtype=dtype)
+    if grid.bit_width == 8:
+        return FloatQuantTensor.stored(jnp.asarray(codes), scale, None, grid, dtype)
+    # The code of -0 is nan's in formats that have no other for it.
+    codes = np.where(codes == 1 << (grid.bit_width - 1), np.uint8(0), codes)
+    return FloatQuantTensor.from_payload(jnp.asarray(codes), scale, format=grid, dtype=dtype)

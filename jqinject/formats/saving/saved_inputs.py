@@ -1,0 +1,249 @@
+"""What a file can say of input quantizers and of caches of keys and values: the inverse of `loading.loaded_quantizers`.
+
+A quantizer is written if the one that is loaded gives its numbers to the bit; else it is refused, by path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.core.scaling.of_memory import ConstScaling
+from jqinject.core.transforms import Permutation
+from jqinject.formats.checkpoint_errors import CheckpointError, listed
+from jqinject.formats.loading.loaded_quantizers import LARGEST, cache_proxies, input_quantizer, static_format
+from jqinject.formats.loading.matching import CACHE_SCALE, PROXIES
+from jqinject.formats.loading.parameter_names import Name, compiled
+from jqinject.formats.saving.weights import Weight
+from jqinject.formats.stored_matrix import InputFormat
+from jqinject.model.walk import ModelIndex, dotted
+from jqinject.nn import QuantIdentity
+from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import QuantizedProgram
+from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
+from jqinject.quant_tensor import on_minifloats
+
+CURE = (
+    "Int8DynamicActPerRowAbsMax, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, Fp8e4m3OCPDynamicActPerRowFloat, "
+    "NVFP4Act; or rules without input_quant"
+)
+
+
+def input_format_of(
+    layer: QuantWeightLayer[Any] | None, path: str, permuted: bool = False
+) -> InputFormat | None:
+    """Return how a layer quantizes its input; None for a float input.
+
+    Args:
+        layer: a frozen layer; None for a parameter without one.
+        path: of its weight, for errors.
+        permuted: whether the input is permuted before it is quantized.
+
+    Raises:
+        CheckpointError: no file can say so.
+    """
+    proxy = None if layer is None else layer.input_quant
+    if not isinstance(proxy, ActQuantProxyFromInjector) or not proxy.is_quant_enabled:
+        return None
+    inputs = _dynamic(proxy) if proxy.is_dynamic else static_format(proxy)
+    if inputs is None or not _is_exact(proxy, inputs, path):
+        raise CheckpointError(
+            f"{path}: no checkpoint can say how {proxy.binding.base.__name__} quantizes the input: what is loaded "
+            f"would compute other numbers.\n  cure: {CURE}"
+        )
+    if permuted and inputs.group_size is not None:
+        raise CheckpointError(
+            f"{path}: the input is permuted and then quantized in groups, which no checkpoint can say.\n"
+            "  cure: an input quantizer with a scale for the tensor or for each row"
+        )
+    return inputs
+
+
+def _dynamic(proxy: ActQuantProxyFromInjector) -> InputFormat:
+    """Return the format that a file would have for a quantizer of the tensor itself."""
+    sample, size = proxy.sample(), proxy.group_size
+    is_float = on_minifloats(sample)
+    if is_float and sample.bit_width == 4:
+        scales: Any = getattr(proxy.binding.base, "scale_quant", None)
+        is_static = getattr(scales, "scaling_impl", None) is ConstScaling
+        global_scale = np.asarray([LARGEST / scales.scaling_init], np.float32) if is_static else None
+        return InputFormat("float", 4, True, "tensor_group", size, global_scale=global_scale)
+    of_rows = np.size(proxy.trial(jnp.ones((2, size or 1))).scale) > 1
+    strategy = "group" if size is not None else "token" if of_rows else "tensor"
+    return InputFormat("float" if is_float else "int", 8, not proxy.has_zero_point, strategy, size)
+
+
+def _is_exact(proxy: ActQuantProxyFromInjector, inputs: InputFormat, path: str) -> bool:
+    """Return whether the quantizer that is loaded for a format gives the numbers of the one that is saved, to the bit.
+
+    Both are called: an injector does not show what a mixin, an override or a base of its own changes.
+    """
+    try:
+        loaded = QuantIdentity(input_quantizer(inputs, path)).act_quant
+    except CheckpointError:
+        return False
+    for probe in _probes(proxy, inputs):
+        ours, theirs = proxy.trial(probe), loaded.trial(probe)
+        pairs = ((ours.value, theirs.value), (ours.scale, theirs.scale), (ours.zero_point, theirs.zero_point))
+        if type(ours) is not type(theirs) or not all(
+            np.array_equal(np.ravel(saved), np.ravel(again)) for saved, again in pairs
+        ):
+            return False
+    return True
+
+
+def _probes(proxy: ActQuantProxyFromInjector, inputs: InputFormat) -> Iterator[jax.Array]:
+    """Return inputs that differ between quantizers: numbers next to every tie of rounding, rows of many magnitudes, and
+    zeros."""
+    columns = inputs.group_size or 64
+    ends = np.resize(np.array([1, -1], np.float32), (64, columns if inputs.dynamic else 0))
+    scale = np.ravel(proxy.trial(jnp.ones((1, columns)) * (ends[:1] if inputs.dynamic else 1)).scale)[0]
+    ties = np.float32(scale) * (np.arange(-300, 300, dtype=np.float32) + np.float32(0.5))
+    near = np.concatenate([ties, *(np.nextafter(ties, np.float32(end)) for end in (-np.inf, 0, np.inf))])
+    if inputs.dynamic:  # the ends of the range are in every row, so that its scale is known
+        near, ends = np.clip(near, -1, 1), ends[:, :2]
+    rows = np.concatenate([ends, np.resize(near, (64, columns - ends.shape[1]))], axis=1)
+    sizes = np.float32(1.1) ** np.arange(64, dtype=np.float32)[:, None]
+    yield from map(jnp.asarray, (rows, rows * sizes, 0 * rows))
+
+
+@dataclass(frozen=True)
+class CacheQuantizer:
+    """A quantizer of keys or values whose scale is written.
+
+    Attributes:
+        path: of the quantizer, or the name of the cache.
+        name: of the scale in the file.
+        form: of the numbers.
+        proxy: the quantizer.
+    """
+
+    path: str
+    name: str
+    form: InputFormat
+    proxy: ActQuantProxyFromInjector
+
+
+def cache_quantizers(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[CacheQuantizer]:
+    """Return the quantizers of keys and values of a model, each with its name in the file.
+
+    Args:
+        model: the model.
+        rules: of names; None for those that the paths suggest.
+
+    Raises:
+        CheckpointError: one has no name, or no static scale of 8 bits.
+    """
+    return [
+        CacheQuantizer(path, name, _static(path, proxy), proxy) for path, name, proxy in _named(model, rules)
+    ]
+
+
+def _named(
+    model: nnx.Module, rules: tuple[Name, ...] | None
+) -> Iterator[tuple[str, str, ActQuantProxyFromInjector]]:
+    ends = {proxy: f"{which}_scale" for which, proxy in PROXIES.items()}
+    for path, proxy in cache_proxies(model).items():
+        layer, _, leaf = path.rpartition(".")
+        yield path, _by_rule(path, rules) or f"{layer}.{ends[leaf]}".lstrip("."), proxy
+    for _, node in ModelIndex(model).places:
+        for site in node.op_quant.caches if isinstance(node, QuantizedProgram) else ():
+            name = _by_rule(site.name, rules)
+            if name is None:
+                raise CheckpointError(
+                    f"the cache {site.name} is quantized, and no name is for its scale.\n"
+                    f"  cure: names={{..., 'model.layers.0.self_attn.k_scale': {site.name!r}}}"
+                )
+            yield site.name, name, node.op_quant.held[site.name]
+
+
+def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
+    for rule in rules or ():
+        match = compiled(rule.models[0]).fullmatch(path) if CACHE_SCALE.fullmatch(rule.files[0]) else None
+        if match is not None and not rule.stacked():
+            return rule.files[0].format(**match.groupdict())
+    return None
+
+
+def _static(path: str, proxy: ActQuantProxyFromInjector) -> InputFormat:
+    form = None if proxy.is_dynamic else static_format(proxy)
+    if form is None or not form.symmetric or vars(proxy).get("pre_transform") is not None:
+        raise CheckpointError(
+            f"{path} quantizes a cache as {proxy.binding.base.__name__}, which no checkpoint can say.\n"
+            "  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat, whose scale is static; or rules without it"
+        )
+    return form
+
+
+def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the scales by name, and `kv_cache_scheme`; both empty without caches.
+
+    Args:
+        caches: that are written.
+
+    Raises:
+        CheckpointError: keys and values are of different numbers.
+    """
+    if not caches:
+        return {}, {}
+    first = caches[0].form
+    for cache in caches:
+        if cache.form.kind != first.kind:
+            raise CheckpointError(
+                f"{caches[0].path} and {cache.path} are of different numbers; a checkpoint has one scheme for caches"
+            )
+    scheme = {"num_bits": 8, "type": first.kind, "symmetric": True, "strategy": "tensor", "dynamic": False}
+    tensors = {cache.name: np.asarray(cache.form.scale, np.float32) for cache in caches}
+    return tensors, {"kv_cache_scheme": scheme}
+
+
+def refuse_other_quantizers(
+    model: nnx.Module, weights: Sequence[Weight], caches: Sequence[CacheQuantizer] = ()
+) -> None:
+    """Raise if the model quantizes more than what is written: weights, inputs of their layers, and caches.
+
+    Args:
+        model: the model.
+        weights: what is written.
+        caches: whose scales are written.
+
+    Raises:
+        CheckpointError: names the quantizers, or that of a cache which would be loaded as another.
+    """
+    for cache in caches:
+        if not _is_exact(cache.proxy, cache.form, cache.path):
+            raise CheckpointError(
+                f"{cache.path}: no checkpoint can say how {cache.proxy.binding.base.__name__} quantizes the cache: "
+                "what is loaded would compute other numbers.\n"
+                "  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat"
+            )
+    layers = [weight.stack for weight in weights if weight.stack is not None]
+    written = {id(proxy) for layer in layers for proxy in (layer.weight_quant, layer.input_quant)}
+    written |= {id(cache.proxy) for cache in caches}
+    orders = [weight.order for weight in weights if weight.layer is None and weight.order is not None]
+    lost = []
+    for path, node in ModelIndex(model).places:
+        if isinstance(node, QuantProxyFromInjector) and id(node) not in written:
+            transform = vars(node).get("pre_transform")
+            if node.is_quant_enabled or not (transform is None or _is_written(transform, orders)):
+                lost.append(dotted(path))
+    if lost:
+        is_frozen = not any(path.endswith("weight_quant") for path in lost)
+        frozen_cure = "rules without these, in the model that is saved"
+        raise CheckpointError(
+            f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {listed(lost)}.\n"
+            f"  cure: {frozen_cure if is_frozen else 'save(jqinject.freeze(model), ...)'}"
+        )
+
+
+def _is_written(transform: nnx.Module, orders: Sequence[np.ndarray]) -> bool:
+    """Return whether a transform before a parameter without a layer is an order of columns that is written."""
+    if not isinstance(transform, Permutation):
+        return False
+    return any(np.array_equal(transform.order.get_value(), order) for order in orders)

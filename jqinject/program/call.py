@@ -1,0 +1,243 @@
+"""One call of a model: a method and its arguments. Everything that calls a model does it through here.
+
+Arrays and modules among the arguments (caches, `nnx.Rngs`) are traced; everything else, a flag or a size, is a constant
+of the program, as in a direct call: the model may branch on it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jqinject.dot import LowBitCache
+from jqinject.inject.errors import did_you_mean
+from jqinject.program.class_swap import original_class
+from jqinject.program.tracked_value import Path
+
+CALL = "__call__"
+ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, LowBitCache)
+Method = str | Callable[..., object]
+"""A method of a model: its name, or a function that takes the model first, such as `Whisper.encode`."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A call without its arrays and modules; compared by value, so that a compiled call is found again.
+
+    Attributes:
+        method: name of the method, or a function that takes the model first.
+        tree: the structure of the arguments.
+        others: their leaves; None in the place of arrays and modules.
+        arrays: places of the arrays.
+        modules: places of the modules.
+    """
+
+    method: Method
+    tree: Any
+    others: Path
+    arrays: tuple[int, ...]
+    modules: tuple[int, ...]
+
+    def filled(self, arrays: Iterable[jax.Array], modules: Iterable[Any]) -> Call:
+        """The call with these arrays and modules."""
+        leaves = list(self.others)
+        for place, leaf in zip((*self.arrays, *self.modules), (*arrays, *modules), strict=True):
+            leaves[place] = leaf
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        return Call(args, kwargs, self.method)
+
+
+class Call:
+    """A call of a model.
+
+    Args:
+        args: positional arguments, of any kind: pytrees of arrays, `jax.ShapeDtypeStruct`s, modules, flags, None.
+        kwargs: arguments by keyword.
+        method: name of the method, or a function that takes the model first.
+
+    Attributes:
+        arrays: the arrays among the arguments, also in pytrees.
+        modules: the modules and Variables among them, whose state the call may change.
+        frame: everything else.
+
+    Example:
+        >>> call = Call((2.0,), {"inputs": np.ones((1, 4), np.float32)}, lambda m, scale, inputs: scale * m(inputs))
+        >>> call(nnx.Linear(4, 2, rngs=nnx.Rngs(0))).shape, len(call.arrays)
+        ((1, 2), 1)
+    """
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, object], method: Method = CALL) -> None:
+        self.args, self.kwargs, self.method = tuple(args), dict(kwargs), method
+        leaves, tree = jax.tree.flatten((self.args, self.kwargs), is_leaf=_is_leaf)
+        arrays = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, ARRAYS))
+        modules = tuple(i for i, leaf in enumerate(leaves) if _is_module(leaf))
+        self.arrays = [leaves[i] for i in arrays]
+        self.modules = [leaves[i] for i in modules]
+        traced = {*arrays, *modules}
+        others = tuple(None if i in traced else leaf for i, leaf in enumerate(leaves))
+        self.frame = Frame(method, tree, others, arrays, modules)
+
+    def __call__(self, model: Any) -> Any:
+        """Call a model."""
+        if self.method == CALL:
+            return model(*self.args, **self.kwargs)
+        if isinstance(self.method, str):
+            return operator.methodcaller(self.method, *self.args, **self.kwargs)(model)
+        return self.method(model, *self.args, **self.kwargs)
+
+    def __str__(self) -> str:
+        """The arguments, arrays by dtype and shape."""
+        args, kwargs = jax.tree.map(_in_words, (self.args, self.kwargs), is_leaf=_is_leaf)
+        return ", ".join([*map(str, args), *(f"{name}={leaf}" for name, leaf in kwargs.items())])
+
+    def places(self, model: nnx.Module) -> list[tuple[str, ...]]:
+        """Where each array, then each module, is among the arguments: the parameter's name, and keys below it.
+
+        Args:
+            model: whose method is called.
+        """
+        flat, _ = jax.tree_util.tree_flatten_with_path((self.args, self.kwargs), is_leaf=_is_leaf)
+        names = self.names(model)
+        paths = [tuple(jax.tree_util.keystr((key,), simple=True) for key in path[1:]) for path, _ in flat]
+        named = [
+            (names[int(path[0])], *path[1:]) if place[0].idx == 0 else path
+            for path, (place, _) in zip(paths, flat, strict=True)
+        ]
+        return [named[place] for place in (*self.frame.arrays, *self.frame.modules)]
+
+    def names(self, model: nnx.Module) -> list[str]:
+        """The names of the parameters that the positional arguments are for."""
+        count = len(self.args)
+        function = getattr(type(model), self.method) if isinstance(self.method, str) else self.method
+        try:
+            parameters = list(inspect.signature(function).parameters.values())[1:]
+        except (TypeError, ValueError):
+            parameters = []
+        names = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        return [*names[:count], *(f"argument{place}" for place in range(len(names), count))]
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return self.method if isinstance(self.method, str) else getattr(self.method, "__name__", "method")
+
+
+class SplitCall:
+    """A model and a call as a pure function of state and arrays; neither the model nor the call's modules change.
+
+    Args:
+        model: an NNX module.
+        call: a call of it.
+
+    Attributes:
+        state: of the model and of the call's modules; its paths begin with 0 for the model, with 1 and so on for the
+            modules.
+        arrays: of the call.
+    """
+
+    def __init__(self, model: nnx.Module, call: Call) -> None:
+        self._frame, self.arrays = call.frame, call.arrays
+        self._graphdef, self.state = nnx.split((model, *call.modules), graph=True)
+
+    def merged(self, state: object, arrays: Sequence[jax.Array]) -> tuple[Any, Call]:
+        """A copy of the model, and the call of it, with this state and these arrays."""
+        model, *modules = nnx.merge(self._graphdef, state)
+        return model, self._frame.filled(arrays, modules)
+
+
+def compiled_call(run: Callable[..., object]) -> Callable[..., object]:
+    """`run(model, call, *arrays)`, compiled; calls with the same flags and shapes share a program.
+
+    Args:
+        run: the function to compile; it may change the state of the model and of the call's modules.
+
+    Example:
+        >>> double = compiled_call(lambda model, call: 2 * call(model))
+        >>> double(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), Call((np.zeros((1, 4), np.float32),), {}))
+        Array([[0., 0.]], dtype=float32)
+    """
+    traced = nnx.jit(
+        lambda model, arrays, modules, frame, *others: run(model, frame.filled(arrays, modules), *others),
+        static_argnums=3,
+    )
+
+    def called(model: Any, call: Call, *others: Any) -> Any:
+        return traced(model, call.arrays, call.modules, call.frame, *others)
+
+    return called
+
+
+def with_copied_modules(calls: Sequence[Call]) -> list[Call]:
+    """The calls with copies of their modules, which may then be called again and again; shared ones stay shared."""
+    if not any(call.modules for call in calls):
+        return list(calls)
+    copies = nnx.clone([call.modules for call in calls], graph=True)
+    return [call.frame.filled(call.arrays, modules) for call, modules in zip(calls, copies, strict=True)]
+
+
+def arguments_of(arguments: Any) -> tuple[Path, dict[str, object]]:
+    """The arguments in a tuple or list (positional), in a dict (keywords), or in anything else (a single one)."""
+    if isinstance(arguments, Mapping):
+        return (), dict(arguments)
+    return (tuple(arguments), {}) if isinstance(arguments, tuple | list) else ((arguments,), {})
+
+
+def checked_method(model: nnx.Module, method: Any, caller: str) -> Method:
+    """The method to call: the name of one of the model's methods, or a function that takes the model first.
+
+    Args:
+        model: an NNX module.
+        method: a name, a method of the model's class, or any other function of a model.
+        caller: the calling function's name, for the error text.
+
+    Returns:
+        A name, unless `method` is a function that is not a method of the model's class.
+
+    Raises:
+        TypeError: it is neither a name nor a function.
+        ValueError: the model has no method of that name.
+    """
+    kind = original_class(type(model))
+    if callable(method):
+        function = method.__func__ if inspect.ismethod(method) and method.__self__ is model else method
+        name = getattr(function, "__name__", "")
+        return name if getattr(kind, name, None) is function else function
+    if not isinstance(method, str):
+        raise TypeError(
+            f"{caller}: method must be the name of a method of {kind.__name__}, or a function that takes the model "
+            f"first; got {type(method).__name__}"
+        )
+    if not callable(getattr(model, method, None)):
+        public = [name for name, _ in inspect.getmembers(kind, callable) if not name.startswith("_")]
+        own = [name for name in public if name not in dir(nnx.Module)]
+        hint = did_you_mean(method, own)
+        raise ValueError(
+            f"{caller}: {kind.__name__} has no method {method!r}{'; ' + hint if hint else '.'}\n"
+            f"  cure: one of {', '.join(own) or CALL}, or a function: method=lambda model, x: ..."
+        )
+    return method
+
+
+def _is_module(leaf: object) -> bool:
+    return isinstance(leaf, nnx.Pytree | nnx.Variable)
+
+
+def _is_leaf(leaf: object) -> bool:
+    return _is_module(leaf) or isinstance(leaf, LowBitCache)
+
+
+def _in_words(leaf: Any) -> Any:
+    if _is_module(leaf):
+        return type(leaf).__name__
+    return f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, ARRAYS) else leaf

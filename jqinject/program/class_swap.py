@@ -1,0 +1,147 @@
+"""Swapping the class of a module: one function that makes a subclass, once for each class, and one that swaps.
+
+NNX carries the class of a module through its transformations, so a swapped class is in effect wherever the module is
+called. Next: `intercept`, which runs code around a method, and `model`, whose call is run as a program.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from flax import nnx
+
+from jqinject.core.flax_internals import change_class
+
+
+class ClassMixin:
+    """Abstract: an addition to the class of a module.
+
+    Attributes:
+        _base_class: the class that it was added to.
+    """
+
+    __slots__ = ()  # an instance can only take a class of the same layout
+    _base_class: type
+
+    @classmethod
+    def method(cls, kind: type, name: str) -> Callable[..., object]:
+        """The replacement of a method of the class `kind`: by default the mixin's own method of that name."""
+        return getattr(cls, name)
+
+
+def derived_class(kind: type, mixin: type[ClassMixin], *methods: str) -> type:
+    """The subclass of `kind` and `mixin` with the mixin's `methods` and the name of `kind`; cached.
+
+    It is pickled as the arguments that it was made from. `kind` comes before the mixin among the bases, because an
+    instance can only take a class of the same layout.
+
+    Args:
+        kind: a class of modules.
+        mixin: the addition.
+        methods: names of the methods to replace; none means `__call__`.
+    """
+    return _derived(kind, mixin, tuple(sorted(set(methods or ("__call__",)))))
+
+
+def original_class(kind: type) -> type:
+    """The class that `kind` was derived from, by whatever additions; `kind` itself if there are none."""
+    while "_made_from" in vars(kind):
+        kind = vars(kind)["_base_class"]
+    return kind
+
+
+# NNX registers every module class with JAX permanently, so there is one subclass per class, not per module.
+@functools.cache
+def _derived(kind: type, mixin: type[ClassMixin], methods: tuple[str, ...]) -> type:
+    body = {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
+    replaced = {name: mixin.method(kind, name) for name in methods}
+    origin = {"_base_class": kind, "_made_from": (kind, mixin, methods)}
+    return _picklable(type(kind))(kind.__name__, (kind, mixin), body | replaced | origin)
+
+
+@functools.cache
+def _picklable(metaclass: Any) -> Any:
+    """A metaclass whose classes are pickled as the arguments of `derived_class`."""
+    picklable = type(metaclass.__name__, (metaclass,), {})
+    copyreg.pickle(picklable, lambda kind: (_derived, kind._made_from))  # pyright: ignore[reportAttributeAccessIssue]
+    return picklable
+
+
+class Around:
+    """Abstract: code that runs around the calls of a module. Compared by identity, unless a class says otherwise."""
+
+    @abstractmethod
+    def __call__(
+        self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
+        """Run instead of a call.
+
+        Args:
+            layer: the called module; inside a transformation, this is another object than outside.
+            call: the module's own call, or the next interceptor; takes `args` and `kwargs`.
+
+        Returns:
+            The result for the caller of the module.
+        """
+
+
+class _Intercepted(ClassMixin):
+    """A module with an intercepted method; the interceptor that was added last runs first."""
+
+    __slots__ = ()
+
+    @classmethod
+    def method(cls, kind: type, name: str) -> Callable[..., object]:
+        own, attribute = inspect.getattr_static(kind, name), _attribute(name)
+
+        def through(self: Any, *args: object, **kwargs: object) -> object:
+            call: Callable[..., object] = own.__get__(self, kind)
+            for around in getattr(self, attribute):
+                call = partial(around, self, call)
+            return call(*args, **kwargs)
+
+        return through
+
+
+def _attribute(method: str) -> str:
+    return f"_jqinject_around_{method}"
+
+
+def intercept(layer: nnx.Module, around: Around, method: str = "__call__") -> None:
+    """Run `around` around the calls of a module, outside any earlier interceptors.
+
+    Args:
+        layer: a module of a private copy of a model. Its class becomes a subclass, cached for each class and method,
+            and `around` is stored in an attribute of the module: NNX carries both through transformations.
+        around: the interceptor.
+        method: the method to intercept.
+    """
+    attribute = _attribute(method)
+    others = vars(layer).get(attribute)
+    setattr(layer, attribute, (*(others or ()), around))
+    if others is None:
+        change_class(layer, derived_class(type(layer), _Intercepted, method))
+
+
+def release(layer: nnx.Module, kind: type[Around], method: str = "__call__") -> None:
+    """Remove the interceptors of a class from a method; has no effect if there are none.
+
+    Args:
+        layer: the module.
+        kind: the class of interceptors to remove.
+        method: the intercepted method.
+    """
+    attribute = _attribute(method)
+    arounds = vars(layer).get(attribute, ())
+    others = tuple(around for around in arounds if not isinstance(around, kind))
+    if others:
+        setattr(layer, attribute, others)
+    elif arounds:
+        delattr(layer, attribute)
+        change_class(layer, type(layer)._base_class)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,227 @@
+"""One run of a program: what it asks of the policy and the quantizers, and the sites that it comes across.
+
+Handlers of operations get a `Step` of a `Run`. Next: `interpreter`, which runs the equations.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+
+from jqinject.program.jaxpr import Body, Equation
+from jqinject.program.kept_state import KeptState
+from jqinject.program.operations import Operation
+from jqinject.program.policy import (
+    NO_AXES,
+    PLAIN,
+    ActivationProduct,
+    Choice,
+    Occurrence,
+    Policy,
+    Site,
+    SiteNames,
+    SummedAxes,
+    WeightUse,
+)
+from jqinject.program.quantizers import Quantizers
+from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
+
+V = TypeVar("V")
+
+
+class Run:
+    """Abstract: one run of a program.
+
+    Args:
+        policy: decides what is quantized.
+        quantizers: quantize at a site, and keep its statistics.
+        constants_now: whether values that depend on no input are computed while the program is traced.
+        names: of its sites in the model.
+    """
+
+    equation: Equation
+    """The one that is run now."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        quantizers: Quantizers,
+        constants_now: bool = False,
+        names: SiteNames = PLAIN,
+    ) -> None:
+        self.policy = policy
+        self.quantizers = quantizers
+        self.constants_now = constants_now
+        self.names = names
+        self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.sites: dict[str, Site] = {}
+        self.uses: list[WeightUse] = []
+        self.adapted: set[tuple[Path, str]] = set()
+        self.products: list[ActivationProduct] = []
+        self.occurrences: list[Occurrence] = []
+        self.region: tuple[str, str] | None = None
+        self.mapped = False
+        self.stack: tuple[int, ...] = ()
+        self.kept = KeptState()
+
+    @abstractmethod
+    def run(self, body: Body, inputs: Sequence[Tracked], path: str = "") -> list[Tracked]:
+        """Run a program.
+
+        Args:
+            body: the program.
+            inputs: its inputs.
+            path: of the module that equations without a mark of their own belong to.
+        """
+
+    @abstractmethod
+    def within(
+        self,
+        quantizers: Quantizers,
+        counts: collections.Counter[tuple[str, str]] | None = None,
+        layers: int = 0,
+    ) -> Run:
+        """A run of a part of the program.
+
+        Args:
+            quantizers: for the part.
+            counts: of operations before it; None for the current ones.
+            layers: the number of its steps if it is a loop over stacked layers.
+        """
+
+    def adopt(self, part: Run) -> None:
+        """Take over what the run of a part of the program came across."""
+        self.counts = part.counts
+        self.sites |= part.sites
+        self.uses += part.uses
+        self.products += part.products
+        self.occurrences += part.occurrences
+        self.adapted |= part.adapted
+
+    def constant(self, compute: Callable[[], V]) -> V:
+        """The result of `compute`, which depends on no input; computed while tracing if `constants_now`."""
+        with jax.ensure_compile_time_eval() if self.constants_now else contextlib.nullcontext():
+            return compute()
+
+    def choose(
+        self, path: str, operation: Operation, weight_path: Path = (), read: Path = ()
+    ) -> tuple[Choice | None, str]:
+        """The policy's choice for an operation, and the name of this occurrence of it.
+
+        Args:
+            path: of the module.
+            operation: the operation.
+            weight_path: of the parameter for which there may be a rule.
+            read: what tells the place from others; empty for `weight_path`.
+        """
+        number = self.counts[path, operation.name]
+        self.counts[path, operation.name] += 1
+        name = f"{path}.{operation.name}{number}" if path else f"{operation.name}{number}"
+        self.note(path, operation.name, name, read or weight_path)
+        return self.policy.choose(path, operation, weight_path, name), name
+
+    def note(self, path: str, operation: str, name: str, read: Path) -> None:
+        """Note an operation, or the call of a layer; see `Occurrence`."""
+        self.occurrences.append(Occurrence(path, operation, read, self.equation, self.names.prefix + name))
+
+    def add(self, site: Site) -> Site:
+        """Note a site."""
+        self.sites[site.name] = site
+        return site
+
+    def quantized(
+        self, x: Tracked, quantizer: object, name: str, axes: SummedAxes = NO_AXES, **overrides: object
+    ) -> Tracked:
+        """`x` quantized at the site `name`, once for all operations that use the same quantizer.
+
+        Args:
+            x: the value.
+            quantizer: the injector.
+            name: of the site, without the prefix.
+            axes: see `Site`.
+            overrides: names that the injector redeclares here.
+        """
+        site, same = self._site(x, quantizer, name, axes, overrides)
+        key = (*same, self.quantizers.mode)
+        if key not in x.twins:
+            self.add(site)
+            twin = x.with_value(self.quantizers.quantize(site, x.array))
+            twin.pending, twin.quantized, twin.site = None, True, site.name
+            x.twins[key] = twin
+        return x.twins[key]
+
+    def transformed(self, x: Tracked, quantizer: object, name: str, axes: SummedAxes) -> jax.Array:
+        """The array that the quantizer of a site sees: `x` through the transform before it.
+
+        Arguments as for `quantized`.
+        """
+        if not axes.transformed or axes.turned:
+            return x.array
+        return self.quantizers.transformed(self._site(x, quantizer, name, axes, {})[0], x.array)
+
+    def _site(
+        self, x: Tracked, quantizer: Any, name: str, axes: SummedAxes, overrides: dict[str, Any]
+    ) -> tuple[Site, tuple[Any, ...]]:
+        """The site where a value is quantized, named after the first operation that quantizes it so, and its key."""
+        if x.fixed_range is not None and not x.is_weight:
+            overrides = {**overrides, "fixed_range": x.fixed_range}
+        same = (quantizer, axes, tuple(sorted(overrides.items())))
+        first = next((twin.site for key, twin in x.twins.items() if key[:3] == same), "")
+        facts = x.is_weight, shape_of(x), x.weight_path
+        full = first or self.names.full(name)
+        return Site(full, quantizer, overrides, *facts, **axes._asdict(), stack=self.stack), same
+
+    def output(
+        self, value: jax.Array, choice: Choice | None, name: str, *, inherited: object = None
+    ) -> Tracked:
+        """An output: its quantizer is left to the next operation, or applied at once."""
+        quantizer = inherited if choice is None or choice.output is None else choice.output
+        out = Tracked(value, Origin.ACTIVATION)
+        if quantizer is None or not out.is_float or (choice is not None and choice.dynamic):
+            return out
+        if self.policy.delayed:
+            out.pending = quantizer
+            return out
+        return self.quantized(out, quantizer, f"{name}_output")
+
+    def maps(self, eqn: Equation) -> bool:
+        """Whether an equation is under `vmap`."""
+        return self.mapped or eqn.is_mapped
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a run.
+
+    Attributes:
+        run: the run.
+        operation: its row of the table.
+        path: of the module that it belongs to.
+        inputs: its operands.
+        eqn: its equation.
+    """
+
+    run: Run
+    operation: Operation
+    path: str
+    inputs: Sequence[Tracked]
+    eqn: Equation
+
+    def choose(self, weight_path: Path = (), read: Path = ()) -> tuple[Choice | None, str]:
+        """See `Run.choose`."""
+        return self.run.choose(self.path, self.operation, weight_path, read)
+
+    def values(self, operands: Sequence[Tracked] | None = None) -> list[jax.Array]:
+        """The outputs for some operands, by default its own, as arrays."""
+        return self.eqn.bind([x.array for x in (self.inputs if operands is None else operands)])
+
+    def value(self, operands: Sequence[Tracked] | None = None) -> jax.Array:
+        """The only output: see `values`."""
+        (value,) = self.values(operands)
+        return value

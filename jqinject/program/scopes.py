@@ -1,0 +1,178 @@
+"""Finds the module that an operation belongs to: a private copy of the model leaves marks while it is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from jqinject.program.class_swap import Around, intercept, release
+
+SCOPE = "jqinject_module({})"
+SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
+WEIGHT_SCOPE = "jqinject_weight({})"
+OF_WEIGHT = re.compile(r"jqinject_weight\(([^)]*)\)")
+NO_NAME = re.compile(r"[^\w.\-]")
+BEGIN, END = "jqinject_begin", "jqinject_end"
+LAYER, QUANTIZED_LAYER = LAYERS = ("layer", "quantized_layer")
+ATTEND = "attend"
+RAISED_IN = "raised in the module at"
+
+# Modules that count as one operation.
+NNX_REGIONS: tuple[tuple[type, str], ...] = (
+    (nnx.BatchNorm, "batch_norm_op"),
+    (nnx.LayerNorm, "norm_op"),
+    (nnx.RMSNorm, "norm_op"),
+    (nnx.GroupNorm, "norm_op"),
+    (nnx.InstanceNorm, "norm_op"),
+    (nnx.Dropout, "dropout"),
+)
+LINEN_REGIONS: tuple[tuple[type, str], ...] = (
+    (linen.BatchNorm, "batch_norm_op"),
+    (linen.LayerNorm, "norm_op"),
+    (linen.RMSNorm, "norm_op"),
+    (linen.GroupNorm, "norm_op"),
+    (linen.InstanceNorm, "norm_op"),
+    (linen.Dropout, "dropout"),
+)
+
+
+def path_in(name_stack: object) -> str | None:
+    """The path of the innermost module in an equation's name stack; None if it has no mark."""
+    paths = SCOPED.findall(str(name_stack))
+    if not paths:
+        return None
+    # A Linen module knows its path relative to the module that wraps it.
+    around = next((path for path in reversed(paths) if not path.startswith("+")), "")
+    return paths[-1] if paths[-1] == around else f"{around}.{paths[-1][1:]}".lstrip(".")
+
+
+def weight_in(name_stack: object) -> str | None:
+    """The path of the parameter that an equation contracts, as `name_in_scope` writes it; None without a mark."""
+    paths = OF_WEIGHT.findall(str(name_stack))
+    return paths[-1] if paths else None
+
+
+def weight_scope(weight_path: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
+    """Marks the contraction of a parameter, by its path, in the program's text; marks nothing without a path."""
+    if not weight_path:
+        return contextlib.nullcontext()
+    return jax.named_scope(WEIGHT_SCOPE.format(name_in_scope(".".join(map(str, weight_path)))))
+
+
+def name_in_scope(path: str) -> str:
+    """A path without the characters that have a meaning in a program's text."""
+    return NO_NAME.sub("_", path)
+
+
+def region_of(module: object, is_leaf: Callable[[object], bool]) -> str | None:
+    """The operation that a module counts as; "layer" or "quantized_layer" if it is not looked into; else None."""
+    if is_leaf(module):
+        ends_quantized = vars(module).get("output_quant") or vars(module).get("act_quant")
+        return LAYER if ends_quantized is None else QUANTIZED_LAYER
+    regions = LINEN_REGIONS if isinstance(module, linen.Module) else NNX_REGIONS
+    return next((name for kind, name in regions if isinstance(module, kind)), None)
+
+
+@dataclass(frozen=True)
+class _Scope(Around):
+    """Marks calls with the path of the module, and the operation that it counts as, or None."""
+
+    path: str
+    region: str | None
+
+    def __call__(
+        self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
+        """See `Around`."""
+        return in_scope(self.path, self.region, call, args, kwargs)
+
+
+def mark_modules(model: nnx.Module) -> None:
+    """Let the modules of a private copy of a model leave their paths in the programs traced of it.
+
+    Args:
+        model: a private copy.
+    """
+    for path, module in list(nnx.iter_modules(model, graph=True)):
+        if path and "__call__" in dir(type(module)):
+            intercept(module, _Scope(".".join(map(str, path)), None))
+
+
+@contextlib.contextmanager
+def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> Iterator[None]:
+    """Let every module of a private copy of a model leave marks when it is called.
+
+    Args:
+        model: a private copy.
+        is_leaf: whether a module is not looked into.
+    """
+    modules = list(nnx.iter_modules(model, graph=True))
+    for path, module in modules:
+        if path and "__call__" in dir(type(module)):
+            name = ".".join(map(str, path))
+            intercept(module, _Scope(name, region_of(module, is_leaf)))
+            if is_leaf(module) and ATTEND in dir(type(module)):
+                intercept(module, _Scope(name, None), ATTEND)  # no region: its output is not the layer's
+    has_linen = any(isinstance(module, nnx.bridge.ToNNX) for _, module in modules)
+    with linen_scopes(is_leaf) if has_linen else contextlib.nullcontext():
+        yield
+    for _, module in list(nnx.iter_modules(model, graph=True)):
+        for method in ("__call__", ATTEND):
+            release(module, _Scope, method)
+
+
+def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a module under its path; as one operation if it is a region."""
+    with jax.named_scope(SCOPE.format(path)), _naming(path):
+        if region is None or not args:
+            return call(*args, **kwargs)
+        label = f":{region}:{path}"
+        begins = _is_array if region in LAYERS else _is_float  # a layer may take indices of rows
+        first = jax.tree.map(lambda x: _labelled(x, BEGIN + label, begins), args[0])
+        out = call(first, *args[1:], **kwargs)
+        return jax.tree.map(lambda x: _labelled(x, END + label, _is_float), out)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Add the innermost module's path to an error raised in it."""
+    try:
+        yield
+    except Exception as error:
+        if not any(note.startswith(RAISED_IN) for note in vars(error).get("__notes__", ())):
+            error.add_note(f"{RAISED_IN} {path.removeprefix('+')}")
+        raise
+
+
+def _labelled(x: jax.Array, label: str, is_marked: Callable[[object], bool]) -> jax.Array:
+    return checkpoint_name(x, label) if is_marked(x) else x
+
+
+def _is_array(x: object) -> bool:
+    return isinstance(x, jax.Array)
+
+
+def _is_float(x: object) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+@contextlib.contextmanager
+def linen_scopes(is_leaf: Callable[[object], bool]) -> Iterator[None]:
+    """Let Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks."""
+
+    def named(call: Any, args: Sequence[object], kwargs: Mapping[str, object], context: Any) -> object:
+        if context.method_name != "__call__" or not context.module.path:
+            return call(*args, **kwargs)
+        path = "+" + ".".join(context.module.path)
+        return in_scope(path, region_of(context.module, is_leaf), call, args, kwargs)
+
+    with linen.intercept_methods(named):
+        yield

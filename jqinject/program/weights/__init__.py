@@ -1,1 +1,0 @@
-"""Parameters in a program: followed to their contractions, and contracted there."""
