@@ -59,16 +59,16 @@ class QuantActLayer(QuantLayer[Out]):
         keeps_scale: whether the function leaves a QuantTensor its scale, so that it needs no quantizer to return one.
     """
 
-    act_quant: Any = ACT
-    input_quant: Any = INPUT
-    grad_quant: Any = GRAD
+    act_quant = ACT
+    input_quant = INPUT
+    grad_quant = GRAD
     return_quant_tensor: bool
     keeps_scale: ClassVar[bool] = False
 
     def _init_quantizers(
         self,
         arguments: Mapping[str, Any],
-        overrides: Mapping[str, Any],
+        overrides: Mapping[str, object],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
         offered: dict[str, Any] | None = None,
@@ -402,8 +402,8 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
         (4,)
     """
 
-    act_quant: Any = ACT
-    grad_quant: Any = GRAD
+    act_quant = ACT
+    grad_quant = GRAD
 
     def __init__(
         self,

@@ -280,12 +280,12 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         ((1, 5, 2, 8), 4)
     """
 
-    q_scaled_quant: Any = Q_SCALED
-    k_transposed_quant: Any = K_TRANSPOSED
-    softmax_input_quant: Any = SOFTMAX_INPUT
-    attn_output_weights_quant: Any = ATTN_OUTPUT_WEIGHTS
-    v_quant: Any = V
-    sdpa_output_quant: Any = SDPA_OUTPUT
+    q_scaled_quant = Q_SCALED
+    k_transposed_quant = K_TRANSPOSED
+    softmax_input_quant = SOFTMAX_INPUT
+    attn_output_weights_quant = ATTN_OUTPUT_WEIGHTS
+    v_quant = V
+    sdpa_output_quant = SDPA_OUTPUT
 
     _results: Results[
         QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]

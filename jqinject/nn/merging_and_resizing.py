@@ -35,8 +35,8 @@ class QuantMergeLayer(QuantLayer[Out]):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    input_quant: Any = INPUT
-    output_quant: Any = OUTPUT
+    input_quant = INPUT
+    output_quant = OUTPUT
     return_quant_tensor: bool
 
     def __init__(

@@ -127,12 +127,12 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         ((1, 1, 8), dtype('int8'))
     """
 
-    in_proj_input_quant: Any = IN_PROJ_INPUT
-    q_scaled_quant: Any = Q_SCALED
-    k_transposed_quant: Any = K_TRANSPOSED
-    softmax_input_quant: Any = SOFTMAX_INPUT
-    attn_output_weights_quant: Any = ATTN_OUTPUT_WEIGHTS
-    v_quant: Any = V
+    in_proj_input_quant = IN_PROJ_INPUT
+    q_scaled_quant = Q_SCALED
+    k_transposed_quant = K_TRANSPOSED
+    softmax_input_quant = SOFTMAX_INPUT
+    attn_output_weights_quant = ATTN_OUTPUT_WEIGHTS
+    v_quant = V
     packed_in_proj: bool = False
     contraction: ContractionKind = "auto"
     cached_key_scale: nnx.Cache[Any] | None = None
@@ -199,7 +199,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     def _hold_projections(
         self,
         arguments: Mapping[str, Any],
-        overrides: Mapping[str, Any],
+        overrides: Mapping[str, object],
         return_quant_tensor: bool,
         rngs: nnx.Rngs,
     ) -> None:
@@ -378,7 +378,7 @@ def _noted(note: str) -> Iterator[None]:
 def _quantize(
     layer: Any,
     arguments: Mapping[str, Any],
-    overrides: Mapping[str, Any],
+    overrides: Mapping[str, object],
     return_quant_tensor: bool,
     rngs: nnx.Rngs | None,
 ) -> None:

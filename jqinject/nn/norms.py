@@ -38,16 +38,16 @@ class QuantNormLayer(QuantLayer[Out]):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    input_quant: Any = INPUT
-    output_quant: Any = OUTPUT
-    grad_quant: Any = GRAD
+    input_quant = INPUT
+    output_quant = OUTPUT
+    grad_quant = GRAD
     return_quant_tensor: bool
     num_features: int
 
     def _init_quantizers(
         self,
         arguments: Mapping[str, Any],
-        overrides: Mapping[str, Any],
+        overrides: Mapping[str, object],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:

@@ -65,11 +65,11 @@ class QuantPoolLayer(QuantWindowLayer[Out]):
         input_quant, output_quant: proxies, or None.
     """
 
-    input_quant: Any = INPUT
-    output_quant: Any = OUTPUT
+    input_quant = INPUT
+    output_quant = OUTPUT
 
     def _init_pool(
-        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs | None
+        self, arguments: Mapping[str, Any], overrides: Mapping[str, object], rngs: nnx.Rngs | None
     ) -> None:
         self._set_window(*(arguments[name] for name in ("window_shape", "strides", "padding")))
         self.return_quant_tensor = arguments["return_quant_tensor"]
@@ -203,7 +203,7 @@ class QuantTruncLayer(QuantWindowLayer[Out]):
         trunc_quant: the proxy, or None.
     """
 
-    trunc_quant: Any = TRUNC
+    trunc_quant = TRUNC
 
     def __call__(self, x: Any) -> Out:
         """The means of the windows, with the integers of `trunc_quant`.

@@ -57,7 +57,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
     """
 
     gates: ClassVar[Mapping[str, str]]
-    io_quant: Any = IO
+    io_quant = IO
     in_features: int
     hidden_features: int
     gate_fn: Activation
@@ -78,7 +78,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
     def _init_quantizers(
         self,
         arguments: Mapping[str, Any],
-        overrides: Mapping[str, Any],
+        overrides: Mapping[str, object],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:
@@ -115,7 +115,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         return (self.hidden_features,) if is_hidden else None
 
     def _quantize_layers(
-        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any], rngs: nnx.Rngs | None
+        self, arguments: Mapping[str, Any], overrides: Mapping[str, object], rngs: nnx.Rngs | None
     ) -> None:
         """Let the layers of Flax be ours; both layers of a gate share one weight quantizer."""
         of_weights, of_biases = (

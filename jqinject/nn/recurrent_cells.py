@@ -37,16 +37,16 @@ FORGET = ("forget_acc_quant", "forget_sigmoid_quant")
 class QuantLSTMStep(QuantRecurrentCell):
     """Abstract: the arithmetic that cells of long short-term memories share, once the sums of their gates are made."""
 
-    cell_state_quant: Any = CELL_STATE
-    input_acc_quant: Any = GATE_ACC.of("input_acc_quant")
-    forget_acc_quant: Any = GATE_ACC.of("forget_acc_quant")
-    cell_acc_quant: Any = GATE_ACC.of("cell_acc_quant")
-    output_acc_quant: Any = GATE_ACC.of("output_acc_quant")
-    input_sigmoid_quant: Any = SIGMOID.of("input_sigmoid_quant")
-    forget_sigmoid_quant: Any = SIGMOID.of("forget_sigmoid_quant")
-    cell_tanh_quant: Any = TANH.of("cell_tanh_quant")
-    output_sigmoid_quant: Any = SIGMOID.of("output_sigmoid_quant")
-    hidden_state_tanh_quant: Any = TANH.of("hidden_state_tanh_quant")
+    cell_state_quant = CELL_STATE
+    input_acc_quant = GATE_ACC.of("input_acc_quant")
+    forget_acc_quant = GATE_ACC.of("forget_acc_quant")
+    cell_acc_quant = GATE_ACC.of("cell_acc_quant")
+    output_acc_quant = GATE_ACC.of("output_acc_quant")
+    input_sigmoid_quant = SIGMOID.of("input_sigmoid_quant")
+    forget_sigmoid_quant = SIGMOID.of("forget_sigmoid_quant")
+    cell_tanh_quant = TANH.of("cell_tanh_quant")
+    output_sigmoid_quant = SIGMOID.of("output_sigmoid_quant")
+    hidden_state_tanh_quant = TANH.of("hidden_state_tanh_quant")
     coupled_input_forget_gates: bool = False
     activation_fn: Activation
 
@@ -300,7 +300,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
     """
 
     gates = {"dense_i": "dense_h"}
-    gate_acc_quant: Any = GATE_ACC
+    gate_acc_quant = GATE_ACC
 
     def __init__(
         self,
@@ -383,13 +383,13 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
     """
 
     gates = {"dense_i": "dense_h"}
-    reset_acc_quant: Any = GATE_ACC.of("reset_acc_quant")
-    update_acc_quant: Any = GATE_ACC.of("update_acc_quant")
-    hidden_acc_quant: Any = GATE_ACC.of("hidden_acc_quant")
-    new_acc_quant: Any = GATE_ACC.of("new_acc_quant")
-    reset_sigmoid_quant: Any = SIGMOID.of("reset_sigmoid_quant")
-    update_sigmoid_quant: Any = SIGMOID.of("update_sigmoid_quant")
-    new_tanh_quant: Any = TANH.of("new_tanh_quant")
+    reset_acc_quant = GATE_ACC.of("reset_acc_quant")
+    update_acc_quant = GATE_ACC.of("update_acc_quant")
+    hidden_acc_quant = GATE_ACC.of("hidden_acc_quant")
+    new_acc_quant = GATE_ACC.of("new_acc_quant")
+    reset_sigmoid_quant = SIGMOID.of("reset_sigmoid_quant")
+    update_sigmoid_quant = SIGMOID.of("update_sigmoid_quant")
+    new_tanh_quant = TANH.of("new_tanh_quant")
 
     def __init__(
         self,

@@ -161,7 +161,7 @@ class QuantRecurrentStack(QuantLayer[Out]):
         shared = [name for name in self.state_quantizers if arguments.get(f"shared_{name}", True)]
         bound = 1.0 / math.sqrt(hidden_size)
 
-        def draw(key: Any, shape: Any, dtype: Any = float, **_: Any) -> jax.Array:
+        def draw(key: Any, shape: Any, dtype: Any = float, **_: object) -> jax.Array:
             return jax.random.uniform(key, shape, dtype, -bound, bound)
 
         parameters = inspect.signature(self.cell_class.__init__).parameters.values()

@@ -84,7 +84,7 @@ class ParameterSite(_Facts, InnerModule):
         free, summed: see `_Facts`.
     """
 
-    weight_quant: Any = WEIGHT
+    weight_quant = WEIGHT
     weight_name = "parameter"
     bias = None
     input_quant = None

@@ -236,7 +236,7 @@ class _QuantLayer(nnx.Module):
     def _init_quantizers(
         self,
         arguments: Mapping[str, Any],
-        overrides: Mapping[str, Any],
+        overrides: Mapping[str, object],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:
@@ -314,30 +314,33 @@ if TYPE_CHECKING:
 
         @overload
         def __new__(
-            cls: type[_HasResults[InArrays, Any]], *_: Any, return_quant_tensor: Off = ..., **__: Any
+            cls: type[_HasResults[InArrays, Any]], *_: object, return_quant_tensor: Off = ..., **__: object
         ) -> InArrays: ...
         @overload
         def __new__(
-            cls: type[_HasResults[Any, InQuantTensors]], *_: Any, return_quant_tensor: On, **__: Any
+            cls: type[_HasResults[Any, InQuantTensors]], *_: object, return_quant_tensor: On, **__: object
         ) -> InQuantTensors: ...
         @overload
-        def __new__(cls, *_: Any, **__: Any) -> Self: ...
-        def __new__(cls, *_: Any, **__: Any) -> Any: ...
+        def __new__(cls, *_: object, **__: object) -> Self: ...
+        def __new__(cls, *_: object, **__: object) -> Any: ...
 
     class QuantTensorLayer(QuantLayer[Out]):
         """Abstract: a layer that returns QuantTensors by default."""
 
         @overload
         def __new__(
-            cls: type[_HasResults[InArrays, Any]], *_: Any, return_quant_tensor: Off, **__: Any
+            cls: type[_HasResults[InArrays, Any]], *_: object, return_quant_tensor: Off, **__: object
         ) -> InArrays: ...
         @overload
         def __new__(
-            cls: type[_HasResults[Any, InQuantTensors]], *_: Any, return_quant_tensor: On = ..., **__: Any
+            cls: type[_HasResults[Any, InQuantTensors]],
+            *_: object,
+            return_quant_tensor: On = ...,
+            **__: object,
         ) -> InQuantTensors: ...
         @overload
-        def __new__(cls, *_: Any, **__: Any) -> Self: ...
-        def __new__(cls, *_: Any, **__: Any) -> Any: ...
+        def __new__(cls, *_: object, **__: object) -> Self: ...
+        def __new__(cls, *_: object, **__: object) -> Any: ...
 
 else:
     QuantLayer = QuantTensorLayer = _QuantLayer

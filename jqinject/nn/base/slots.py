@@ -202,7 +202,7 @@ def slots_of(layer: type) -> tuple[Slot, ...]:
 
 
 def split_overrides(
-    layer: Any, slots: Sequence[Slot], overrides: Mapping[str, Any]
+    layer: Any, slots: Sequence[Slot], overrides: Mapping[str, object]
 ) -> dict[str, dict[str, Any]]:
     """Overrides by the argument whose quantizer they are for, without their prefixes.
 
@@ -239,7 +239,7 @@ def make_proxy(
     layer: Any,
     slot: Slot,
     quantizer: Any,
-    overrides: Mapping[str, Any],
+    overrides: Mapping[str, object],
     rngs: nnx.Rngs | None,
     stack: tuple[int, ...] = (),
     channel_shape: tuple[int, ...] | None = None,
@@ -301,7 +301,7 @@ def make_proxy(
 def hold_proxies(
     layer: Any,
     arguments: Mapping[str, Any],
-    overrides: Mapping[str, Any],
+    overrides: Mapping[str, object],
     rngs: nnx.Rngs | None,
     *,
     slots: Sequence[Slot] | None = None,
@@ -374,7 +374,7 @@ def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tu
         )
 
 
-def _refuse_overrides(where: str, slot: Slot, quantizer: Any, overrides: Mapping[str, Any]) -> NoReturn:
+def _refuse_overrides(where: str, slot: Slot, quantizer: Any, overrides: Mapping[str, object]) -> NoReturn:
     names = ", ".join(repr(slot.prefix + name) for name in overrides)
     why, cure = "there is no quantizer", f"give an injector: {slot.name}=..."
     if quantizer is not None:

@@ -88,11 +88,11 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         reads_input: whether the forward reads the input elsewhere than in the contraction.
     """
 
-    weight_quant: Any = WEIGHT
-    bias_quant: Any = BIAS
-    input_quant: Any = INPUT
-    output_quant: Any = OUTPUT
-    grad_quant: Any = GRAD
+    weight_quant = WEIGHT
+    bias_quant = BIAS
+    input_quant = INPUT
+    output_quant = OUTPUT
+    grad_quant = GRAD
     weight_name: ClassVar[str] = "kernel"
     master: nnx.Variable[Any] | None = None
     takes_batch_norm: ClassVar[bool] = True
@@ -122,7 +122,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     def _init_quantizers(
         self,
         arguments: Mapping[str, Any],
-        overrides: Mapping[str, Any],
+        overrides: Mapping[str, object],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
     ) -> None:
