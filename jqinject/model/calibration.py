@@ -288,7 +288,7 @@ def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:
     return observers
 
 
-def _check_not_lost(copy: object, call: Call | None, observers: dict[str, StaticRange]) -> None:
+def _check_not_lost(copy: nnx.Module, call: Call | None, observers: dict[str, StaticRange]) -> None:
     """Refuse ranges that were collected in copies of layers, which the model throws away."""
     missed = tuple(path for path, observer in observers.items() if observer.has_range() is False)
     if not missed or call is None or isinstance(copy, QuantizedProgram):

@@ -10,7 +10,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +20,8 @@ from jqinject.dot import LowBitCache
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.class_swap import original_class
 from jqinject.program.tracked_value import Path
+
+_Result = TypeVar("_Result")
 
 CALL = "__call__"
 ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, LowBitCache)
@@ -45,7 +47,7 @@ class Frame:
     arrays: tuple[int, ...]
     modules: tuple[int, ...]
 
-    def filled(self, arrays: Iterable[jax.Array], modules: Iterable[Any]) -> Call:
+    def filled(self, arrays: Iterable[jax.Array | jax.ShapeDtypeStruct], modules: Iterable[Any]) -> Call:
         """The call with these arrays and modules."""
         leaves = list(self.others)
         for place, leaf in zip((*self.arrays, *self.modules), (*arrays, *modules), strict=True):
@@ -156,7 +158,7 @@ class SplitCall:
         return model, self._frame.filled(arrays, modules)
 
 
-def compiled_call(run: Callable[..., object]) -> Callable[..., object]:
+def compiled_call(run: Callable[..., _Result]) -> Callable[..., _Result]:
     """`run(model, call, *arrays)`, compiled; calls with the same flags and shapes share a program.
 
     Args:

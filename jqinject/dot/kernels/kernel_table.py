@@ -1,7 +1,7 @@
 """How integers are contracted on each platform: one table, based on measurements.
 
 CPU with AVX-512 VNNI: the compiled kernels of `jqinject.native`, if present, also of weights in 4 bits as they are
-stored; likewise with AVX2; with AMX or NEON for a few rows only. Integers in groups: see `group_contraction`. Otherwise
+stored; likewise with AVX2; with AMX or NEON for a few rows only. Integers in groups: see `integer`. Otherwise
 XLA's own: its fast int8 matrix product needs both operands stored with the summed axis last, `(rows, k)` and `(columns,
 k)`, and more than one row; otherwise XLA uses a loop that is 4 to 45 times slower. A transposition before the product
 does not help: it becomes a layout of the operand, again the slow case, even with an optimization barrier. A layout

@@ -32,8 +32,7 @@ from jqinject.dot.frozen.stored_dot import reads_stored
 from jqinject.dot.geometry.dimensions import Dimensions, scaled_axes
 from jqinject.dot.kernels.block_scales import has_blocks
 from jqinject.dot.kernels.convolution import Convolution, Filters
-from jqinject.dot.kernels.group_contraction import LEAST_GROUP
-from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_of, has_integers
+from jqinject.dot.kernels.integer import LEAST_GROUP, Affine, IntegerOperand, affine_of, has_integers
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.quant_tensor import (
     Groups,

@@ -8,26 +8,12 @@ from functools import cached_property
 
 from flax import nnx
 
-from jqinject.model.inspect.site_table import BIG, CACHE, SiteRow, SiteTable
+from jqinject.model.inspect.site_table import BIG, CACHE, LEGEND, SiteRow, SiteTable
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import CALL, Call, Method, checked_method
 from jqinject.terminal import blocks, wrapped
 
 COLUMNS = ("parameter", "operation", "weight", "input", "contracts", "multiply-adds")
-LEGEND = (
-    (
-        "weight, input",
-        "Their grids; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
-    ),
-    (
-        "contracts",
-        "In which numbers the program contracts them now; float: quantized ones are dequantized first.",
-    ),
-    (
-        "quantized, in low bits",
-        "A matrix in all its uses; multiply-adds whose operands have at most 8 bits each.",
-    ),
-)
 
 
 @dataclass(frozen=True)

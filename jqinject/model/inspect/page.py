@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
+from typing import Protocol
 
-from jqinject.model.inspect.coverage import LEGEND, Coverage
 from jqinject.model.inspect.layer_numbers import Histogram, History
-from jqinject.model.inspect.report import RIGHT, ContractionReport, decibels
-from jqinject.model.inspect.site_table import SiteRow
+from jqinject.model.inspect.site_table import LEGEND, RIGHT, SiteRow, decibels
 
 STYLE = """
 .jqinject { color-scheme: light dark; --line: #8885; --soft: #8882; --bar: #4878a8; --out: #c8502f; --dim: #666;
@@ -49,6 +48,41 @@ STYLE = """
 
 
 TITLES = {"clipped w/in/out": "clipped weight, input, output"}
+
+
+class CoveragePage(Protocol):
+    """What a page shows of a coverage."""
+
+    @property
+    def rows(self) -> Sequence[SiteRow]: ...
+    @property
+    def sizes(self) -> Mapping[str, tuple[int, int]]: ...
+    @property
+    def matrices(self) -> int: ...
+    @property
+    def quantized_matrices(self) -> int: ...
+    @property
+    def share_of_bytes(self) -> float: ...
+    @property
+    def share_of_operations(self) -> float | None: ...
+    @property
+    def summary(self) -> tuple[str, ...]: ...
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]: ...
+
+
+class ReportPage(Protocol):
+    """What a page shows of a report."""
+
+    @property
+    def layers(self) -> Sequence[SiteRow]: ...
+    @property
+    def coverage(self) -> CoveragePage: ...
+    @property
+    def output_sqnr_db(self) -> float | None: ...
+    def head(self) -> tuple[str, ...]: ...
+    def legend(self) -> tuple[tuple[str, str], ...]: ...
+    def table(self) -> list[tuple[str, ...]]: ...
+    def notes(self) -> tuple[str, ...]: ...
 
 
 def framed(names: Sequence[str], body: Sequence[str], right: Collection[str]) -> str:
@@ -184,7 +218,7 @@ def _figure(title: str, about: str, drawing: Sequence[str]) -> str:
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def tiles(report: ContractionReport) -> str:
+def tiles(report: ReportPage) -> str:
     """The numbers of the model: noise of its output, bytes before and after, coverage."""
     numbers = []
     if report.output_sqnr_db is not None:
@@ -192,12 +226,12 @@ def tiles(report: ContractionReport) -> str:
     return _tiles([*numbers, *_of_coverage(report.coverage)])
 
 
-def coverage_tiles(covered: Coverage) -> str:
+def coverage_tiles(covered: CoveragePage) -> str:
     """The numbers of a coverage."""
     return _tiles(_of_coverage(covered))
 
 
-def _of_coverage(covered: Coverage) -> list[tuple[str, str]]:
+def _of_coverage(covered: CoveragePage) -> list[tuple[str, str]]:
     before, after = (sum(sizes[place] for sizes in covered.sizes.values()) for place in (0, 1))
     share = covered.share_of_operations
     return [
@@ -217,7 +251,7 @@ def _tiles(entries: list[tuple[str, str]]) -> str:
     return f'<div class="tiles">{inside}</div>\n'
 
 
-def costs(report: ContractionReport) -> str:
+def costs(report: ReportPage) -> str:
     """A bar for each layer: its noise in the model's output, the costliest first; without numbers its bytes."""
     sizes = _by_layer(report)
     measured = report.output_sqnr_db is not None
@@ -264,7 +298,7 @@ def _noise(entry: SiteRow) -> float | None:
     return math.inf if math.isnan(ratio) or ratio == -math.inf else 10 ** (-ratio / 10)
 
 
-def _by_layer(report: ContractionReport) -> dict[str, tuple[int, int]]:
+def _by_layer(report: ReportPage) -> dict[str, tuple[int, int]]:
     """The sizes of the weight of each row: of a layer, of its kernel."""
     paths = {row.parameter: row.path for row in report.coverage.rows}
     return {paths[parameter]: sizes for parameter, sizes in report.coverage.sizes.items()}
@@ -283,7 +317,7 @@ def in_units(count: float) -> str:
     return f"{count:.0f} {UNITS[0]}" if place == 0 else f"{count:.1f} {UNITS[place]}"
 
 
-def page(report: ContractionReport) -> str:
+def page(report: ReportPage) -> str:
     """The whole page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>jqinject report</title>'
@@ -293,7 +327,7 @@ def page(report: ContractionReport) -> str:
     )
 
 
-def fragment(report: ContractionReport, title: str = "") -> str:
+def fragment(report: ReportPage, title: str = "") -> str:
     """The report as a part of a page, or of a notebook.
 
     Args:
@@ -317,7 +351,7 @@ def _terms(legend: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def _table(report: ContractionReport) -> str:
+def _table(report: ReportPage) -> str:
     """A row for each layer, and below it its note, over all columns."""
     names = report.head()[:-1]
     *entries, totals = report.table()
@@ -404,7 +438,7 @@ def state_as_text(slot: str, name: str) -> str:
     return f"{TENSORS.get(tensor, tensor)}: {words}{of}"
 
 
-def coverage_fragment(covered: Coverage) -> str:
+def coverage_fragment(covered: CoveragePage) -> str:
     """A coverage as a part of a page, or of a notebook."""
     beneath = "".join(f"<p>{escape(line)}</p>\n" for line in covered.summary[1:])
     terms = _terms(LEGEND)

@@ -12,12 +12,12 @@ import optax
 from flax import nnx
 
 from jqinject.model.inspect.contraction_notes import note_of_layer, note_of_parameter
-from jqinject.model.inspect.coverage import LEGEND, Coverage
+from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import plain
 from jqinject.model.inspect.measured_report import check_numbers, measure
 from jqinject.model.inspect.model_weights import LAYERS
 from jqinject.model.inspect.running_program import CompiledContraction
-from jqinject.model.inspect.site_table import CACHE, SiteRow, SiteTable
+from jqinject.model.inspect.site_table import CACHE, LEGEND, MEASURED, RIGHT, SiteRow, SiteTable, decibels
 from jqinject.model.inspect.training_bytes import TrainingBytes, checked_optimizer, training_bytes
 from jqinject.model.walk import ModelIndex, uncalibrated
 from jqinject.program import CALL, Call, Method, checked_method
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("kernel", "embedding")
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
-MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
 # Numbers stand at the right of their column.
-RIGHT = frozenset({"bytes", "operations", *MEASURED})
 TOTAL = "all layers"
 COLUMNS_EXPLAINED = (
     (
@@ -387,13 +385,6 @@ def _distinct(texts: Iterable[str]) -> dict[str, None]:
 
 def _worst_if_nan(ratio: float) -> float:
     return -math.inf if math.isnan(ratio) else ratio
-
-
-def decibels(ratio: float | None) -> str:
-    """A ratio as a cell's text."""
-    if ratio is None:
-        return "-"
-    return f"{ratio:.1f}" if math.isfinite(ratio) else str(ratio)
 
 
 def _share(part: float | None) -> str:

@@ -35,6 +35,24 @@ from jqinject.program import (
     sites_of_program,
 )
 
+LEGEND = (
+    (
+        "weight, input",
+        "Their grids; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
+    ),
+    (
+        "contracts",
+        "In which numbers the program contracts them now; float: quantized ones are dequantized first.",
+    ),
+    (
+        "quantized, in low bits",
+        "A matrix in all its uses; multiply-adds whose operands have at most 8 bits each.",
+    ),
+)
+"""What the columns of a coverage mean."""
+MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
+"""The columns of a report with numbers."""
+RIGHT = frozenset({"bytes", "operations", *MEASURED})
 BIG = 1024
 CACHE = "cache"
 """The operation of a row for what a model writes into a cache."""
@@ -441,3 +459,10 @@ def _with_article(kind: str) -> str:
     if kind.startswith("numbers"):
         return kind
     return f"{'an' if kind[:1] in 'aeiouAEIOU' else 'a'} {kind}"
+
+
+def decibels(ratio: float | None) -> str:
+    """A ratio as a cell's text."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.1f}" if math.isfinite(ratio) else str(ratio)

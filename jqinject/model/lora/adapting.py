@@ -257,7 +257,7 @@ def with_low_rank(
 
 
 def _check_followed(
-    model: object, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
+    model: nnx.Module, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
 ) -> None:
     """See that every contraction has its update.
 
@@ -286,7 +286,7 @@ def _check_followed(
 
 
 def _without_update(
-    model: object, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
+    model: nnx.Module, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
 ) -> tuple[Names, list[PlannedAdapter]]:
     """What is adapted, and the plans of which a contraction is not."""
     adapted = find_sites(model, policy, calls).adapted

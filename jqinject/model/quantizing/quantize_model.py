@@ -182,7 +182,7 @@ def planned_model(
         rngs: see `quantize`.
     """
 
-    def traced(model: object) -> Any:
+    def traced(model: nnx.Module) -> Any:
         index = ModelIndex(model)
         return _quantized(model, index, rules, plan_layers(index, rules)[1], sites, calls, rngs)
 
@@ -190,7 +190,7 @@ def planned_model(
 
 
 def _quantized(
-    model: object,
+    model: nnx.Module,
     index: ModelIndex,
     rules: tuple[Rule, ...],
     plan: Mapping[int, LayerRule],

@@ -269,7 +269,7 @@ class PlannedSites(NamedTuple):
 NO_SITES = PlannedSites({}, (), frozenset(), {})
 
 
-def plan_sites(model: object, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
+def plan_sites(model: nnx.Module, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
     """What rules quantize outside of layers in calls of a model."""
     watching = _Watching(policy)
     sites = find_sites(model, watching, calls)
@@ -361,7 +361,7 @@ def call_with(inputs: object) -> Call | None:
     return Call(*_arguments(inputs, "inputs are what the model is called with", "inputs="))
 
 
-def traced_calls(model: object, call: Call | None, methods: Methods | None, caller: str) -> tuple[Call, ...]:
+def traced_calls(model: nnx.Module, call: Call | None, methods: Methods | None, caller: str) -> tuple[Call, ...]:
     """The calls of a model to trace, one for each method.
 
     Args:

@@ -39,7 +39,7 @@ class Signature(NamedTuple):
     flags: tuple[Any, ...]
 
     @classmethod
-    def of(cls, model: object, call: Call) -> Signature:
+    def of(cls, model: nnx.Module, call: Call) -> Signature:
         """That of a call, maybe one that is being traced."""
         names = tuple(dotted(path) for path in call.places(model)[: len(call.arrays)])
         kinds = tuple((np.dtype(x.dtype), x.ndim, is_low_bit_cache(x)) for x in call.arrays)
@@ -90,7 +90,7 @@ class ArgumentPlaces(NamedTuple):
     donated_names: tuple[str, ...]
 
 
-def places_of(model: object, call: Call, donate: Collection[str]) -> ArgumentPlaces:
+def places_of(model: nnx.Module, call: Call, donate: Collection[str]) -> ArgumentPlaces:
     """Sort the arguments of a call.
 
     Args:

@@ -286,7 +286,7 @@ class CorrectBatchNorm:
         count = 0
         step = compiled_call(_statistics_of)
         for count, call in enumerate(calls, 1):  # noqa: B007
-            statistics = step(copy, call)
+            statistics: dict[str, tuple[jax.Array, jax.Array]] = step(copy, call)
             total = statistics if total is None else jax.tree.map(jnp.add, total, statistics)
         assert total is not None, "there are calls"
         return [self._renormed(path, norm, *(x / count for x in total[path])) for path, norm in norms.items()]
