@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike
 
 from jqinject.dot import LowBitCache
 from jqinject.inject.errors import did_you_mean
@@ -47,7 +48,7 @@ class Frame:
     arrays: tuple[int, ...]
     modules: tuple[int, ...]
 
-    def filled(self, arrays: Iterable[jax.Array | jax.ShapeDtypeStruct], modules: Iterable[Any]) -> Call:
+    def filled(self, arrays: Iterable[ArrayLike | jax.ShapeDtypeStruct], modules: Iterable[Any]) -> Call:
         """The call with these arrays and modules."""
         leaves = list(self.others)
         for place, leaf in zip((*self.arrays, *self.modules), (*arrays, *modules), strict=True):
@@ -152,7 +153,7 @@ class SplitCall:
         self._frame, self.arrays = call.frame, call.arrays
         self._graphdef, self.state = nnx.split((model, *call.modules), graph=True)
 
-    def merged(self, state: object, arrays: Sequence[jax.Array]) -> tuple[Any, Call]:
+    def merged(self, state: object, arrays: Sequence[ArrayLike]) -> tuple[Any, Call]:
         """A copy of the model, and the call of it, with this state and these arrays."""
         model, *modules = nnx.merge(self._graphdef, state)
         return model, self._frame.filled(arrays, modules)

@@ -20,7 +20,7 @@ from jqinject.program.operand_quantizer import (
 )
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
 from jqinject.program.policy import ActivationProduct, Choice, Site, dotted
-from jqinject.program.run import Run, Step
+from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import weight_scope
 from jqinject.program.tracked_value import Evaluate, Heard, Origin, Path, Tracked, WeightCall, shape_of
 from jqinject.quant_tensor import as_array
@@ -28,7 +28,7 @@ from jqinject.quant_tensor import as_array
 BY_SCHEME = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
-def contraction(step: Step) -> list[Tracked]:
+def contraction(step: OperationRun) -> list[Tracked]:
     """Run a contraction on quantized operands."""
     run, eqn = step.run, step.eqn
     evaluate: Evaluate = eqn.bind
@@ -66,7 +66,7 @@ class _Contraction:
         heard: what its quantizers did.
     """
 
-    step: Step
+    step: OperationRun
     choice: Choice | None
     name: str
     operands: tuple[Tracked, Tracked]
@@ -218,7 +218,7 @@ class _Contraction:
         return value + update.astype(value.dtype)
 
 
-def _is_flattened(step: Step, rhs: Tracked) -> bool:
+def _is_flattened(step: OperationRun, rhs: Tracked) -> bool:
     """Whether the weight has several output axes, which devices expect as one."""
     if step.eqn.name != "dot_general" or not rhs.is_weight or len(shape_of(rhs)) <= 2:
         return False

@@ -14,11 +14,11 @@ from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind
 from jqinject.program.parameters import follow
 from jqinject.program.policy import Choice
 from jqinject.program.quantizers import has_row_scales
-from jqinject.program.run import Run, Step
+from jqinject.program.run import OperationRun, Run
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
 
 
-def handle(step: Step) -> list[Tracked]:
+def handle(step: OperationRun) -> list[Tracked]:
     """Run one operation."""
     kind, inputs = step.operation.kind, step.inputs
     if kind is Kind.CONTRACTION:
@@ -33,7 +33,7 @@ def handle(step: Step) -> list[Tracked]:
     return HANDLERS[kind](step)
 
 
-def _unknown(step: Step) -> list[Tracked]:
+def _unknown(step: OperationRun) -> list[Tracked]:
     outputs = [plain(value, step.inputs) for value in step.values()]
     # Integers and booleans are not quantized.
     if any(x.is_float and x.is_activation for x in step.inputs) and any(out.is_float for out in outputs):
@@ -61,7 +61,7 @@ def _names(name: str, count: int) -> list[str]:
     return [f"{name}_lhs", f"{name}_rhs"] if count == 2 else [f"{name}_input{i}" for i in range(count)]
 
 
-def _with_operands(step: Step, choice: Choice | None, name: str) -> list[Tracked]:
+def _with_operands(step: OperationRun, choice: Choice | None, name: str) -> list[Tracked]:
     operation, operands = step.operation, list(step.inputs)
     places = range(len(operands)) if operation.inputs is None else operation.inputs
     for place, label in zip(places, _names(name, len(places)), strict=True):
@@ -83,7 +83,7 @@ def _masked_operand(run: Run, x: Tracked, choice: Choice | None, name: str) -> T
     )
 
 
-def _quantized(step: Step) -> list[Tracked]:
+def _quantized(step: OperationRun) -> list[Tracked]:
     choice, name = step.choose()
     operands = _with_operands(step, choice, name)
     if step.operation.name == "silu" and choice is not None and choice.inputs is not None:
@@ -102,7 +102,7 @@ def _silu(run: Run, x: Tracked, choice: Choice, name: str) -> jax.Array:
     return x.array * _operand(run, sigmoid, choice, f"{name}_sigmoid").array
 
 
-def _arithmetic(step: Step) -> list[Tracked]:
+def _arithmetic(step: OperationRun) -> list[Tracked]:
     run, operation, inputs = step.run, step.operation, step.inputs
     choice, name = step.choose()
     activations = [x for x in inputs if x.is_activation]
@@ -143,7 +143,7 @@ def _sharing_operands(run: Run, inputs: Sequence[Tracked], choice: Choice, name:
     ]
 
 
-def _input_only(step: Step) -> list[Tracked]:
+def _input_only(step: OperationRun) -> list[Tracked]:
     choice, name = step.choose()
     operands = _with_operands(step, choice, name)
     if step.operation.name == "take" and operands[0].quantized:
@@ -159,7 +159,7 @@ def _filled_with_zeros(eqn: Equation) -> Equation:
     return eqn.replaced(fill_value=0) if fills else eqn
 
 
-def _output_only(step: Step) -> list[Tracked]:
+def _output_only(step: OperationRun) -> list[Tracked]:
     choice, name = step.choose()
     x = step.inputs[0]
     out = step.run.output(step.value(), choice, name, inherited=x.pending)
@@ -168,7 +168,7 @@ def _output_only(step: Step) -> list[Tracked]:
     return [out]
 
 
-def _joining(step: Step) -> list[Tracked]:
+def _joining(step: OperationRun) -> list[Tracked]:
     choice, name = step.choose()
     operands = list(step.inputs)
     if choice is not None and choice.output is None:
@@ -181,12 +181,12 @@ def _joining(step: Step) -> list[Tracked]:
     return [quantized]
 
 
-def _float(step: Step) -> list[Tracked]:
+def _float(step: OperationRun) -> list[Tracked]:
     step.choose()
     return [plain(value, step.inputs) for value in step.values()]
 
 
-def _selecting(step: Step) -> list[Tracked]:
+def _selecting(step: OperationRun) -> list[Tracked]:
     step.choose()
     out = plain(step.value(), step.inputs)
     which, *cases = step.inputs
@@ -210,7 +210,7 @@ def _selecting(step: Step) -> list[Tracked]:
     return [out]
 
 
-HANDLERS: dict[Kind, Callable[[Step], list[Tracked]]] = {
+HANDLERS: dict[Kind, Callable[[OperationRun], list[Tracked]]] = {
     Kind.UNKNOWN: _unknown,
     Kind.QUANTIZED: _quantized,
     Kind.ARITHMETIC: _arithmetic,

@@ -14,7 +14,7 @@ from jqinject.program.kept_state import MARK
 from jqinject.program.operations import FUNCTIONS, operation_of
 from jqinject.program.parameters import follow_stored, parameter
 from jqinject.program.quantizers import Quantizers
-from jqinject.program.run import Run, Step
+from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Tracked, plain
 
@@ -33,7 +33,7 @@ class Interpreter(Run):
             where = path_in(eqn.scopes) or path
             if isinstance(eqn, Function) and self.region is None:
                 operand = parameter(self, inputs[0])
-                return handlers.handle(Step(self, operation_of(eqn.name), where, [operand], eqn))
+                return handlers.handle(OperationRun(self, operation_of(eqn.name), where, [operand], eqn))
             outputs = self._run_equation(eqn, inputs, where)
             if self.region is None:
                 outputs = self.kept.followed(eqn, inputs, outputs)
@@ -59,7 +59,7 @@ class Interpreter(Run):
             return [plain(value, inputs) for value in eqn.bind([x.array for x in inputs])]
         function = eqn.function
         if any(x.form is not None for x in inputs) and (name not in nested.CALLS or function == DEQUANTIZE):
-            return follow_stored(Step(self, operation_of(name), where, inputs, eqn))
+            return follow_stored(OperationRun(self, operation_of(name), where, inputs, eqn))
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:
@@ -70,7 +70,7 @@ class Interpreter(Run):
             return cache
         operands = [opened(parameter(self, x)) for x in inputs]
         operation = operation_of("einsum" if eqn.is_einsum else name)
-        return handlers.handle(Step(self, operation, where, operands, eqn))
+        return handlers.handle(OperationRun(self, operation, where, operands, eqn))
 
     @contextlib.contextmanager
     def _mapping(self, eqn: Equation) -> Iterator[None]:

@@ -232,7 +232,7 @@ def runs_inside(eqn: Equation) -> bool:
     )
 
 
-Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
+OperationRun = Callable[[Any, list[Any]], tuple[list[Any], Any]]
 Part = Callable[[Run, list[Tracked]], list[Tracked]]
 
 
@@ -240,7 +240,7 @@ def carried(
     run: Run,
     body: Part,
     inputs: list[Tracked],
-    wrap: Callable[[Step], Step],
+    wrap: Callable[[OperationRun], OperationRun],
     inside: list[Tracked] | None = None,
     constants: int = 0,
     layers: int = 0,
@@ -314,7 +314,7 @@ def _without_state(
     body: Part,
     inputs: list[Tracked],
     inner: list[Tracked],
-    wrap: Callable[[Step], Step],
+    wrap: Callable[[OperationRun], OperationRun],
     layers: int,
 ) -> list[Tracked]:
     """As `carried`, where nothing has state: which sites there are need not be found out first."""

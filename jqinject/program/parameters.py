@@ -14,7 +14,7 @@ from jqinject.program.moved_weight import StoredNumbers, moved
 from jqinject.program.moves import AxesInParameter, moves_of, only_moves
 from jqinject.program.operations import operation_of
 from jqinject.program.policy import Choice, Site, WeightUse, dotted, other_axes
-from jqinject.program.run import Run, Step
+from jqinject.program.run import OperationRun, Run
 from jqinject.program.tracked_value import Heard, Origin, Tracked, WeightCall, plain, shape_of
 from jqinject.quant_tensor import is_quantized
 
@@ -38,7 +38,7 @@ def parameter(run: Run, x: Tracked) -> Tracked:
     return x.twins[WEIGHTS]
 
 
-def follow_stored(step: Step) -> list[Tracked]:
+def follow_stored(step: OperationRun) -> list[Tracked]:
     """The outputs of an operation on the arrays of a frozen parameter: its numbers, where it dequantizes them.
 
     Args:
@@ -66,7 +66,7 @@ def follow_stored(step: Step) -> list[Tracked]:
     return [_looked_up(take, out, *take.choose(stored.weight_path))]
 
 
-def _looked_up(step: Step, rows: Tracked, choice: Choice | None, name: str) -> Tracked:
+def _looked_up(step: OperationRun, rows: Tracked, choice: Choice | None, name: str) -> Tracked:
     """Rows of a parameter, through the output's quantizer, if a rule has one."""
     run = step.run
     quantizer = _output_quantizer(choice)
@@ -95,7 +95,7 @@ def _output(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
     return run.quantized(replace(array, quantized=False), quantizer, f"{name}_output")
 
 
-def follow(step: Step) -> list[Tracked] | None:
+def follow(step: OperationRun) -> list[Tracked] | None:
     """The outputs of an operation that only moves a parameter's numbers; None for any other."""
     run, eqn = step.run, step.eqn
     if not run.policy.follows_parameters or not step.inputs or not _is_followed(step.inputs[0]):

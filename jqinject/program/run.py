@@ -1,6 +1,6 @@
 """One run of a program: what it asks of the policy and the quantizers, and the sites that it comes across.
 
-Handlers of operations get a `Step` of a `Run`. Next: `interpreter`, which runs the equations.
+Handlers of operations get a `OperationRun` of a `Run`. Next: `interpreter`, which runs the equations.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Step:
+class OperationRun:
     """One operation of a run.
 
     Attributes:

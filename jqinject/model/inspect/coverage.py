@@ -53,7 +53,7 @@ class Coverage:
                 first.setdefault(row.parameter, row)
         return tuple(sorted(first.values(), key=lambda row: (-row.size, row.parameter)))
 
-    @cached_property
+    @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """The bytes of every matrix in floats, and as it is quantized, scales aside."""
         sizes: dict[str, tuple[int, int]] = {}

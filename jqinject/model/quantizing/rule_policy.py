@@ -361,7 +361,9 @@ def call_with(inputs: object) -> Call | None:
     return Call(*_arguments(inputs, "inputs are what the model is called with", "inputs="))
 
 
-def traced_calls(model: nnx.Module, call: Call | None, methods: Methods | None, caller: str) -> tuple[Call, ...]:
+def traced_calls(
+    model: nnx.Module, call: Call | None, methods: Methods | None, caller: str
+) -> tuple[Call, ...]:
     """The calls of a model to trace, one for each method.
 
     Args:
