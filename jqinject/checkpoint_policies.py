@@ -10,7 +10,7 @@ import jax
 from jqinject.ops.packing import SAVED_NAMES
 
 
-def save_quantized(primitive: Any, *arguments: Any, **parameters: Any) -> Any:
+def save_quantized(primitive: object, *arguments: object, **parameters: object) -> Any:
     """Keep the payloads and scales of `jqinject.nn.QuantCheckpoint`, and nothing else.
 
     A block that begins with a `QuantCheckpoint` is then computed again, in the backward pass, from its quantized input:

@@ -238,7 +238,7 @@ def class_fact(kind: type, name: str) -> Any:
     return None
 
 
-def stated(component: object, name: str, unstated: Any) -> Any:
+def stated(component: object, name: str, unstated: object) -> Any:
     """A fact that a component states about itself, else what counts if it does not."""
     return getattr(component, name, unstated)
 
@@ -329,7 +329,7 @@ def needs_input_format(component: object) -> bool:
     return stated(component, "needs_input_format", False)
 
 
-def amax_history(quantizer: Any) -> Any:
+def amax_history(quantizer: object) -> Any:
     """The scaling of a quantizer whose `amax_history` records amaxes; None if unstated."""
     scaling = stated(quantizer, "scaling_impl", None)
     return scaling if stated(scaling, "amax_history", None) is not None else None
@@ -350,7 +350,7 @@ def is_nearest(*components: object) -> bool:
     return all(stated(component, "is_nearest", False) for component in components)
 
 
-def grid_of(quantizer: Any) -> Any:
+def grid_of(quantizer: object) -> Any:
     """The grid that a quantizer rounds to nearest on; None if it does something else, or does not state it."""
     return stated(quantizer, "grid", None)
 

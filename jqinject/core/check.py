@@ -34,7 +34,7 @@ from jqinject.ops.groups import block_of
 Check = Callable[[Any, str, str], Any]
 
 
-def fields(owner: Any, /, **checks: Check) -> None:
+def fields(owner: object, /, **checks: Check) -> None:
     """Check attributes of a component that is under construction, and replace them by their plain form.
 
     Args:

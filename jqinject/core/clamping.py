@@ -175,7 +175,9 @@ class FloatSaturate:
     max_available_float: check.Positive | None = None
     saturating = True
 
-    def bounds(self, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any) -> tuple[Any, Any]:
+    def bounds(
+        self, exponent_bit_width: Bits, max_mantissa: object, exponent_bias: object
+    ) -> tuple[Any, Any]:
         """The least and the largest number."""
         largest = max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
         return -largest if self.signed else 0.0, largest

@@ -101,7 +101,7 @@ class ComponentMeta(type(nnx.Module)):
         instance._seal()
         return instance
 
-    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: object) -> None:
+    def _pytree_meta_construct(cls, self: object, *args: object, **kwargs: object) -> None:
         """Initialize an instance; NNX calls it for modules."""
         self.__init__(*args, **kwargs)
         attributes = vars(self)
@@ -259,10 +259,10 @@ class Component(metaclass=ComponentMeta):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={part!r}' for name, part in parts_of(self))})"
 
-    def train(self, **attributes: Any) -> None:
+    def train(self, **attributes: object) -> None:
         """Training mode: no effect on a value."""
 
-    def eval(self, **attributes: Any) -> None:
+    def eval(self, **attributes: object) -> None:
         """Evaluation mode: no effect on a value."""
 
 
@@ -285,7 +285,7 @@ def node_class(cls: type[Component]) -> type[Component]:
     if cached is not None:
         return cached
 
-    def __init__(self: Any, attributes: dict[str, Any]) -> None:
+    def __init__(self: object, attributes: dict[str, Any]) -> None:
         for name, part in attributes.items():
             if isinstance(part, dataclasses.Field):  # nnx.data(...), nnx.static(...)
                 setattr(self, name, part)

@@ -327,7 +327,7 @@ class LearnedRoundSte(InnerModule):
     deterministic: bool = False
     value: QuantParam = field(init=False)
 
-    def __post_init__(self, learned_round_init: Any) -> None:
+    def __post_init__(self, learned_round_init: object) -> None:
         if isinstance(learned_round_init, np.ndarray) and not np.all(np.isfinite(learned_round_init)):
             raise ValueError("LearnedRoundSte: learned_round_init must be finite")
         self.value = QuantParam(jnp.asarray(learned_round_init, jnp.float32))

@@ -188,7 +188,7 @@ def state_parts(variable: nnx.Variable[Any]) -> Iterator[tuple[tuple[str, ...], 
         yield (), variable
 
 
-def kind_of(variable: Any) -> type:
+def kind_of(variable: object) -> type:
     """The class of a Variable, or of the record that it is a part of."""
     return type(variable.record if isinstance(variable, RecordPart) else variable)
 

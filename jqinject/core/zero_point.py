@@ -88,7 +88,7 @@ class _MemoryZeroPoint(Memory):
     quantize_zero_point: bool
     scale_shift_zero_point: ScaleShift | None = None
 
-    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+    def begin(self, arguments: dict[str, Any], stored: object = None) -> None:
         """Set how a distance becomes a zero point, and what the base sets."""
         super().begin(arguments, stored)
         self.scale_shift_zero_point = arguments.get("scale_shift_zero_point_impl")
@@ -146,7 +146,7 @@ class ParameterZeroPoint(_MemoryZeroPoint):
     quantize_zero_point: bool
     zero_point_shape: tuple[int, ...] | None = None
 
-    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+    def begin(self, arguments: dict[str, Any], stored: object = None) -> None:
         """Set what the base sets, with the initial value."""
         names = ("zero_point_init", "zero_point_shape")
         init, shape = (arguments[name] for name in names)

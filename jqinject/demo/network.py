@@ -12,7 +12,7 @@ from jqinject.quant_tensor import is_quantized, max_pool
 CHANNELS, HIDDEN, CLASSES = (16, 32), 64, 10
 
 
-def _pool(x: Any) -> Any:
+def _pool(x: object) -> Any:
     """The maximum of every 2 x 2 pixels; a quantized tensor keeps its scale."""
     return max_pool(x, (2, 2), strides=(2, 2)) if is_quantized(x) else nnx.max_pool(x, (2, 2), strides=(2, 2))
 

@@ -37,7 +37,9 @@ def _loss(model: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 @nnx.jit
-def _train_step(model: Any, optimizer: nnx.Optimizer[Any], images: jax.Array, labels: jax.Array) -> jax.Array:
+def _train_step(
+    model: object, optimizer: nnx.Optimizer[Any], images: jax.Array, labels: jax.Array
+) -> jax.Array:
     loss, gradients = nnx.value_and_grad(_loss)(model, images, labels)
     optimizer.update(model, gradients)
     return loss

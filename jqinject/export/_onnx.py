@@ -76,14 +76,14 @@ class OnnxModel:
 
 def onnx(
     model: nnx.Module,
-    *inputs: Any,
+    *inputs: object,
     path: str | os.PathLike[str] | None = None,
     opset: int = 20,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     method: Method = CALL,
     allow_uncalibrated: bool = False,
-    **keywords: Any,
+    **keywords: object,
 ) -> OnnxModel:
     """Export the model in evaluation mode to ONNX, in QDQ form.
 

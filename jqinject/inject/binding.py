@@ -45,7 +45,7 @@ class Binding:
     injector: Any
     overridden: Mapping[str, Any]
 
-    def __init__(self, injector: Any, overrides: Mapping[str, object] | None = None) -> None:
+    def __init__(self, injector: object, overrides: Mapping[str, object] | None = None) -> None:
         if not isinstance(injector, InjectorMeta):
             raise TypeError(
                 "a binding takes an injector (a class that derives from ExtendedInjector), got "

@@ -27,7 +27,7 @@ class CheckedInjectorMeta(InjectorMeta):
             type.__setattr__(cls, "__assembles__", assembles)
         return cls
 
-    def __init__(cls, *args: Any, **kwargs: object) -> None:
+    def __init__(cls, *args: object, **kwargs: object) -> None:
         super().__init__(*args)
 
     def __getattr__(cls, attrname: str) -> Any:

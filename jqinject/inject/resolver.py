@@ -55,7 +55,7 @@ class Scope:
         return scope
 
 
-def scope_of(injector: Any, names: Mapping[str, object]) -> Scope:
+def scope_of(injector: object, names: Mapping[str, object]) -> Scope:
     """A fresh scope of an injector, inside the scopes of any injectors around it."""
     if not (isinstance(injector, InjectorType) and is_ours(cast(Any, injector))):
         raise TypeError(
@@ -270,7 +270,7 @@ class Resolution:
         return f"{declare}, or give it for one access: {access}"
 
 
-def rewired(name: str, result: Any) -> Spec | None:
+def rewired(name: str, result: object) -> Spec | None:
     """The spec of a `@value` function's result, if that is a component or a link."""
     if isinstance(result, type):
         return Spec("COMPONENT", result, result) if is_component(name, result) else None

@@ -133,7 +133,7 @@ def _constant(numbers: tuple[float, ...], dtype: Any, ndim: int) -> jax.Array:
     return jnp.asarray(np.asarray(numbers, dtype).reshape((1,) * (ndim - 1) + (-1,)))
 
 
-def _call(name: str, dtype: Any, lhs: jax.Array, rhs: jax.Array, *more: jax.Array) -> jax.Array:
+def _call(name: str, dtype: object, lhs: jax.Array, rhs: jax.Array, *more: jax.Array) -> jax.Array:
     lead = jnp.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     out = jax.ShapeDtypeStruct((*lead, lhs.shape[-2], rhs.shape[-2]), dtype)
     function = library().function(name)

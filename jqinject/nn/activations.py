@@ -91,7 +91,7 @@ class QuantActLayer(QuantLayer[Out]):
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
     @abstractmethod
-    def _activation(self, x: Any) -> Any:
+    def _activation(self, x: object) -> Any:
         """The activation function, on an array or a QuantTensor."""
 
     def _before_quantizer(self, x: jax.Array) -> jax.Array:
@@ -152,7 +152,7 @@ class QuantIdentity(QuantActLayer[Out]):
     ) -> None:
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
-    def _activation(self, x: Any) -> Any:
+    def _activation(self, x: object) -> Any:
         return x
 
 
@@ -210,7 +210,7 @@ class QuantSigmoid(QuantActLayer[Out]):
 
     _results: Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]
 
-    def _activation(self, x: Any) -> Any:
+    def _activation(self, x: object) -> Any:
         return jax.nn.sigmoid(as_array(x))
 
 
@@ -250,7 +250,7 @@ class QuantTanh(QuantActLayer[Out]):
     ) -> None:
         self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
 
-    def _activation(self, x: Any) -> Any:
+    def _activation(self, x: object) -> Any:
         return jnp.tanh(as_array(x))
 
 
@@ -278,7 +278,7 @@ class QuantHardSwish(QuantActLayer[Out]):
 
     _results: Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]
 
-    def _activation(self, x: Any) -> Any:
+    def _activation(self, x: object) -> Any:
         return jax.nn.hard_swish(as_array(x))
 
 
@@ -338,7 +338,7 @@ class QuantHardTanh(QuantActLayer[Out]):
             declared = {name: bounds[name] for name in bounds if explicit[name] is not None} | declared
         self._init_quantizers(locals(), declared, return_quant_tensor, rngs, bounds)
 
-    def _activation(self, x: Any) -> Any:
+    def _activation(self, x: object) -> Any:
         value = as_array(x)
         low, high = (jnp.asarray(bound, value.dtype) for bound in (self.min_val, self.max_val))
         clamped = tensor_clamp(value, low, high)
@@ -436,7 +436,7 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
         return through(self.grad_quant, _kept_small(floats, self.act_quant(floats)))
 
 
-def _kept_small(x: jax.Array, quantized: Any) -> jax.Array:
+def _kept_small(x: jax.Array, quantized: object) -> jax.Array:
     if is_grouped(quantized):
         groups = quantized.groups
         return groups.join(_kept_small(groups.split(x), quantized.grouped))
@@ -463,7 +463,7 @@ def _kept_floats(x: jax.Array, quantized: FloatQuantTensor) -> jax.Array:
     return saved(x, quantized.payload() if floats else quantized.codes(), quantized.scale, None, form)
 
 
-def _check_few_bits(bits: Any) -> None:
+def _check_few_bits(bits: object) -> None:
     if isinstance(bits, int) and bits <= MOST_BITS:
         return
     learned = "a learned number of bits" if not isinstance(bits, int) else f"{bits} bits"

@@ -123,7 +123,7 @@ class PlacedFilters:
         choice: ChosenKernel,
         arrays: LayerArrays,
         grad_quant: GradQuantProxyFromInjector | None,
-        out_sharding: Any,
+        out_sharding: object,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Convolve payloads by the forward of Flax; see `Placement`."""
         x, kernel, bias = arrays
@@ -396,7 +396,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
     def _placed(self, shape: tuple[int, ...]) -> PlacedFilters:
         return PlacedFilters.of(self, len(shape), self._terms(), not self.transpose_kernel, 0)
 
-    def _choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> ChosenKernel | None:
+    def _choice(self, x: object, weight: object, integer_gradient: bool = False) -> ChosenKernel | None:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
         array = as_array(x)
         explicit = asked(
@@ -405,7 +405,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         return super()._choice(array if explicit else x, weight, integer_gradient)
 
     def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
-        def forward(inputs: jax.Array, kernel: jax.Array, bias: Any) -> jax.Array:
+        def forward(inputs: jax.Array, kernel: jax.Array, bias: object) -> jax.Array:
             view: Any = ParameterView(parameter_view, {"kernel": kernel, "bias": bias})
             return self._flax_forward(view, inputs)
 
@@ -440,7 +440,7 @@ ARGUMENTS = (
 
 
 def with_convolution(
-    convolve: Callable[..., jax.Array], forward: Callable[..., jax.Array], *arrays: Any
+    convolve: Callable[..., jax.Array], forward: Callable[..., jax.Array], *arrays: object
 ) -> jax.Array:
     """`forward(*arrays)`, convolving by `convolve`.
 

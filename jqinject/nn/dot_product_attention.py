@@ -184,7 +184,7 @@ SHARED_OPTIONS = frozenset(AttentionCall._fields) - {"scale", "contraction"}
 Process = Callable[..., jax.Array]
 
 
-def identity(x: Any) -> Any:
+def identity(x: object) -> Any:
     """`x` unchanged."""
     return x
 

@@ -97,7 +97,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         """A table has a channel for each row."""
         return _of_table(self.features)
 
-    def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
+    def attend(self, query: object, out_sharding: object = None) -> jax.Array:
         """The products of a query with every row of the quantized table; `output_quant` is not for these.
 
         Args:
@@ -114,7 +114,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         table: Any = ParameterView(self, {"embedding": as_array(self._quantized_weight(None))})
         return self._flax_attend(table, as_array(query), out_sharding=out_sharding)
 
-    def _check_features(self, inputs: Any) -> None:
+    def _check_features(self, inputs: object) -> None:
         dtype = jnp.result_type(inputs)
         if not jnp.issubdtype(dtype, jnp.integer):
             raise ValueError(
@@ -265,7 +265,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         """A weight has channels alone; those of the input are known where `axis` counts from the end."""
         return _of_channels(self.num_features, self.axis)
 
-    def _check_features(self, inputs: Any) -> None:
+    def _check_features(self, inputs: object) -> None:
         check_features(self, inputs, {self.axis: self.num_features}, argument="num_features")
 
     def _expanded_shape(self, ndim: int) -> tuple[int, ...]:
@@ -279,7 +279,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         y = y if bias is None else y + bias.reshape(self._expanded_shape(x.ndim))
         return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
 
-    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: object) -> Any:
         if not (on_integers(x) and on_integers(weight)):
             return y
         shape = self._expanded_shape(x.ndim)

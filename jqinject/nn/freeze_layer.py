@@ -97,7 +97,7 @@ def compiled_numbers(
     have it. With a learned bit width, which decides on their dtype, the quantized weight is returned.
     """
 
-    def make(proxy: Any, weight: jax.Array) -> tuple[Any, Any]:
+    def make(proxy: object, weight: jax.Array) -> tuple[Any, Any]:
         quantized = _quantized(proxy, weight, known_input)
         integers = quantized
         if is_grouped(quantized):
@@ -115,7 +115,7 @@ def compiled_numbers(
     return make(proxy, weight) if sliced is None else sliced
 
 
-def _checked(layer: Any, numbers: tuple[Any, Any]) -> FrozenParam:
+def _checked(layer: object, numbers: tuple[Any, Any]) -> FrozenParam:
     """The numbers; numbers that are not the quantizer's own raise its error."""
     frozen, valid = numbers
     usable = isinstance(frozen, FrozenParam) and (not is_concrete(valid) or bool(valid))
@@ -174,7 +174,7 @@ CUT = ("value", "sums")
 Make = Callable[[Any, jax.Array], tuple[Any, Any]]
 
 
-def slices_of(weight: Any, sliced_from: int) -> int:
+def slices_of(weight: object, sliced_from: int) -> int:
     """How many slices a weight is frozen in: 1 below so many bytes, for abstract weights, and on several devices."""
     if not (isinstance(weight, jax.Array) and is_concrete(weight)):
         return 1
@@ -209,7 +209,7 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, uncut: tup
     proxy._hold(Committed(_of_any_shape(quantizer), record))
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def part(i: Any) -> Any:
+    def part(i: object) -> Any:
         copy = nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
         cutting.cut_record(copy, i)
         frozen_part, valid = make(copy, cutting.of_weight(weight, i))
@@ -228,7 +228,7 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, uncut: tup
     return FrozenParam.holding({**frozen.numbers, **cut}, frozen.form), valid
 
 
-def is_sliceable(quantizer: Any) -> bool:
+def is_sliceable(quantizer: object) -> bool:
     """Whether the slices of a weight are quantized by the whole weight's scales as the whole is."""
     kind = type(quantizer)
     is_elementwise = kind in ELEMENTWISE or any(
@@ -374,7 +374,7 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
         return None
     static = (layer.summed_axes, layer.axes_of_sums(), None, 1)
 
-    def numbers_of_part(scales: Any, part: Any) -> Any:
+    def numbers_of_part(scales: object, part: object) -> Any:
         graphdef, state = nnx.split(scales, graph=True)
         return compiled_numbers(state, part, None, graphdef, *static)
 
@@ -405,7 +405,7 @@ def _private_copy(layer: Any) -> Any:
     return proxy if fits and is_sliceable(quantizer) and groups_of(quantizer) is None else None
 
 
-def _is_large(array: Any) -> bool:
+def _is_large(array: object) -> bool:
     if not isinstance(array, np.ndarray) or array.nbytes < LARGE or not jax.sharding.get_mesh().empty:
         return False
     return not array.flags.c_contiguous or array.ctypes.data % ALIGNED != 0 or jax.default_backend() != "cpu"
@@ -424,5 +424,5 @@ def _extremes(array: np.ndarray, scale: tuple[int, ...]) -> np.ndarray | None:
 
 
 @partial(jax.jit, donate_argnums=1)
-def _put_all(i: Any, arrays: Any, parts: Any) -> Any:
+def _put_all(i: object, arrays: object, parts: object) -> Any:
     return jax.tree.map(partial(put, i), arrays, parts)

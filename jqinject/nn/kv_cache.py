@@ -59,7 +59,7 @@ def encoded(x: Any, has_zero_point: bool) -> Fields:
     return fields | ({"zero_point": _by_position(tensor.zero_point, tensor, at)} if has_zero_point else {})
 
 
-def decoded(fields: Fields, like: Any) -> Any:
+def decoded(fields: Fields, like: object) -> Any:
     """What `encoded` made the arrays of.
 
     Args:
@@ -153,7 +153,7 @@ def put(stored: nnx.Variable[Any], new: jax.Array, index: jax.Array, at: int) ->
     return stored[...]
 
 
-def _ungrouped(x: Any) -> Any:
+def _ungrouped(x: object) -> Any:
     """The tensor with two axes for the one that is cut into groups."""
     if not is_grouped(x):
         return x

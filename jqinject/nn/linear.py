@@ -276,7 +276,7 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
         """A matrix (in, out) is contracted with the last axis of the input."""
         return of_matrix(self.in_features, self.out_features)
 
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+    def _parent_forward(self, parameter_view: object, inputs: jax.Array, out_sharding: object) -> jax.Array:
         return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)
 
     def _contract(self, choice: Any, arrays: Any, grad_quant: Any, out_sharding: Any) -> Any:
@@ -389,7 +389,7 @@ class QuantEinsum(QuantWeightLayer[Out], nnx.Einsum):
         """The axes of the kernel that the output does not have are summed over."""
         return _of_equation(self.einsum_str, tuple(self.kernel_shape))
 
-    def _check_features(self, inputs: Any) -> None:
+    def _check_features(self, inputs: object) -> None:
         shape, kernel = tuple(np.shape(as_array(inputs))), tuple(self.kernel_shape)
         of_input, of_kernel, _ = _labels(self.einsum_str)
         lengths = [len(label) for label in of_input.split("...")]

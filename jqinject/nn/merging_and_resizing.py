@@ -74,10 +74,10 @@ class QuantMergeLayer(QuantLayer[Out]):
         if proxy is not None:
             setattr(self, unused.name, proxy)
 
-    def _quantized(self, x: Any) -> Any:
+    def _quantized(self, x: object) -> Any:
         return through(self.input_quant, x if is_quantized(x) else jnp.asarray(x))
 
-    def _output(self, y: Any) -> Any:
+    def _output(self, y: object) -> Any:
         y = through(self.output_quant, y)
         if not self.return_quant_tensor:
             return as_array(y)
@@ -287,7 +287,7 @@ class QuantUpsample(QuantTensorLayer[Out]):
             steps = [(int(size), Fraction(n, int(size))) for n, size in zip(lengths, targets, strict=True)]
         return dict(enumerate(steps, first))
 
-    def _bilinear(self, x: Any, sizes: dict[int, tuple[int, Fraction]]) -> Any:
+    def _bilinear(self, x: object, sizes: dict[int, tuple[int, Fraction]]) -> Any:
         y = as_array(x)
         for axis, (size, step) in sizes.items():
             y = _linear(y, axis, size, None if self.align_corners else step)

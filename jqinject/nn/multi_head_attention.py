@@ -281,14 +281,14 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             return y
         decodes = self.decode if decode is None else decode
 
-        def attend(query: Any, key: Any, value: Any, **call: Any) -> jax.Array:
+        def attend(query: object, key: object, value: object, **call: object) -> jax.Array:
             return self._attend(query, key, value, bool(decodes), call)
 
         inner = None if decodes is None else False
         parameter_view = ParameterView(self, {"attention_fn": attend, "decode": inner})
         return self._flax_forward(parameter_view, *inputs, is_causal=is_causal, **options)
 
-    def _quantized_inputs(self, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    def _quantized_inputs(self, q: object, k: object, v: object) -> tuple[Any, Any, Any]:
         """The inputs as packed projections take them, each quantized once; which of them are None stays."""
         check_features(self, q, {-1: self.in_features})
         for x in (k, v):
@@ -390,7 +390,7 @@ def _with_prefix(prefix: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}
 
 
-def _of_one_matrix(query: Any) -> dict[str, Any]:
+def _of_one_matrix(query: object) -> dict[str, Any]:
     """The proxies of the first projection that serve the others too: those with one scale for the tensor.
 
     With a scale for each channel, the scales of one matrix are those of its parts.

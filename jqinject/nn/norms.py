@@ -80,7 +80,7 @@ class QuantNormLayer(QuantLayer[Out]):
         variables = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
         return variables[0].shape[:-1] if variables else ()
 
-    def _quantized(self, x: Any, norm: Callable[[jax.Array], jax.Array]) -> Any:
+    def _quantized(self, x: object, norm: Callable[[jax.Array], jax.Array]) -> Any:
         """The norm of the quantized input, with a quantized output.
 
         Args:

@@ -54,7 +54,7 @@ class QuantWindowLayer(QuantTensorLayer[Out]):
                 "each for every spatial axis"
             )
 
-    def _means(self, x: Any) -> Any:
+    def _means(self, x: object) -> Any:
         return avg_pool(x, self.window_shape, self.strides, self.padding)
 
 
@@ -76,7 +76,7 @@ class QuantPoolLayer(QuantWindowLayer[Out]):
         hold_proxies(self, arguments, overrides, rngs)
 
     @abstractmethod
-    def _pool(self, x: Any) -> Any:
+    def _pool(self, x: object) -> Any:
         """What the layer computes, of an array or a QuantTensor."""
 
     def __call__(self, x: Any) -> Out:
@@ -138,7 +138,7 @@ class QuantMaxPool(QuantPoolLayer[Out]):
     ) -> None:
         self._init_pool(locals(), overrides, rngs)
 
-    def _pool(self, x: Any) -> Any:
+    def _pool(self, x: object) -> Any:
         return max_pool(x, self.window_shape, self.strides, self.padding)
 
 

@@ -155,7 +155,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         proxies = {slot.name: slot.__get__(self) for slot in slots_of(type(self))}
         return {name: proxy for name, proxy in proxies.items() if proxy is not None}
 
-    def _quant_input(self, inputs: Any) -> Any:
+    def _quant_input(self, inputs: object) -> Any:
         """The input, quantized by `io_quant`.
 
         Args:
@@ -163,7 +163,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         """
         return through(self.io_quant, inputs)
 
-    def _quant_parameters(self, x: Any) -> Parameters:
+    def _quant_parameters(self, x: object) -> Parameters:
         """Layer -> its quantized kernel and bias, dequantized.
 
         Args:

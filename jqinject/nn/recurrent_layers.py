@@ -224,14 +224,14 @@ class QuantRecurrentStack(QuantLayer[Out]):
             inputs = sequences[0] if len(sequences) == 1 else concatenate(sequences, axis=-1)
         return inputs, outputs, memories
 
-    def _returned(self, tensor: Any) -> Any:
+    def _returned(self, tensor: object) -> Any:
         """A result as the user wants it: a tensor, or the states of layers and directions to be joined."""
         if isinstance(tensor, list):
             tensor = tensor[0] if len(tensor) == 1 else concatenate(tensor, axis=0)
         return tensor if self.return_quant_tensor and on_integers(tensor) else as_array(tensor)
 
 
-def _sharing(arguments: Mapping[str, Any], shared: Sequence[str], cell: Any) -> dict[str, Any]:
+def _sharing(arguments: Mapping[str, Any], shared: Sequence[str], cell: object) -> dict[str, Any]:
     """Arguments of the cells after one, which share some of its quantizers."""
     prefixes = tuple(name.removesuffix("quant") for name in shared)
     unshared = {name: argument for name, argument in arguments.items() if not name.startswith(prefixes)}

@@ -97,7 +97,7 @@ class OdmlPolicy:
         return run.quantized(x, x.pending, f"final_output{index}")
 
 
-def is_dynamic(quantizer: Any) -> bool:
+def is_dynamic(quantizer: object) -> bool:
     """Return whether a quantizer, or an injector of one, takes its range from the tensor itself."""
     scaling = getattr(quantizer, "scaling_impl", None)
     return getattr(scaling, "averaging_impl", None) is None

@@ -40,7 +40,7 @@ FLOAT8_DTYPES = tuple(
 _WITH_INF = np.dtype(jnp.float8_e5m2)
 
 
-def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
+def float8_dtype(dtype: object, where: str, name: str = "q_dtype") -> np.dtype:
     """One of the four 8-bit float dtypes.
 
     Raises:
@@ -53,7 +53,7 @@ def float8_dtype(dtype: Any, where: str, name: str = "q_dtype") -> np.dtype:
     return same[0]
 
 
-def to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+def to_float8(x: jax.Array, scale: jax.Array, dtype: object) -> jax.Array:
     """`clip(x / scale, -max, max)` in an 8-bit float dtype, rounded to nearest, ties to even.
 
     The quotient is computed in bfloat16 if `x` is bfloat16 (as in Flax, with the scale rounded to it), else in float32,
@@ -129,7 +129,7 @@ def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     return FloatGrid.of_dtype(dtype).cast(x.astype(jnp.float32) / scale)
 
 
-def float8_factor(amax: jax.Array, largest: float, dtype: Any, power_of_two: bool) -> jax.Array:
+def float8_factor(amax: jax.Array, largest: float, dtype: object, power_of_two: bool) -> jax.Array:
     """`largest / amax`, float32; if that overflows, the largest number of `dtype`; or the power of two below.
 
     Args:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -128,7 +126,7 @@ def spread_groups(x: jax.Array, group_size: int, group_dim: int, length: int) ->
     return join_groups(jnp.broadcast_to(x, shape), group_dim, length)
 
 
-def checked_group_size(group_size: Any, where: str, name: str = "group_size") -> int:
+def checked_group_size(group_size: object, where: str, name: str = "group_size") -> int:
     """A group size as a Python int; `name` is for the error text.
 
     Raises:

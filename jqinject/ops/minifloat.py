@@ -70,7 +70,7 @@ def _(mantissa: int, bias: int, primals: Primals, tangents: Tangents) -> tuple[j
 
 
 def to_float_grid(
-    x: jax.Array, mantissa_bit_width: Bits, exponent_bias: Any, rounding: Callable[[jax.Array], jax.Array]
+    x: jax.Array, mantissa_bit_width: Bits, exponent_bias: object, rounding: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
     """The nearest numbers of a minifloat with unbounded range: `u * rounding(x / u)`, `u = float_step(x)`.
 
@@ -220,7 +220,7 @@ def max_available_float(
 
 
 def check_codes(
-    mantissa_bit_width: Any,
+    mantissa_bit_width: object,
     inf_values: tuple[str, ...] | None,
     nan_values: tuple[str, ...] | None,
     saturating: bool,
@@ -248,7 +248,7 @@ def check_codes(
         )
 
 
-def checked_width(name: str, width: Any, least: int, most: int) -> None:
+def checked_width(name: str, width: object, least: int, most: int) -> None:
     """Refuse a bit width that no minifloat has.
 
     Raises:

@@ -114,7 +114,7 @@ def on_one_device(
 
 
 @lru_cache(maxsize=1024)
-def _program(otherwise: Compute, mesh: Any, *types: Any) -> Any:
+def _program(otherwise: Compute, mesh: object, *types: object) -> Any:
     """The program of a function for arrays of these types, on this mesh: traced once."""
     return jax.make_jaxpr(otherwise)(*types)
 

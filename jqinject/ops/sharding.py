@@ -226,7 +226,7 @@ def names_at_hand(axis_name: Hashable, evaluates: bool) -> Names:
     return tuple(name for name in names if _is_bound(name)) if evaluates else names
 
 
-def _is_bound(name: Any) -> bool:
+def _is_bound(name: object) -> bool:
     try:
         jax.lax.axis_size(name)
     except NameError:
@@ -245,7 +245,7 @@ def varying_with(x: jax.Array, *others: jax.Array) -> jax.Array:
     return jax.lax.pcast(x, tuple(sorted(extra, key=str)), to="varying") if extra else x
 
 
-def check_same_places(statistic: Any, state: jax.Array) -> None:
+def check_same_places(statistic: object, state: jax.Array) -> None:
     """Refuse a statistic that varies between devices where the state that takes it does not.
 
     Args:
@@ -274,7 +274,7 @@ def _differing(x: jax.Array, names: Names) -> Names:
     return tuple(n for n in names if n in varying or n not in varying_axes(_bound(jax.lax.axis_index, n)))
 
 
-def _bound(ask: Callable[[Any], Any], name: Any) -> Any:
+def _bound(ask: Callable[[Any], Any], name: object) -> Any:
     """What JAX says of a mapped axis.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +130,7 @@ class BlockFloat8:
         return _times(numbers.astype(jnp.float32), stored.scale, self.block_size)
 
 
-def _check_block(block_size: Any, in_halves: bool) -> None:
+def _check_block(block_size: object, in_halves: bool) -> None:
     if not isinstance(block_size, int) or block_size < 1 or (in_halves and block_size % 2):
         what = (
             "an even int of at least 2, as two numbers share a byte" if in_halves else "an int of at least 1"

@@ -73,7 +73,7 @@ def low_bit_states(
         (dtype('uint8'), dtype('float32'))
     """
 
-    def stored(form: BlockFormat, tree: Any) -> LowBitMoment:
+    def stored(form: BlockFormat, tree: object) -> LowBitMoment:
         def encode(path: jax.tree_util.KeyPath, leaf: jax.Array | nnx.Variable) -> StoredBlocks | jax.Array:
             x = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
             fits = x.size >= smallest and x.size % form.block_size == 0
@@ -101,7 +101,7 @@ def low_bit_states(
             }
         )
 
-    def init(params: Any) -> Any:
+    def init(params: object) -> Any:
         state = inner.init(jax.tree.map(float32_of, params))
         fields = getattr(state, "_fields", ())
         if unknown := sorted(set(formats) - set(fields)):

@@ -41,7 +41,7 @@ def round_stochastically(seed: int = 0) -> optax.GradientTransformation:
         ([-0.00390625, 0.0], True)
     """
 
-    def init(params: Any) -> RoundingState:
+    def init(params: object) -> RoundingState:
         return RoundingState(jnp.zeros((), jnp.int32))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

@@ -52,7 +52,7 @@ class Adapter(InnerModule):
         contracted: tuple[int, ...],
         free: tuple[int, ...],
         scale: float,
-        base: Any = None,
+        base: object = None,
         lookups: tuple[str, ...] = (),
         dropout: nnx.Dropout | None = None,
         inside: bool = False,

@@ -74,7 +74,7 @@ def _write(
     inputs: Sequence[Tracked],
     is_cache: list[bool],
     cache: Tracked,
-    quantizer: Any,
+    quantizer: object,
     path: str,
 ) -> Tracked:
     where = f"the cache {cache.cache}, written in {path or 'the model'} by {eqn.name},"

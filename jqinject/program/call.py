@@ -175,7 +175,7 @@ def compiled_call(run: Callable[..., _Result]) -> Callable[..., _Result]:
         static_argnums=3,
     )
 
-    def called(model: Any, call: Call, *others: Any) -> Any:
+    def called(model: object, call: Call, *others: object) -> Any:
         return traced(model, call.arrays, call.modules, call.frame, *others)
 
     return called
@@ -189,14 +189,14 @@ def with_copied_modules(calls: Sequence[Call]) -> list[Call]:
     return [call.frame.filled(call.arrays, modules) for call, modules in zip(calls, copies, strict=True)]
 
 
-def arguments_of(arguments: Any) -> tuple[Path, dict[str, object]]:
+def arguments_of(arguments: object) -> tuple[Path, dict[str, object]]:
     """The arguments in a tuple or list (positional), in a dict (keywords), or in anything else (a single one)."""
     if isinstance(arguments, Mapping):
         return (), dict(arguments)
     return (tuple(arguments), {}) if isinstance(arguments, tuple | list) else ((arguments,), {})
 
 
-def checked_method(model: nnx.Module, method: Any, caller: str) -> Method:
+def checked_method(model: nnx.Module, method: object, caller: str) -> Method:
     """The method to call: the name of one of the model's methods, or a function that takes the model first.
 
     Args:
@@ -240,7 +240,7 @@ def _is_leaf(leaf: object) -> bool:
     return _is_module(leaf) or isinstance(leaf, LowBitCache)
 
 
-def _in_words(leaf: Any) -> Any:
+def _in_words(leaf: object) -> Any:
     if _is_module(leaf):
         return type(leaf).__name__
     return f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, ARRAYS) else leaf

@@ -100,7 +100,7 @@ class _Intercepted(ClassMixin):
     def method(cls, kind: type, name: str) -> Callable[..., object]:
         own, attribute = inspect.getattr_static(kind, name), _attribute(name)
 
-        def through(self: Any, *args: object, **kwargs: object) -> object:
+        def through(self: object, *args: object, **kwargs: object) -> object:
             call: Callable[..., object] = own.__get__(self, kind)
             for around in getattr(self, attribute):
                 call = partial(around, self, call)

@@ -214,7 +214,7 @@ class Equation:
             function: runs a body on arrays.
         """
 
-        def traced(part: Any) -> Any:
+        def traced(part: object) -> Any:
             if isinstance(part, tuple):
                 return tuple(map(traced, part))
             body = Body.of(part)
@@ -338,7 +338,7 @@ class Body:
         values: dict[Any, V] = dict(zip(self._inputs, inputs, strict=True))
         values |= {var: constant(array) for var, array in self._constants.items()}
 
-        def read(atom: Any) -> V:
+        def read(atom: object) -> V:
             if isinstance(atom, core.Literal):
                 # Of NumPy: each array of JAX would be placed on a device, to become a constant of a new program.
                 return constant(np.asarray(atom.val, atom.aval.dtype))  # pyright: ignore
@@ -488,7 +488,7 @@ def settled(
         before = after
 
 
-def _is_body(part: Any) -> bool:
+def _is_body(part: object) -> bool:
     return hasattr(part, "eqns")
 
 

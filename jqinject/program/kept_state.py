@@ -233,7 +233,7 @@ class _Marks(Around):
 
 
 @contextlib.contextmanager
-def _writable(layer: Any, path: Path) -> Iterator[nnx.Variable[Any]]:
+def _writable(layer: object, path: Path) -> Iterator[nnx.Variable[Any]]:
     """A Variable of a layer; in its place a copy, if the layer stems from outside of a transformation of JAX.
 
     NNX refuses a write to such a Variable, because the value would be lost; a mark keeps it.
@@ -255,7 +255,7 @@ def _writable(layer: Any, path: Path) -> Iterator[nnx.Variable[Any]]:
         yield variable
 
 
-def _children(node: Any) -> Any:
+def _children(node: object) -> Any:
     return node if isinstance(node, list | tuple | dict) else vars(node)
 
 

@@ -143,7 +143,7 @@ class StoredNumbers:
             return None
         layers, rest = self._layers
 
-        def behind(value: Any, numbers: Mapping[str, Any]) -> StoredNumbers:
+        def behind(value: object, numbers: Mapping[str, Any]) -> StoredNumbers:
             layer = {name: array[None] for name, array in numbers.items()}
             return replace(self, value=value, numbers={**rest, **layer})._only_layer()
 

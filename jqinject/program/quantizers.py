@@ -64,7 +64,12 @@ class Quantizers(Protocol):
 
     @abstractmethod
     def contract(
-        self, site: Site, lhs: Any, rhs: Any, unrounded: jax.Array | None, rest: Sequence[jax.Array] = ()
+        self,
+        site: Site,
+        lhs: object,
+        rhs: object,
+        unrounded: jax.Array | None,
+        rest: Sequence[jax.Array] = (),
     ) -> Any:
         """A contraction by a scheme.
 
@@ -174,7 +179,9 @@ class Finder(AsWritten):
     def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> GradientFormat | None:
         """None."""
 
-    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
+    def contract(
+        self, site: Site, lhs: object, rhs: object, unrounded: object, rest: Sequence[Any] = ()
+    ) -> Any:
         """The contraction of floats."""
         return site.equation.bind([as_array(lhs), as_array(rhs), *rest])[0]
 
@@ -266,7 +273,12 @@ class HeldQuantizers(AsWritten):
         return dotted(weight_path) in self._again
 
     def contract(
-        self, site: Site, lhs: Any, rhs: Any, unrounded: jax.Array | None, rest: Sequence[jax.Array] = ()
+        self,
+        site: Site,
+        lhs: object,
+        rhs: object,
+        unrounded: jax.Array | None,
+        rest: Sequence[jax.Array] = (),
     ) -> Any:
         """See `Quantizers`."""
         return contract_by(self._at(site), site, lhs, rhs, unrounded, rest)
@@ -298,7 +310,7 @@ class HeldQuantizers(AsWritten):
         parts = (self._held, self._weights, self._dropouts)
         chosen = [nnx.Dict({name: part[name] for name in sorted(names) if name in part}) for part in parts]
 
-        def shared(path: Sequence[Any], variable: Any) -> bool:
+        def shared(path: Sequence[Any], variable: object) -> bool:
             return path[1] not in stacked
 
         self._graphdef, *states = nnx.split(tuple(chosen), shared, ..., graph=True)

@@ -166,7 +166,7 @@ class Run:
         return self.quantizers.transformed(self._site(x, quantizer, name, axes, {})[0], x.array)
 
     def _site(
-        self, x: Tracked, quantizer: Any, name: str, axes: SummedAxes, overrides: dict[str, Any]
+        self, x: Tracked, quantizer: object, name: str, axes: SummedAxes, overrides: dict[str, Any]
     ) -> tuple[Site, tuple[Any, ...]]:
         """The site where a value is quantized, named after the first operation that quantizes it so, and its key."""
         if x.fixed_range is not None and not x.is_weight:

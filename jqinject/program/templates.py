@@ -40,7 +40,7 @@ def _mapped_softmax(x: jax.Array, axis: int, mapped: int, out: int) -> jax.Array
     return jax.vmap(functools.partial(jax.nn.softmax, axis=axis), mapped, out)(x)
 
 
-def _means(first: Equation, shape: Any) -> Iterator[Candidate]:
+def _means(first: Equation, shape: object) -> Iterator[Candidate]:
     if first.name == "reduce_sum":
         axes = tuple(first.params["axes"])
         yield _mean, axes, False
@@ -60,7 +60,7 @@ def _gelu(x: jax.Array, approximate: bool) -> jax.Array:
     return jax.nn.gelu(x, approximate=approximate)
 
 
-def _average_pools(first: Equation, shape: Any) -> Iterator[Candidate]:
+def _average_pools(first: Equation, shape: object) -> Iterator[Candidate]:
     if first.name == "reduce_window_sum":
         yield _average_pool, *(tuple(first.params[name]) for name in _WINDOW)
 

@@ -120,14 +120,14 @@ def _keys(path: Path) -> Path:
     return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
 
 
-def _stand_in(leaf: Any) -> Any:
+def _stand_in(leaf: object) -> Any:
     """What the model's code sees of an input: of a cache in low bits, the float array in whose place it stands."""
     return leaf.stand_in if isinstance(leaf, LowBitCache) else leaf
 
 
 def _state_input(
     path: tuple[Any, ...],
-    leaf: Any,
+    leaf: object,
     variables: dict[Path, Any],
     modules: list[tuple[str, ...]],
 ) -> Tracked:

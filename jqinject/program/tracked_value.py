@@ -161,14 +161,14 @@ class Tracked:
         return tracked
 
 
-def plain(value: Any, inputs: Sequence[Tracked]) -> Tracked:
+def plain(value: object, inputs: Sequence[Tracked]) -> Tracked:
     """The output of an operation, with no facts but its origin."""
     activation = any(x.is_activation for x in inputs)
     turned = next((x.turned for x in inputs if x.turned is not None), None)
     return Tracked(value, Origin.ACTIVATION if activation else Origin.CONSTANT, turned=turned)
 
 
-def joined(value: Any, inputs: Sequence[Tracked]) -> Tracked:
+def joined(value: object, inputs: Sequence[Tracked]) -> Tracked:
     """The output of an operation that moves the numbers of its inputs without changing them."""
     floats = [x for x in inputs if x.is_float] or list(inputs)
     activations = [x for x in floats if x.is_activation]

@@ -29,7 +29,7 @@ class Committed(InnerModule):
         record: its scale and zero point.
     """
 
-    def __init__(self, quantizer: Any, record: QuantStat) -> None:
+    def __init__(self, quantizer: object, record: QuantStat) -> None:
         self.quantizer = nnx.data(quantizer) if isinstance(quantizer, nnx.Module) else nnx.static(quantizer)
         self.record = record
 
@@ -186,7 +186,7 @@ def borrowed_paths(
     return {path: owned[id(leaf)] for path, leaf in variables_of(quantizer).items() if id(leaf) in owned}
 
 
-def replace_by_difference(old: Any, new: Any, layers: tuple[ServedLayer, ...]) -> tuple[Any, bool]:
+def replace_by_difference(old: object, new: object, layers: tuple[ServedLayer, ...]) -> tuple[Any, bool]:
     """The quantizer to go on with: the old one holding the new values where the two are alike, else the new one.
 
     Two quantizers are alike if they have the same structure and their Variables and arrays have the same shapes and
@@ -249,7 +249,7 @@ def _value(leaf: Any) -> Any:
     return leaf if isinstance(leaf, ARRAYS) else leaf.get_value()
 
 
-def _fits(mine: Any, fresh: Any) -> bool:
+def _fits(mine: object, fresh: object) -> bool:
     """Whether a leaf can take another's values: the same shape, or that of one in a stack; random streams go on."""
     a, b = _value(mine), _value(fresh)
     if not isinstance(a, (*ARRAYS, jax.ShapeDtypeStruct)) or not isinstance(b, ARRAYS):
@@ -264,7 +264,7 @@ def set_mode(quantizer: object, **mode: bool) -> None:
         quantizer.set_attributes(raise_if_not_found=False, graph=True, **mode)
 
 
-def copy_mode(old: Any, new: Any, *, use_running_average: bool) -> None:
+def copy_mode(old: object, new: object, *, use_running_average: bool) -> None:
     """Put a new quantizer into the mode of the old one.
 
     Args:
@@ -281,7 +281,7 @@ def copy_mode(old: Any, new: Any, *, use_running_average: bool) -> None:
         set_mode(new, use_running_average=use_running_average, deterministic=deterministic)
 
 
-def same_parameters(old: Any, new: Any, layers: tuple[ServedLayer, ...]) -> bool:
+def same_parameters(old: object, new: object, layers: tuple[ServedLayer, ...]) -> bool:
     """Whether two quantizers have the same learned parameters of their own, by path and shape.
 
     Args:

@@ -342,7 +342,7 @@ class QuantProxyFromInjector(Answers):
             layer_links.check_range(self, array)
         return self._quantized(array)
 
-    def _quantized(self, x: jax.Array, *more: Any) -> Any:
+    def _quantized(self, x: jax.Array, *more: object) -> Any:
         """A tensor through the quantizer, as a QuantTensor; while the proxy only observes, itself with its scale."""
         quantizer, result = self.tensor_quant, None
         try:

@@ -48,7 +48,7 @@ class Links:
 
     parameters: Any = None
 
-    def __init__(self, *layers: Any) -> None:
+    def __init__(self, *layers: object) -> None:
         self.layers = list(map(weakref.ref, layers))
 
 

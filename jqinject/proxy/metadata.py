@@ -136,7 +136,7 @@ class QuantMetadata:
     requires_quant_input: bool = False
 
 
-def declared(binding: Binding, name: str, handed: Mapping[str, Any], otherwise: Any = None) -> Any:
+def declared(binding: Binding, name: str, handed: Mapping[str, Any], otherwise: object = None) -> Any:
     """What an injector declares under a name, as an assembly would read it."""
     return binding.resolve(name, **handed) if binding.declares(name) else otherwise
 

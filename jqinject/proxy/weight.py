@@ -256,7 +256,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
     def _needs_input(self) -> bool:
         return self.is_quant_enabled and self.requires_input_scale
 
-    def _accumulator_scale(self, input: Any, weight: Any, weight_scale: jax.Array | None) -> jax.Array:
+    def _accumulator_scale(self, input: object, weight: object, weight_scale: jax.Array | None) -> jax.Array:
         name = self.binding.base.__name__
         if isinstance(input, GroupwiseQuantTensor) or isinstance(weight, GroupwiseQuantTensor):
             raise ValueError(

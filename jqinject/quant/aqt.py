@@ -31,7 +31,7 @@ RANDOM_BITS = {"jax.uniform": 32, "custom-1": 16}
 MAX_INT_BITS = 22
 
 
-def checked_bits(bits: Any) -> Any:
+def checked_bits(bits: object) -> Any:
     """The number of bits of integers, the dtype of 8-bit floats, or None.
 
     Raises:
@@ -115,24 +115,24 @@ class OperandInjector(InRange):
     random_bits = value(checked_rng_type)
 
     @choices(RescalingIntQuant, FloatQuant)
-    def tensor_quant(bits: Any) -> Any:
+    def tensor_quant(bits: object) -> Any:
         """None for no quantization."""
         if checked_bits(bits) is None:
             return None
         return RescalingIntQuant if isinstance(bits, int) else FloatQuant
 
     @value
-    def bit_width(bits: Any, preserve_zero: bool) -> int:
+    def bit_width(bits: object, preserve_zero: bool) -> int:
         """Bits of the integers; half-integers are counted in half steps."""
         return bits + (not preserve_zero) if isinstance(bits, int) else 8
 
     @value
-    def q_dtype(bits: Any) -> Any:
+    def q_dtype(bits: object) -> Any:
         """The dtype of 8-bit floats."""
         return None if isinstance(bits, int) else checked_bits(bits)
 
     @value
-    def range_steps(bits: Any, preserve_zero: bool, preserve_max_val: bool) -> float | None:
+    def range_steps(bits: object, preserve_zero: bool, preserve_max_val: bool) -> float | None:
         """See `RangeSteps`."""
         if not isinstance(bits, int):
             return None
@@ -140,7 +140,7 @@ class OperandInjector(InRange):
         return steps if preserve_zero else 2.0 * steps
 
     @choices(RoundSte, RoundToOddSte, StochasticRoundSte)
-    def float_to_int_impl(bits: Any, preserve_zero: bool, rng_type: str | None) -> Any:
+    def float_to_int_impl(bits: object, preserve_zero: bool, rng_type: str | None) -> Any:
         """To nearest, to half-integers, or at random."""
         if isinstance(bits, int) and not preserve_zero:
             return RoundToOddSte
@@ -152,7 +152,7 @@ class OperandInjector(InRange):
         return None if checked_rng_type(rng_type) is None else StochasticRoundSte
 
     @choices(PowerOfTwoRestrictValue)
-    def restrict_scaling_impl(po2_scale: Any) -> Any:
+    def restrict_scaling_impl(po2_scale: object) -> Any:
         """None for any scale."""
         return PowerOfTwoRestrictValue if po2_scale else None
 
@@ -224,7 +224,7 @@ class ConfigV4(Scheme):
     drhs_accumulator_dtype = None
 
     @choices(FixedRange, AbsMaxRange)
-    def calibration(use_dummy_static_bound: Any) -> Any:
+    def calibration(use_dummy_static_bound: object) -> Any:
         """For every operand: its largest magnitude, or a bound of 1."""
         if not isinstance(use_dummy_static_bound, bool):
             raise TypeError(
@@ -236,7 +236,7 @@ class ConfigV4(Scheme):
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
 
     @choices(PowerOfTwoRestrictValue)
-    def restrict_scaling_impl(po2_scale: Any) -> Any:
+    def restrict_scaling_impl(po2_scale: object) -> Any:
         """For every operand."""
         return PowerOfTwoRestrictValue if po2_scale else None
 

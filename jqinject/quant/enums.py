@@ -142,7 +142,7 @@ def chooses(value: object, *members: ImplEnum) -> bool:
     return value in members
 
 
-def as_enum(enum_class: type[_Member], value: Any, *, name: str = "") -> _Member:
+def as_enum(enum_class: type[_Member], value: object, *, name: str = "") -> _Member:
     """A member of `enum_class` from a member or its name in any case.
 
     >>> as_enum(StatsOp, "Max_Ave")

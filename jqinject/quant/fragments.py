@@ -371,12 +371,12 @@ class InRange(ExtendedInjector):
     group_padding = False
 
     @choices(core.RescalingIntQuant, core.FloatQuant)
-    def tensor_quant(q_dtype: Any) -> Any:
+    def tensor_quant(q_dtype: object) -> Any:
         """Integers without a `q_dtype`."""
         return core.RescalingIntQuant if q_dtype is None else core.FloatQuant
 
     @choices(core.Identity, core.DynamicOverSubChannelBlockView)
-    def input_view_impl(group_size: Any) -> Any:
+    def input_view_impl(group_size: object) -> Any:
         """The view in groups, if there are any."""
         if group_size is None:
             return core.Identity

@@ -33,7 +33,7 @@ class _OfValue:
     """Define a method of every name that this is assigned to: the method of `value` with that name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        def method(self: "ArrayMethods", *args: Any, **kwargs: object) -> Any:
+        def method(self: "ArrayMethods", *args: object, **kwargs: object) -> Any:
             return getattr(self.value, name)(*map(as_array, args), **kwargs)
 
         method.__name__, method.__doc__ = name, f"`value.{name}(...)`: an array."
@@ -115,7 +115,7 @@ class ArrayMethods:
         return getattr(ufunc, method)(*plain, **kwargs)
 
 
-def as_array(x: Any) -> Any:
+def as_array(x: object) -> Any:
     """The plain array of `x`: `x.value` if it is a `QuantTensor`, else `x` itself.
 
     Args:

@@ -130,13 +130,13 @@ class IntQuantTensor(QuantTensor):
     def __rsub__(self, operand: object) -> Any:
         return (-self) + operand
 
-    def __mul__(self, operand: Any) -> Any:
+    def __mul__(self, operand: object) -> Any:
         value = self.value * as_array(operand)
         if not isinstance(operand, IntQuantTensor):
             return value
         return arithmetic.product(self, operand, "a * b", value, self.scale * operand.scale)
 
-    def __truediv__(self, operand: Any) -> Any:
+    def __truediv__(self, operand: object) -> Any:
         integers = isinstance(operand, IntQuantTensor)
         return arithmetic.divide(self, operand) if integers else self.value / as_array(operand)
 

@@ -17,7 +17,7 @@ from jqinject.quant_tensor.public_tensors import CodebookQuantTensor, FloatQuant
 from jqinject.quant_tensor.quantized import QuantTensor
 
 
-def is_quantized(x: Any) -> TypeGuard[QuantTensor]:
+def is_quantized(x: object) -> TypeGuard[QuantTensor]:
     """Whether it is a quantized tensor of any format; the functions below answer False for anything else.
 
     Example:
@@ -30,7 +30,7 @@ def is_quantized(x: Any) -> TypeGuard[QuantTensor]:
     return isinstance(x, QuantTensor)
 
 
-def is_grouped(x: Any) -> TypeGuard[GroupwiseQuantTensor]:
+def is_grouped(x: object) -> TypeGuard[GroupwiseQuantTensor]:
     """Whether it has a scale for each group along an axis."""
     return is_quantized(x) and x.is_grouped
 

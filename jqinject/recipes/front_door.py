@@ -41,10 +41,10 @@ class SitesLeftWarning(UserWarning):
 
 def fold_batch_norm(
     model: nnx.Module,
-    *inputs: Any,
+    *inputs: object,
     pairs: Iterable[tuple[str, str]] | None = None,
     method: Method = CALL,
-    **keywords: Any,
+    **keywords: object,
 ) -> Pairs:
     """Fold batch normalizations into the weights and biases of the layers before them, in place.
 

@@ -165,7 +165,7 @@ class QuantizedParameter:
         return reduced(full, stored)
 
 
-def measured(proxy: Any, value: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
+def measured(proxy: object, value: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
     """Scale and zero point of each number of a parameter, float32, in its shape.
 
     Args:

@@ -366,7 +366,7 @@ class Recipe:
         self,
         model: nnx.Module,
         rules: Rule | Iterable[Rule],
-        batch: Any,
+        batch: object,
         *,
         method: Method = CALL,
         call: CallBatch | None = None,

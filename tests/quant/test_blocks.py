@@ -65,7 +65,7 @@ def test_blocks_go_through_freezing_jit_stacks_and_reports():
     np.testing.assert_array_equal(nnx.jit(lambda layer, x: layer(x))(frozen, x), frozen(x))
     np.testing.assert_allclose(frozen(x), value, rtol=1e-5, atol=1e-6)
     model = nnx.Sequential(linear(MXFloat4e2m1Weight, weight_group_size=(16, 8)))
-    assert "in 16 x 8" in str(jqinject.coverage(model, x))
+    assert "in blocks of 16 x 8" in str(jqinject.coverage(model, x))
 
     @nnx.vmap(in_axes=0, out_axes=0)
     def stack(key):

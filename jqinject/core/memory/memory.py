@@ -436,7 +436,7 @@ class MemoryScaling(Memory):
 
     scaling_min_val: check.Minimum | None = field(default=None, kw_only=True)
 
-    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+    def begin(self, arguments: dict[str, Any], stored: object = None) -> None:
         """Set the rule, and what the base sets."""
         restrictions = {name: arguments[name] for name in RESTRICTIONS if arguments.get(name) is not None}
         floor, of = max(arguments["scaling_min_val"] or 0.0, SCALE_FLOOR), arguments.get("scaling_stats_impl")

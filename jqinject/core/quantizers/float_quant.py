@@ -260,7 +260,7 @@ class FloatQuant(Quantizer):
         return self._quantize(x, divide(1.0, factor), None, (factor,), grid, keep)
 
     def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Grid, keep: bool
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: object, grid: Grid, keep: bool
     ) -> Quantized:
         if not self.straight_through:
             return super()._quantize(x, scale, zero_point, ends, grid, keep)

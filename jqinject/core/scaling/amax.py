@@ -169,7 +169,7 @@ class AmaxScaling(InnerModule):
         """The axis of the steps, counted from the back."""
         return -1 - len(self.scaling_shape)
 
-    def known_scale(self, threshold: Any) -> jax.Array:
+    def known_scale(self, threshold: object) -> jax.Array:
         """The scale known before the tensor, used for a tensor without a usable amax."""
         last = self.scale.get_value()
         if not self.delayed:

@@ -46,7 +46,7 @@ from jqinject.ops.ste import with_gradient_of
 class _InitialScaling(DividedScaling):
     """Abstract: a scale that starts at, or is, a given number."""
 
-    def begin(self, arguments: dict[str, Any], stored: Any = None) -> None:
+    def begin(self, arguments: dict[str, Any], stored: object = None) -> None:
         """Set what the base sets, with the initial value in the learned domain."""
         where, names = type(self).__name__, ("scaling_init", "scaling_shape")
         restrict = arguments["restrict_scaling_impl"] or FloatRestrictValue()

@@ -55,7 +55,7 @@ def _finite_power(exponent: jax.Array, most: float) -> jax.Array:
 class Unchanged:
     """Abstract: a restriction of values that are learned as they are."""
 
-    def restrict_init_float(self, x: Any) -> Any:
+    def restrict_init_float(self, x: object) -> Any:
         """The number in the domain in which it is learned."""
         return x
 

@@ -353,5 +353,5 @@ def through_ends(
     return (with_gradient_of(x, y[0]), y[1]) if isinstance(y, tuple) else with_gradient_of(x, y)
 
 
-def _second(x: jax.Array, y: Any) -> Any:
+def _second(x: jax.Array, y: object) -> Any:
     return y

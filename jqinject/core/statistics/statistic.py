@@ -187,7 +187,7 @@ def _(stat, primals, tangents):
     return measured, stat.change(dx, x, measured, where_active(active, stat.locate, x, measured))
 
 
-def where_active(active: jax.Array | bool | None, function: Callable[..., Any], *arguments: Any) -> Any:
+def where_active(active: jax.Array | bool | None, function: Callable[..., Any], *arguments: object) -> Any:
     """The function's result if `active`, which may be traced, else zeros; None is true."""
     is_known = not isinstance(active, jax.core.Tracer)
     if active is None or (is_known and bool(active)):

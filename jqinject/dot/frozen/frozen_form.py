@@ -299,7 +299,7 @@ def _per_axis(
 def wide_metadata(metadata: Mapping[str, object], groups: Groups, ndim: int) -> dict[str, object]:
     """A weight's metadata for the weight in groups: what shards the axis shards its groups."""
 
-    def widened(entry: Any) -> Any:
+    def widened(entry: object) -> Any:
         if not isinstance(entry, tuple) or len(entry) < ndim:
             return entry
         place = len(entry) + groups.dim + 1

@@ -324,7 +324,7 @@ def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, 
     return payload, scale, zero
 
 
-def _payload(weight: Any) -> tuple[jax.Array, dict[str, Any]]:
+def _payload(weight: object) -> tuple[jax.Array, dict[str, Any]]:
     """What is stored of a quantized weight without groups, and what a `FrozenForm` says of it."""
     if on_integers(weight):
         if not is_concrete(weight.bit_width):

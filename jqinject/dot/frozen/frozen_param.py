@@ -337,7 +337,7 @@ class FrozenParam(LowBitArray, Frozen):
         self._check_not_array(variable_state.get_raw_value())
         super().update_from_state(variable_state)
 
-    def copy(self, *value: Any, **updates: Any) -> Any:
+    def copy(self, *value: object, **updates: object) -> Any:
         """As of an `nnx.Variable`. What NNX gives for the parameter as a whole becomes one for each number: a
         `PartitionSpec` (`nnx.get_partition_spec`), an abstract array with a sharding (`nnx.as_abstract`).
 
@@ -351,7 +351,7 @@ class FrozenParam(LowBitArray, Frozen):
     replace = copy  # type: ignore[assignment]
     to_state = copy  # type: ignore[assignment]
 
-    def _of_each(self, value: Any) -> Any:
+    def _of_each(self, value: object) -> Any:
         numbers = self.numbers
         if isinstance(value, jax.sharding.PartitionSpec):
             return self.form.partition_specs(value, numbers)

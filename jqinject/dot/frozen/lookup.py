@@ -72,7 +72,7 @@ def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: object) -> L
 
 
 def _indexed(
-    numbers: dict[str, jax.Array], form: FrozenForm, axis: int, place: int, entry: Any
+    numbers: dict[str, jax.Array], form: FrozenForm, axis: int, place: int, entry: object
 ) -> dict[str, jax.Array]:
     """The numbers with one axis indexed; sums over this axis are dropped."""
     of_scale, indexed = form.axis_of_scale(axis), {}
@@ -115,7 +115,7 @@ def _entries(index: object, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
     return normalized if not arrays or (len(arrays) == 1 and adjacent) else None
 
 
-def _in_range(entry: Any, size: int) -> Any:
+def _in_range(entry: object, size: int) -> Any:
     """An int, counted from the front, or None if it is out of range; any other entry unchanged."""
     if isinstance(entry, bool) or not isinstance(entry, int | np.integer):
         return entry

@@ -6,7 +6,6 @@ bit width, without computing it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +23,8 @@ from jqinject.quant_tensor import (
 
 def contraction_output(
     value: jax.Array,
-    lhs: Any,
-    rhs: Any,
+    lhs: object,
+    rhs: object,
     *,
     terms: int,
     rhs_channel_axis: int | None = -1,
@@ -33,7 +32,7 @@ def contraction_output(
     lhs_free_axes: Sequence[int] = (),
     lhs_places: Mapping[int, int] | None = None,
     rhs_places: Mapping[int, int] | None = None,
-    bias: Any = None,
+    bias: object = None,
     bias_on_grid: bool | jax.Array | None = None,
     zero_points: tuple[bool | None, bool | None] = (None, None),
 ) -> IntQuantTensor | jax.Array:
@@ -132,7 +131,7 @@ def _centered(x: IntQuantTensor, has_zero_point: bool) -> IntQuantTensor:
     return x.set(bit_width=x.bit_width + 1, signed=True) if has_zero_point else x
 
 
-def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: Any = None) -> BitWidth:
+def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: object = None) -> BitWidth:
     """Bits of the accumulator: ceil(log2((2^lhs - 1) * (2^rhs - 1) * terms)), then one more than the bias needs.
 
     The bound is on unsigned magnitudes. It is too small for signed one-bit operands (-1 and 1), whose accumulator runs
@@ -173,7 +172,7 @@ def _along_channels(x: jax.Array, ndim: int, channel_axis: int) -> jax.Array:
 
 
 def _output_zero_point(
-    scale: jax.Array, bias: Any, channel_axis: int, bias_on_grid: bool | jax.Array | None
+    scale: jax.Array, bias: object, channel_axis: int, bias_on_grid: bool | jax.Array | None
 ) -> jax.Array:
     """0 without a bias or with one on the accumulator's grid, else -bias / scale."""
     if bias is None or (on_integers(bias) and bias_on_grid is True):

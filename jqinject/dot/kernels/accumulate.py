@@ -81,7 +81,7 @@ def _cure(bits: int) -> str:
     return "accumulator_dtype=jnp.int32" if bits < 32 else "fewer bits an operand"
 
 
-def largest_magnitude(dtype: DTypeLike, zero_point: Any = None) -> int:
+def largest_magnitude(dtype: DTypeLike, zero_point: object = None) -> int:
     """Of `q - zero_point`, for integers q of a dtype and a zero point among them; None without one.
 
     Example:

@@ -109,7 +109,7 @@ class Contraction(InnerModule):
         x: LabelledTensor,
         summed: Labels,
         *,
-        partner: Any = None,
+        partner: object = None,
         in_rows: bool = True,
     ) -> LabelledTensor:
         """An operand, quantized if the scheme does; see `quantized`."""
@@ -121,7 +121,7 @@ class Contraction(InnerModule):
         x: LabelledTensor,
         summed: Labels,
         *,
-        partner: Any = None,
+        partner: object = None,
         in_rows: bool = True,
     ) -> tuple[Any, LabelledTensor]:
         """The quantizer of an operand, None without one, and the operand quantized.

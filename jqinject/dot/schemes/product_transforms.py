@@ -18,7 +18,7 @@ SIGNS = {"dgrad_random_signs": "dgrad_grad", "wgrad_random_signs": "wgrad_grad"}
 """The flags of a scheme that draw signs, and an operand of their product."""
 
 
-def transform_of(quantizer: Any) -> Any:
+def transform_of(quantizer: object) -> Any:
     """Return what an injector declares before its quantizer: a transform, or the declaration of one.
 
     Args:
@@ -106,7 +106,7 @@ def check_transforms(operands: Mapping[str, Any], products: Iterable[tuple[str, 
             )
 
 
-def check_whole(operands: Mapping[str, Any], tiles: Any, name: str) -> None:
+def check_whole(operands: Mapping[str, Any], tiles: object, name: str) -> None:
     """Refuse tiles of a forward product with a transform, which backward products see whole.
 
     Args:
@@ -143,5 +143,5 @@ def check_signs(operands: Mapping[str, Any], flags: Iterable[str], name: str) ->
             )
 
 
-def _in_words(transform: Any) -> str:
+def _in_words(transform: object) -> str:
     return "has no pre_transform" if transform is None else f"declares {transform!r}"

@@ -260,13 +260,13 @@ def role_of(operand: Binding) -> str:
     return operand.resolve("proxy_class").role if operand.declares("proxy_class") else "parameter"
 
 
-def is_scheme(config: Any) -> bool:
+def is_scheme(config: object) -> bool:
     """Whether something is a scheme, or a binding of one."""
     config = config.injector if isinstance(config, Binding) else config
     return inspect.isclass(config) and issubclass(config, Scheme)
 
 
-def checked_scheme(config: Any) -> Any:
+def checked_scheme(config: object) -> Any:
     """A scheme, or a binding of one.
 
     Raises:

@@ -122,7 +122,7 @@ _CURES = {
 }
 
 
-def _misfit(operand: Any, length: int) -> str:
+def _misfit(operand: object, length: int) -> str:
     """What does not fill so many numbers; empty if everything does."""
     transform = transform_of(operand)
     size = None if transform is None else transform.block_size

@@ -147,7 +147,7 @@ def _name(quantizer: Any) -> str:
     return binding.base.__name__ if isinstance(binding, Binding) else type(quantizer).__name__
 
 
-def reporting(quantizer: Any) -> Any:
+def reporting(quantizer: object) -> Any:
     """The scale of a quantizer that reports from backward passes, if any."""
     if not isinstance(quantizer, nnx.Module):
         return None
@@ -186,7 +186,7 @@ def _advance(quantizer: nnx.Module) -> None:
                     _NEXT_KEY(child)
 
 
-def why_not_backward(quantizer: Any) -> str:
+def why_not_backward(quantizer: object) -> str:
     """Why a quantizer cannot quantize a gradient; empty if it can."""
     if not isinstance(quantizer, nnx.Module):
         return ""

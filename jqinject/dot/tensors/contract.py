@@ -143,7 +143,7 @@ def ragged_dot_general(
 def float8_dot_general(
     lhs: FloatQuantTensor,
     rhs: FloatQuantTensor,
-    dimension_numbers: Any,
+    dimension_numbers: object,
     *,
     grad_dtype: DTypeLike | None = None,
     preferred_element_type: DTypeLike | None = None,

@@ -470,5 +470,5 @@ def quantized_gradient(
     return quantized, partner, report
 
 
-def _quantized(labels: Labels, summed: Labels, in_rows: bool, proxy: Any, g: jax.Array) -> LabelledTensor:
+def _quantized(labels: Labels, summed: Labels, in_rows: bool, proxy: object, g: jax.Array) -> LabelledTensor:
     return quantized_by(proxy, LabelledTensor(g, labels), summed, in_rows=in_rows)

@@ -277,7 +277,7 @@ def _refuse(problems: list[str]) -> None:
     )
 
 
-def _load(model: Any, entries: Mapping[Path, Any], index: ModelIndex) -> LoadReport:
+def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> LoadReport:
     by_path = index.by_path
     chosen = {by_path[path].path: value for path, value in entries.items()}
     cast = {

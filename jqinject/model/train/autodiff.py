@@ -167,7 +167,7 @@ def grad(
 
 def _without_value(with_value: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     @functools.wraps(with_value)
-    def gradients_alone(*args: Any, **kwargs: Any) -> Any:
+    def gradients_alone(*args: object, **kwargs: object) -> Any:
         value, gradients = with_value(*args, **kwargs)
         return (gradients, value[1]) if has_aux else gradients
 
@@ -235,7 +235,7 @@ def _value_and_grad(
             if isinstance(args[number], nnx.Pytree)
         }
 
-        def on_parts(rests: dict[int, Any], *args: Any, **kwargs: Any) -> Any:
+        def on_parts(rests: dict[int, Any], *args: object, **kwargs: object) -> Any:
             merged = [
                 nnx.merge(parts[number][0], arg, rests[number]) if number in parts else arg
                 for number, arg in enumerate(args)
@@ -274,7 +274,7 @@ def _listening(f: Callable[..., Any], count: int) -> Callable[..., Any]:
     """`f` with slots that add by maximum while it runs: those of its first arguments, not of its default values."""
 
     @functools.wraps(f)
-    def listened(*args: Any, **kwargs: Any) -> Any:
+    def listened(*args: object, **kwargs: object) -> Any:
         heard: list[StepStatistic] = [s for s in amax_scalings(list(args[:count])) if s.slot is not None]
         for scaling in heard:
             assert scaling.slot is not None
@@ -297,7 +297,7 @@ def _adapters_alone(wanted: Sequence[ArgNum], args: Sequence[Any]) -> tuple[ArgN
     )
 
 
-def _has_adapters(given: Any) -> bool:
+def _has_adapters(given: object) -> bool:
     if not isinstance(given, nnx.Module):
         return False
     modules = (module for _, module in nnx.iter_modules(given, graph=True))

@@ -98,7 +98,7 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
             write(variable, value)
 
 
-def check_merges(layer: Any, norm: nnx.BatchNorm) -> RescaledState:
+def check_merges(layer: object, norm: nnx.BatchNorm) -> RescaledState:
     """Raise where `merge_bn` would.
 
     Returns:
@@ -128,11 +128,11 @@ def _sizes(weight: nnx.Variable[Any], channel: int) -> list[int]:
     ]
 
 
-def _is_ours(layer: Any) -> bool:
+def _is_ours(layer: object) -> bool:
     return isinstance(layer, DeclaresGeometry)
 
 
-def _is_flaxs(layer: Any) -> bool:
+def _is_flaxs(layer: object) -> bool:
     return isinstance(layer, FLOAT_LAYERS) and not isinstance(layer, nnx.LoRALinear)
 
 
@@ -260,7 +260,7 @@ def _at(node: Any, path: tuple[Any, ...]) -> Any:
     return node
 
 
-def _changes(component: Any, channels: ChannelFactors | None, name: str) -> dict[str, jax.Array]:
+def _changes(component: object, channels: ChannelFactors | None, name: str) -> dict[str, jax.Array]:
     """The Variables of a component that change, by name."""
     if getattr(component, "is_scale_free", False):
         return {}

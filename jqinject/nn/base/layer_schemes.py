@@ -64,7 +64,7 @@ def by_scheme(
     return left
 
 
-def features_of(layer: Any) -> tuple[int | None, int | None]:
+def features_of(layer: object) -> tuple[int | None, int | None]:
     """How many inputs and outputs a scheme's products sum over along their last axis; None if the layer does not know.
 
     Args:

@@ -39,7 +39,9 @@ class ContractingLayer(Protocol):
     promote_dtype: PromoteDtypeFn
     contraction_name: ClassVar[str]
 
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any, /) -> jax.Array: ...
+    def _parent_forward(
+        self, parameter_view: object, inputs: jax.Array, out_sharding: object, /
+    ) -> jax.Array: ...
 
 
 class Placement(Protocol):
@@ -58,7 +60,7 @@ class Placement(Protocol):
         choice: ChosenKernel,
         arrays: LayerArrays,
         grad_quant: GradQuantProxyFromInjector | None,
-        out_sharding: Any,
+        out_sharding: object,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Contract payloads by a kernel of the table, and add the bias.
 
@@ -88,7 +90,7 @@ class Placement(Protocol):
         self,
         y: jax.Array,
         operands: tuple[QuantTensor, QuantTensor],
-        bias: Any,
+        bias: object,
         bias_on_grid: bool | None,
         zero_points: tuple[bool | None, bool | None],
     ) -> IntQuantTensor | jax.Array:
@@ -188,7 +190,7 @@ class PlacedContraction:
         self,
         y: jax.Array,
         operands: tuple[QuantTensor, QuantTensor],
-        bias: Any,
+        bias: object,
         bias_on_grid: bool | None,
         zero_points: tuple[bool | None, bool | None],
     ) -> IntQuantTensor | jax.Array:

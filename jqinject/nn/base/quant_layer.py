@@ -131,7 +131,7 @@ def overrides_of(layer: type, slots: Sequence[Slot], quantizers: Mapping[str, An
     return Overrides(rows.values())
 
 
-def _injector(layer: type, argument: str, quantizer: Any) -> Any:
+def _injector(layer: type, argument: str, quantizer: object) -> Any:
     if isinstance(quantizer, QuantProxyFromInjector):
         quantizer = quantizer.binding
     if quantizer is None or quantizer is inspect.Parameter.empty:
@@ -194,7 +194,7 @@ On: TypeAlias = Literal[True]
 class ConstructorSignature:
     """The signature of a class of layers: that of its constructor, with the keywords of its Flax layer."""
 
-    def __get__(self, layer: Any, owner: Any) -> inspect.Signature:
+    def __get__(self, layer: object, owner: object) -> inspect.Signature:
         if layer is not None:
             raise AttributeError("__signature__")  # of an instance: that of its `__call__`
         constructor = inspect.signature(owner.__init__)
@@ -253,7 +253,7 @@ class _QuantLayer(nnx.Module):
 
     if not TYPE_CHECKING:
 
-        def __class_getitem__(cls, returned: Any) -> Any:
+        def __class_getitem__(cls, returned: object) -> Any:
             """`QuantLinear[jax.Array]`, for annotations: the class itself."""
             return cls
 

@@ -169,7 +169,7 @@ class Slot:
         vars(layer)[self.name] = proxy
         note_child(layer, self.name, proxy)
 
-    def __delete__(self, layer: Any) -> None:
+    def __delete__(self, layer: object) -> None:
         if self.name not in vars(layer):
             raise AttributeError(f"{type(layer).__name__} holds no {self.name}")
         del vars(layer)[self.name]
@@ -202,7 +202,7 @@ def slots_of(layer: type) -> tuple[Slot, ...]:
 
 
 def split_overrides(
-    layer: Any, slots: Sequence[Slot], overrides: Mapping[str, object]
+    layer: object, slots: Sequence[Slot], overrides: Mapping[str, object]
 ) -> dict[str, dict[str, Any]]:
     """Overrides by the argument whose quantizer they are for, without their prefixes.
 
@@ -225,7 +225,7 @@ def split_overrides(
     return by_argument
 
 
-def binding_of(quantizer: Any) -> Binding | None:
+def binding_of(quantizer: object) -> Binding | None:
     """The binding of an injector; None of anything else."""
     if inspect.isclass(quantizer) and issubclass(quantizer, ExtendedInjector):
         return Binding(quantizer)
@@ -236,9 +236,9 @@ CHANNEL_SHAPE = "activation_channel_shape"
 
 
 def make_proxy(
-    layer: Any,
+    layer: object,
     slot: Slot,
-    quantizer: Any,
+    quantizer: object,
     overrides: Mapping[str, object],
     rngs: nnx.Rngs | None,
     stack: tuple[int, ...] = (),
@@ -355,7 +355,7 @@ def hold_proxies(
             shared.add_tracked_module(layer)
 
 
-def _check_kind(where: str, slot: Slot, proxy_class: Any, name: str) -> None:
+def _check_kind(where: str, slot: Slot, proxy_class: object, name: str) -> None:
     if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
         raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
     if proxy_class.role not in (slot.proxy_class.role, QuantProxyFromInjector.role):
@@ -374,7 +374,7 @@ def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tu
         )
 
 
-def _refuse_overrides(where: str, slot: Slot, quantizer: Any, overrides: Mapping[str, object]) -> NoReturn:
+def _refuse_overrides(where: str, slot: Slot, quantizer: object, overrides: Mapping[str, object]) -> NoReturn:
     names = ", ".join(repr(slot.prefix + name) for name in overrides)
     why, cure = "there is no quantizer", f"give an injector: {slot.name}=..."
     if quantizer is not None:
@@ -383,7 +383,7 @@ def _refuse_overrides(where: str, slot: Slot, quantizer: Any, overrides: Mapping
     raise TypeError(f"{where}: {names} would have no effect: {why}.\n  cure: {cure}")
 
 
-def _shown(thing: Any) -> str:
+def _shown(thing: object) -> str:
     return (
         f"the class {thing.__name__}" if inspect.isclass(thing) else f"{type(thing).__name__} {thing!r:.80}"
     )
@@ -394,6 +394,6 @@ def is_on(proxy: QuantProxyFromInjector | None) -> bool:
     return proxy is not None and proxy.is_quant_enabled
 
 
-def through(proxy: Callable[[Any], Any] | None, x: Any) -> Any:
+def through(proxy: Callable[[Any], Any] | None, x: object) -> Any:
     """`x` quantized, or unchanged without a quantizer."""
     return x if proxy is None else proxy(x)

@@ -152,7 +152,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         """Of the quantized input, as far as the layer knows it beforehand: that of its `input_quant`."""
         return input_format(self)
 
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
+    def _parent_forward(self, parameter_view: object, inputs: jax.Array, out_sharding: object) -> jax.Array:
         """The forward of the Flax layer this one derives from, on other parameters; else the product it declares."""
         return self._flax_forward(parameter_view, inputs, out_sharding=out_sharding)
 
@@ -170,7 +170,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
 
     # --- weight and bias
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         name = self.weight_name if name == "weight" else name
         before = vars(self).get(name)
         if isinstance(before, FrozenParam) and isinstance(value, jax.Array | np.ndarray):
@@ -218,7 +218,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         return tuple(vars(self)[self.weight_name].shape)
 
     def quant_weight(
-        self, quant_input: Any = None, subtensor_slice_list: Sequence[tuple[int, int] | None] | None = None
+        self, quant_input: object = None, subtensor_slice_list: Sequence[tuple[int, int] | None] | None = None
     ) -> AnyQuantTensor:
         """The weight as the layer contracts it.
 
@@ -239,7 +239,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             return weight
         return weight[tuple(slice(None) if part is None else slice(*part) for part in subtensor_slice_list)]
 
-    def _quantized_weight(self, quant_input: Any) -> Any:
+    def _quantized_weight(self, quant_input: object) -> Any:
         stored = vars(self)[self.weight_name]
         if isinstance(stored, FrozenParam):
             return stored.quant_tensor()
@@ -251,7 +251,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         return proxy(weight, input_format(self) if quant_input is None else quant_input)
 
     def quant_bias(
-        self, quant_input: Any = None, quant_weight: Any = None
+        self, quant_input: object = None, quant_weight: object = None
     ) -> AnyQuantTensor | jax.Array | None:
         """The bias as the layer adds it.
 
@@ -267,7 +267,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         """
         return self._quantized_bias(quant_input, quant_weight)
 
-    def _quantized_bias(self, quant_input: Any, quant_weight: Any) -> Any:
+    def _quantized_bias(self, quant_input: object, quant_weight: object) -> Any:
         if self.bias is None:
             return None
         bias, proxy = self.bias[...], self.bias_quant
@@ -277,7 +277,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         x, weight = self._scales_on_weight(quant_input, weight)
         return proxy(bias, x, weight, self._bias_scale(x, weight))
 
-    def _bias_scale(self, x: Any, weight: Any) -> jax.Array | None:
+    def _bias_scale(self, x: object, weight: object) -> jax.Array | None:
         """The weight's scale in the shape of the bias; None if both have channels along one axis only."""
         if not (on_integers(x) and on_integers(weight)) or weight.scale.size == 1:
             return None
@@ -368,7 +368,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         choice: ChosenKernel,
         arrays: LayerArrays,
         grad_quant: GradQuantProxyFromInjector | None,
-        out_sharding: Any,
+        out_sharding: object,
     ) -> tuple[jax.Array, jax.Array | None]:
         """The contraction of payloads by a kernel of the table; see `Placement.contract`."""
         placed = self._placed(np.shape(arrays[0]))
@@ -431,12 +431,12 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         placed = self._placed(x.shape) if on_integers(x) and on_integers(weight) else None
         return (x, weight) if placed is None else placed.scales_on_weight(x, weight)
 
-    def _bias_on_grid(self, bias: Any) -> bool | None:
+    def _bias_on_grid(self, bias: object) -> bool | None:
         """Whether the bias counts in steps of the accumulator, as far as the layer knows beforehand."""
         on_grid = is_quantized(bias) and self.bias_quant.requires_input_scale
         return True if on_grid else None
 
-    def _with_metadata(self, y: jax.Array, x: Any, weight: Any, bias: Any) -> Any:
+    def _with_metadata(self, y: jax.Array, x: object, weight: object, bias: object) -> Any:
         if not (is_quantized(x) and is_quantized(weight)):
             missing = "weight" if is_quantized(x) else "input"
             raise ValueError(
@@ -456,7 +456,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             return self.frozen.form.whole_zero_point
         return not is_on(self.weight_quant) or self.weight_quant.has_whole_zero_points
 
-    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: Any) -> Any:
+    def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: object) -> Any:
         """The output with the scale of the sums; the array if they have none."""
         placed = self._placed(x.shape)
         if placed is None:

@@ -20,7 +20,7 @@ from jqinject.quant.solver.solve_shapes import as_tuple, choosing
 _REQUIRED = inspect.Parameter.empty
 
 
-def pick(name: str, choice: Any, table: Mapping[Any, Any], otherwise: Any = _REQUIRED) -> Any:
+def pick(name: str, choice: object, table: Mapping[Any, Any], otherwise: object = _REQUIRED) -> Any:
     """What a table holds for an enum member or its name.
 
     Args:
@@ -47,7 +47,7 @@ def pick(name: str, choice: Any, table: Mapping[Any, Any], otherwise: Any = _REQ
 
 
 def selected(
-    name: str, table: Mapping[Any, Any], default: Any = _REQUIRED, otherwise: Any = _REQUIRED
+    name: str, table: Mapping[Any, Any], default: object = _REQUIRED, otherwise: object = _REQUIRED
 ) -> Any:
     """Return the `@value` function that looks up the choice declared under a name.
 

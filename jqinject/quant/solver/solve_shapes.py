@@ -86,7 +86,7 @@ def group_dim_of(layer: Any) -> int:
     return others[-1]
 
 
-def weight_shape_of(module: Any) -> tuple[int, ...]:
+def weight_shape_of(module: object) -> tuple[int, ...]:
     """The shape of a layer's weight, on which layers that share a quantizer have to agree."""
     return agreed(module, lambda layer: tuple(layer.weight_shape), "weight shape")
 
@@ -125,7 +125,7 @@ def shape_of_bias(layer: Any) -> tuple[int, ...]:
     return tuple(layer.bias.shape)
 
 
-def agreed(module: Any, fact: Callable[[Any], Any], name: str) -> Any:
+def agreed(module: object, fact: Callable[[Any], Any], name: str) -> Any:
     """A fact about a layer; layers that share a quantizer have to agree on it.
 
     Args:
@@ -154,7 +154,7 @@ def output_channel_axes(module):
     return as_tuple(_channel_dim(module))
 
 
-def _channel_dim(module: Any) -> int | tuple[int, ...]:
+def _channel_dim(module: object) -> int | tuple[int, ...]:
     return agreed(module, attrgetter("output_channel_dim"), "output_channel_dim")
 
 

@@ -189,7 +189,7 @@ class MatrixGrid:
         scale, zero_point = (jnp.broadcast_to(x, shape) for x in (self.scale, self.zero_point))
         return replace(self, scale=scale, zero_point=zero_point)
 
-    def columns(self, at: Any) -> MatrixGrid:
+    def columns(self, at: object) -> MatrixGrid:
         """The grid of some columns; scales are for each number.
 
         Args:
