@@ -17,8 +17,6 @@ from typing import Any
 
 from docstrings import as_rst
 
-from jqinject.core.component import HiddenMethod
-
 PACKAGE = "jqinject"
 ROOMS = """
 nn quant core proxy inject dot model program recipes quant_tensor ops odml export native checkpoint_policies
@@ -250,15 +248,8 @@ def _resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     return contnode if module in sys.modules and hasattr(sys.modules[module], name) else None
 
 
-def _attribute(owner: type, name: str, *default: Any) -> Any:
-    """An attribute of a class, for autodoc; of a method that Flax's tools do not see, the function."""
-    member = inspect.getattr_static(owner, name, None)
-    return member.__wrapped__ if isinstance(member, HiddenMethod) else getattr(owner, name, *default)
-
-
 def setup(app: Any) -> dict[str, bool]:
     """For Sphinx."""
-    app.add_autodoc_attrgetter(type, _attribute)
     app.connect("config-inited", _copy_notebooks)
     app.connect("source-read", _fill)
     app.connect("autodoc-process-docstring", _markdown, priority=400)

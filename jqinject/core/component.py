@@ -35,22 +35,23 @@ _SEALED = "_parts"  # a value's parts, by which it is compared; its presence mak
 _HASH = "_hash"
 
 
-class HiddenMethod(property):
+class HiddenMethod:
     """A method that Flax's tools do not see.
 
     `nnx.tabulate` and `nnx.capture` replace the public functions of the classes of a model's modules. What they replace
     has to take and return arrays, outside of custom derivatives, which is not so between the parts of a quantizer.
-    A property that binds the function is no function for them, and Python binds it without a call of ours.
 
     Args:
         method: the function.
     """
 
     def __init__(self, method: FunctionType) -> None:
-        bind = functools.partial(MethodType, method)
-        vars(bind).update(vars(method))  # whether it is abstract
-        super().__init__(bind, doc=method.__doc__)
-        self.__wrapped__ = method
+        vars(self).update(vars(method), __doc__=method.__doc__, __wrapped__=method)
+        self._method = method
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        """Bind the method; of a class, return what can be called with an instance."""
+        return functools.partial(self._method) if instance is None else MethodType(self._method, instance)
 
 
 def hidden_method(method: _Method) -> _Method:

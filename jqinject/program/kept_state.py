@@ -275,7 +275,7 @@ def state_marks(called: Path, is_leaf: Callable[[object], bool], always: bool) -
             (inside, paths[id(variable)]) for inside, variable in variables if id(variable) in paths
         )
         for method in METHODS if state else ():
-            if method in dir(type(module)):
+            if callable(getattr(type(module), method, None)):
                 intercept(module, _Marks(state, always), method)
                 marked.append((module, method))
     yield

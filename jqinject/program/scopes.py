@@ -119,7 +119,7 @@ def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> Iterator[Non
         if path and "__call__" in dir(type(module)):
             name = ".".join(map(str, path))
             intercept(module, _Scope(name, region_of(module, is_leaf)))
-            if is_leaf(module) and ATTEND in dir(type(module)):
+            if is_leaf(module) and callable(getattr(type(module), ATTEND, None)):
                 intercept(module, _Scope(name, None), ATTEND)  # no region: its output is not the layer's
     has_linen = any(isinstance(module, nnx.bridge.ToNNX) for _, module in modules)
     with linen_scopes(is_leaf) if has_linen else contextlib.nullcontext():
