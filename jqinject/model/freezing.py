@@ -25,7 +25,7 @@ from jqinject.model.frozen_weights import (
     unfreeze_op,
 )
 from jqinject.model.lora.merging import check_updates, merge_inside
-from jqinject.model.walk import ModelIndex, check_calibrated, dotted
+from jqinject.model.walk import ModelIndex, check_calibrated, place_name
 from jqinject.nn.freeze_layer import SLICED_FROM, frozen_param, numbers_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
@@ -156,7 +156,9 @@ def check_finite(index: ModelIndex, layers: list[Any], caller: str) -> None:
     finite = [_all_finite(weight) if k else True for weight, k in zip(weights, concrete, strict=True)]
     wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if is_concrete(ok) and not ok}
     if wrong:
-        paths = {id(module): dotted(path) for path, module in reversed(index.places) if id(module) in wrong}
+        paths = {
+            id(module): place_name(path) for path, module in reversed(index.places) if id(module) in wrong
+        }
         raise ValueError(
             f"{caller}: the weights of {', '.join(reversed(paths.values()))} have nan or inf.\n"
             "  cure: load weights that are finite; in training, skip updates whose gradient is not "

@@ -14,7 +14,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import Numbers, in_two_levels, quant_tensor_of
 from jqinject.model.frozen_weights import put_in_place, without_masters
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
-from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.slots import warn_of_cut_groups
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -59,10 +59,10 @@ def unfreeze_from_payload(index: ModelIndex) -> None:
     """
     stored = without_masters(index)
     for path, frozen in stored.items():
-        _quantizer(dotted(path), frozen.numbers, frozen.form)
+        _quantizer(place_name(path), frozen.numbers, frozen.form)
     nodes = dict(index.places)
     for path, frozen in stored.items():
-        name, layer = dotted(path), nodes.get(path[:-1])
+        name, layer = place_name(path), nodes.get(path[:-1])
         value = frozen.quant_tensor().value
         variable = nnx.Param(value, **_own(frozen.get_metadata()))
         put_in_place(index, frozen, variable)
@@ -92,7 +92,7 @@ def _site(
     numbers, form = frozen.numbers, frozen.form
     owner_path, owner = _owner(index, path)
     depth = value.ndim - len(form.shape)
-    declared, overrides = _quantizer(dotted(path), numbers, form)
+    declared, overrides = _quantizer(place_name(path), numbers, form)
     inner, groups = _scaled(numbers, form)
     scale = inner.scale if groups is None else jnp.squeeze(inner.scale, inner.scale.ndim + groups.dim)
     ndim = len(form.shape)
@@ -110,7 +110,7 @@ def _site(
     sites = vars(owner.op_quant).get("weights")
     if sites is None:
         owner.op_quant.weights = sites = nnx.Dict({})
-    sites[dotted(own)] = site
+    sites[place_name(own)] = site
     return site, site.weight_quant
 
 
@@ -122,7 +122,7 @@ def _owner(index: ModelIndex, path: Path) -> tuple[Path, Any]:
         if isinstance(node, QuantizedProgram) and path[: len(place)] == place
     ]
     if not owners:
-        raise ValueError(f"unfreeze: no model runs {dotted(path)}, so nothing would quantize it")
+        raise ValueError(f"unfreeze: no model runs {place_name(path)}, so nothing would quantize it")
     return max(owners, key=lambda entry: len(entry[0]))
 
 

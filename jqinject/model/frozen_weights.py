@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
-from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer, promoted, unallocated
@@ -272,7 +272,7 @@ def check_unfreezes(index: ModelIndex) -> None:
     """
     lost = without_masters(index)
     if lost:
-        shown = ", ".join(map(dotted, lost))
+        shown = ", ".join(map(place_name, lost))
         raise ValueError(
             f"the float numbers of {shown} are gone.\n  cure: freeze(model, keep_masters=True), or load a "
             "float checkpoint into a model that was not frozen"

@@ -8,7 +8,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.dot import FrozenParam
-from jqinject.model.walk import ModelIndex, dotted, listed
+from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.proxy import QuantProxyFromInjector
 
 ABSENT = object()
@@ -91,7 +91,7 @@ def _warn_of_frozen(model: nnx.Module) -> None:
     frozen: dict[int, str] = {}
     for path, node in ModelIndex(model).places:
         if isinstance(node, FrozenParam):
-            frozen.setdefault(id(node), dotted(path))
+            frozen.setdefault(id(node), place_name(path))
     if frozen:
         shown = listed(tuple(frozen.values()))
         warnings.warn(

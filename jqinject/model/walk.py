@@ -213,7 +213,7 @@ class ModelIndex:
     @cached_property
     def by_name(self) -> dict[str, Any]:
         """The Variables and arrays themselves, by each of their paths as text."""
-        return {dotted(path): entry.variable for path, entry in self.by_path.items()}
+        return {place_name(path): entry.variable for path, entry in self.by_path.items()}
 
     @cached_property
     def proxies(self) -> list[Holders]:
@@ -248,10 +248,10 @@ def modules_by_path(model: Any, kind: type[M]) -> dict[str, M]:
         kind: the class.
     """
     modules = nnx.iter_modules(model, graph=True)
-    return {dotted(path): node for path, node in modules if isinstance(node, kind)}
+    return {place_name(path): node for path, node in modules if isinstance(node, kind)}
 
 
-def dotted(path: tuple[object, ...]) -> str:
+def place_name(path: tuple[object, ...]) -> str:
     """A path as text."""
     return ".".join(map(str, path)) or "the model itself"
 
@@ -261,7 +261,7 @@ SHOWN = 8
 
 def static_ranges(index: ModelIndex) -> dict[str, StaticRange]:
     """The outermost modules that may hold static ranges (quantizers, quantized ops, lone components), by first path."""
-    return {dotted(path): cast(StaticRange, node) for path, node in index.outermost(_is_static_range)}
+    return {place_name(path): cast(StaticRange, node) for path, node in index.outermost(_is_static_range)}
 
 
 def _is_static_range(node: object) -> bool:

@@ -17,7 +17,7 @@ from jqinject.formats.safetensors_files import open_safetensors
 from jqinject.inject.errors import did_you_mean
 from jqinject.model import LoadReport, load_state
 from jqinject.model.state.checkpoint_entries import RECORD
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 
 VariablePath: TypeAlias = tuple[str, ...]
@@ -107,7 +107,7 @@ def _path_of(name: str, names: Mapping[str, str] | None, variables: Collection[V
             if path in variables:
                 return path
     expected = ".".join(parts)
-    hint = did_you_mean(expected, [dotted(path) for path in variables])
+    hint = did_you_mean(expected, [place_name(path) for path in variables])
     raise CheckpointError(
         f"{name} is for {expected}, which the model has not{'; ' + hint if hint else ''}.\n"
         "  cure: quantizers of the same names and settings as in Brevitas; names={'module': 'path'} for other paths"

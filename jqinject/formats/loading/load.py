@@ -35,7 +35,7 @@ from jqinject.formats.loading.loading_plan import Assignment, LoadPlan, plan_of,
 from jqinject.formats.loading.parameter_names import Names
 from jqinject.model import LowBits, LowCoverageWarning, load_frozen, quantize
 from jqinject.model.frozen_weights import put_in_place
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 
@@ -196,7 +196,7 @@ def _refuse_quantized(model: nnx.Module) -> None:
         ValueError: names them.
     """
     quantized = [
-        dotted(path)
+        place_name(path)
         for path, node in ModelIndex(model).places
         if isinstance(node, FrozenParam) or (isinstance(node, QuantWeightLayer) and is_on(node.weight_quant))
     ]
@@ -229,11 +229,11 @@ def _stored_variables(index: ModelIndex) -> Iterator[tuple[str, Any]]:
             variable, nnx.LoRAParam
         )
         if is_stored and not entry.in_quantizer:
-            yield dotted(entry.path), variable
+            yield place_name(entry.path), variable
     frozen = {
         id(node): (path, node) for path, node in reversed(index.places) if isinstance(node, FrozenParam)
     }
-    yield from ((dotted(path), node) for path, node in frozen.values())
+    yield from ((place_name(path), node) for path, node in frozen.values())
 
 
 def _low_bits(checkpoint: Checkpoint, plan: LoadPlan, may_permute: bool) -> list[Assignment]:
@@ -268,9 +268,9 @@ def _arrays(
     for entry in ModelIndex(model).variables:
         variable, value = entry.variable, entry.variable.get_value()
         if isinstance(variable, nnx.Param | nnx.BatchStat) and not entry.in_quantizer:
-            dtypes[dotted(entry.path)] = value.dtype
+            dtypes[place_name(entry.path)] = value.dtype
         elif not isinstance(variable, nnx.RngState) and isinstance(value, jax.Array):
-            yield dotted(entry.path), value
+            yield place_name(entry.path), value
     for assignment in plan.assignments:
         path, dtype = assignment.path, dtypes[assignment.path]
         if path in low_bits:
@@ -281,7 +281,7 @@ def _arrays(
 
 def _with_floats(model: Model, arrays: Iterator[tuple[str, LowBits | ArrayLike]]) -> Model:
     """Return a model with arrays of which none is in low bits."""
-    by_path = {dotted(entry.path): entry.variable for entry in ModelIndex(model).variables}
+    by_path = {place_name(entry.path): entry.variable for entry in ModelIndex(model).variables}
     for path, array in arrays:
         by_path[path].set_value(jnp.asarray(array))  # pyright: ignore[reportArgumentType]
     return model
@@ -327,7 +327,7 @@ def _with_base(model: Model, checkpoint: Checkpoint, plan: LoadPlan, low_bits: l
     index = ModelIndex(model)
     dtypes = {path: variable.dtype for path, variable in _stored_variables(index)}
     variables = {
-        dotted(path): node for path, node in reversed(index.places) if isinstance(node, nnx.Variable)
+        place_name(path): node for path, node in reversed(index.places) if isinstance(node, nnx.Variable)
     }
     for assignment in plan.assignments:
         path, variable, dtype = assignment.path, variables[assignment.path], dtypes[assignment.path]

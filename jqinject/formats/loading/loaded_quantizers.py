@@ -29,7 +29,7 @@ from jqinject.formats.stored_matrix import InputFormat, order_of_groups
 from jqinject.inject import ExtendedInjector
 from jqinject.model import Rule
 from jqinject.model.quantizing.rules import counterpart_of
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.proxy import ActQuantProxyFromInjector, transform_of
@@ -191,7 +191,7 @@ def contracted_by_model(model: nnx.Module, low_bits: list[Assignment]) -> tuple[
 
 def _layers(model: nnx.Module) -> set[str]:
     """Return the paths of the layers that quantizers go into."""
-    return {dotted(path) for path, node in ModelIndex(model).places if counterpart_of(node) is not None}
+    return {place_name(path) for path, node in ModelIndex(model).places if counterpart_of(node) is not None}
 
 
 def input_of(checkpoint: Checkpoint, assignment: Assignment) -> InputFormat | None:
@@ -211,7 +211,7 @@ def set_ranges_of_stacks(model: nnx.Module, checkpoint: Checkpoint, low_bits: li
     """Give each layer of a stack its own static input range; until now all have the widest."""
     stacks = {assignment.path.rpartition(".")[0]: assignment for assignment in low_bits if assignment.depth}
     for path, node in ModelIndex(model).places if stacks else ():
-        assignment = stacks.get(dotted(path))
+        assignment = stacks.get(place_name(path))
         proxy = node.input_quant if isinstance(node, QuantWeightLayer) else None
         if assignment is None or not isinstance(proxy, ActQuantProxyFromInjector):
             continue
@@ -286,7 +286,7 @@ def _digest(order: np.ndarray) -> str:
 def cache_proxies(model: nnx.Module) -> dict[str, ActQuantProxyFromInjector]:
     """Return the quantizers of keys and values that a model's attention layers have, by path."""
     return {
-        dotted((*path, name)): proxy
+        place_name((*path, name)): proxy
         for path, node in ModelIndex(model).places
         if isinstance(node, QuantMultiHeadAttention | QuantScaledDotProductAttention)
         for name in PROXIES.values()

@@ -22,7 +22,7 @@ from jqinject.formats.loading.matching import CACHE_SCALE, PROXIES
 from jqinject.formats.loading.parameter_names import Name, compiled
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn import QuantIdentity
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
@@ -232,7 +232,7 @@ def refuse_other_quantizers(
         if isinstance(node, QuantProxyFromInjector) and id(node) not in written:
             transform = vars(node).get("pre_transform")
             if node.is_quant_enabled or not (transform is None or _is_written(transform, orders)):
-                lost.append(dotted(path))
+                lost.append(place_name(path))
     if lost:
         is_frozen = not any(path.endswith("weight_quant") for path in lost)
         frozen_cure = "rules without these, in the model that is saved"

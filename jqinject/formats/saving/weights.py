@@ -22,7 +22,7 @@ from jqinject.formats.loading.parameter_names import Name, compiled
 from jqinject.formats.stored_matrix import Matrix
 from jqinject.model import Rule
 from jqinject.model.quantizing.rule_policy import RulePolicy
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, transform_of
@@ -151,13 +151,13 @@ def weights_of(
         written.add(id(node))
         if isinstance(node, QuantWeightLayer) and node.frozen is not None:
             written.add(id(node.frozen))
-            yield from _of_layer(node, _named(dotted((*path, node.weight_name)), rules, unchanged))
+            yield from _of_layer(node, _named(place_name((*path, node.weight_name)), rules, unchanged))
         elif isinstance(node, FrozenParam):
-            weight = _named(dotted(path), rules, unchanged)
+            weight = _named(place_name(path), rules, unchanged)
             yield from _of_parameter(node, replace(weight, order=orders.order(weight.path)))
         elif isinstance(node, nnx.Param | nnx.BatchStat) and not in_quantizer[id(node)]:
             value = node.get_value()
-            for at, weight in _named(dotted(path), rules, unchanged).layers(value.shape):
+            for at, weight in _named(place_name(path), rules, unchanged).layers(value.shape):
                 axes = weight.axes or _axes_of_floats(weight.path, value.ndim - len(at))
                 yield replace(weight, axes=axes, value=value[at] if at else value)
 

@@ -28,7 +28,7 @@ from jqinject.model.inspect.layer_numbers import (
 )
 from jqinject.model.inspect.sensitivity import SensitivityRuns
 from jqinject.model.inspect.switching import Recorder, quantized_layers, switchable
-from jqinject.model.walk import ModelIndex, Path, dotted, listed
+from jqinject.model.walk import ModelIndex, Path, listed, place_name
 from jqinject.program import HELD, Call, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import as_array, is_concrete
@@ -86,7 +86,7 @@ def check_numbers(model: nnx.Module, call: Call, reference: nnx.Module | None) -
     if frozen:
         raise ValueError(
             "report(numbers=True) compares with the float model, and the float weights "
-            f"{listed(tuple(map(dotted, frozen)))} are gone: frozen.\n"
+            f"{listed(tuple(map(place_name, frozen)))} are gone: frozen.\n"
             "  cure: keep the model that is not frozen, and ask it: freeze(nnx.clone(model)), "
             "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True); or "
             "reference=float_model"
@@ -292,7 +292,7 @@ def _solved(index: ModelIndex, paths: Mapping[int, Path]) -> Iterator[tuple[str,
             weight, depth = layer.weight.get_value(), len(stack_of((layer,)))
             quantized = as_array(quantized_stack(nnx.clone(proxy, graph=True), weight, depth))
             if bool(jnp.array_equal(quantized, weight)):
-                yield dotted(paths[id(layer.weight)]), (layer.weight, proxy)
+                yield place_name(paths[id(layer.weight)]), (layer.weight, proxy)
 
 
 def with_float_weights(model: nnx.Module, reference: nnx.Module) -> nnx.Module:
@@ -309,7 +309,7 @@ def with_float_weights(model: nnx.Module, reference: nnx.Module) -> nnx.Module:
     """
     copy = nnx.clone(model, graph=True)
     floats = {
-        dotted(path): node for path, node in ModelIndex(reference).places if isinstance(node, nnx.Param)
+        place_name(path): node for path, node in ModelIndex(reference).places if isinstance(node, nnx.Param)
     }
     for path, (weight, proxy) in solved_weights(copy).items():
         solved = weight.get_value()

@@ -16,7 +16,7 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing.parameter_sites import PlannedParameter
 from jqinject.model.quantizing.rule_policy import OURS, PlannedSites
 from jqinject.model.quantizing.rules import Rule, idle_rules, matches_path
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted
 from jqinject.proxy import QuantProxyFromInjector
 
@@ -338,7 +338,7 @@ def refuse_adapted(index: ModelIndex) -> None:
             "  cure: jqinject.merge_lora(model) puts them into the weights; or adapt the model without them"
         )
     quantized = [
-        dotted(path)
+        place_name(path)
         for path, node in index.places
         if isinstance(node, (*OURS, QuantizedProgram, FrozenParam))
     ]

@@ -40,7 +40,7 @@ from jqinject.model.quantizing.rule_policy import (
     traced_calls,
 )
 from jqinject.model.quantizing.rules import Rule, check_operations, checked_rules
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.freeze_layer import frozen_param
 from jqinject.program import Call, find_sites, quantized_stack
@@ -173,7 +173,7 @@ def _adapted(
     check_finite(index, [site for *_, site in parameter_sites(index)], "lora")
     adapters = {}
     for plan in plans:
-        name = dotted(plan.path)
+        name = place_name(plan.path)
         variable = index.by_name[name]
         factors = None
         if start == "error" and name in bases:
@@ -237,11 +237,11 @@ def with_low_rank(
     bases = plan_parameters(sites.uses)
     if not allow_idle:
         check_rules(checked, sites, bases)
-    plans = [plan for plan in plan_adapters(sites, checked_rank(rank)) if dotted(plan.path) in bases]
+    plans = [plan for plan in plan_adapters(sites, checked_rank(rank)) if place_name(plan.path) in bases]
     index = ModelIndex(model)
     adapters, planned = {}, {}
     for wide in plans:
-        name = dotted(wide.path)
+        name = place_name(wide.path)
         variable = index.by_name[name]
         value = variable.get_value()
         plan = planned[name] = wide.within(value.shape)
@@ -277,7 +277,7 @@ def _check_followed(
             variable.set_metadata(**{READS_WHOLE: True})
     adapted, missing = _without_update(model, policy, calls, plans)
     if missing:
-        shown = "\n".join(f"    {dotted(plan.path)}: {plan.uses[0].name}" for plan in missing)
+        shown = "\n".join(f"    {place_name(plan.path)}: {plan.uses[0].name}" for plan in missing)
         raise ValueError(
             f"lora: these weights change on their way to a contraction, so that an update cannot follow:\n{shown}\n"
             "  cure: rank={pattern: rank} that leaves them out"
@@ -297,4 +297,4 @@ def _note_lookups(model: Any, plans: tuple[PlannedAdapter, ...], adapted: Names)
     """Let adapters know the look-ups whose rows are used otherwise than in a contraction."""
     for plan in plans:
         alone = tuple(name for name in plan.lookups if (plan.path, name) not in adapted)
-        model.op_quant.adapters[dotted(plan.path)].lookups = alone
+        model.op_quant.adapters[place_name(plan.path)].lookups = alone

@@ -17,7 +17,7 @@ from jqinject.model.inspect.measured_report import sqnr_db
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
-from jqinject.model.walk import ModelIndex, Path, dotted
+from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn.freeze_layer import frozen_param
 from jqinject.program import HELD, Adapter, QuantizedProgram, change_class, program_class_of
 from jqinject.quant_tensor import as_array, is_concrete
@@ -71,7 +71,7 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
         (at, owner, name, adapter)
         for at, owner in programs
         for name, adapter in list(owner.op_quant.adapters_by_path().items())
-        if matches_path(path, name) or matches_path(path, dotted(adapter.weight_path[:-1]))
+        if matches_path(path, name) or matches_path(path, place_name(adapter.weight_path[:-1]))
     ]
     if not chosen:
         names = [name for _, owner in programs for name in owner.op_quant.adapters_by_path()]
@@ -90,7 +90,7 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
         if adapter.inside:
             _merge_inside(ModelIndex(model), at, adapter)
         else:
-            rounded[dotted((*at, name))] = _merge(model, at, adapter, rngs)
+            rounded[place_name((*at, name))] = _merge(model, at, adapter, rngs)
         del owner.op_quant.adapters[name]
     for _, owner in programs:
         _without_adapters(owner)
@@ -117,7 +117,7 @@ def check_updates(index: ModelIndex) -> None:
         ValueError: names the weights.
     """
     wrong = [
-        dotted((*at, name))
+        place_name((*at, name))
         for at, _, name, adapter in _inside(index)
         if is_concrete(adapter.a[...]) and not all(jnp.isfinite(x[...]).all() for x in (adapter.a, adapter.b))
     ]
@@ -186,7 +186,7 @@ def _merge(model: object, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> 
     if not isinstance(variable, FrozenParam):
         variable.set_value(merged)
         owner: Any = dict(index.places)[at] if at else model
-        site = owner.op_quant.weight_sites().get(dotted(adapter.weight_path))
+        site = owner.op_quant.weight_sites().get(place_name(adapter.weight_path))
         if site is not None and site.weight_quant is not None:
             site.weight_quant.release(site)
             site.weight_quant.init_tensor_quant(site)

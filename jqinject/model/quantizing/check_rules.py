@@ -22,7 +22,7 @@ from jqinject.model.quantizing.rule_policy import (
     plan_sites,
 )
 from jqinject.model.quantizing.rules import LayerRule, Rule, idle_rules, nearest_pattern
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.program import HELD, Call, QuantizedProgram
 
 NOT_CONTRACTED = (
@@ -63,7 +63,7 @@ def check_rules(
             "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs; "
             "methods={'encode': (x,)} for other methods than its call"
         )
-    becomes_a_layer = any(entry.path == dotted(()) and entry.slots for entry in entries)
+    becomes_a_layer = any(entry.path == place_name(()) and entry.slots for entry in entries)
     sites = plan_sites(model, RulePolicy(rules), calls) if has_inputs and not becomes_a_layer else NO_SITES
     planned = plan_parameters(sites.uses)
     if not allow_idle:
@@ -71,7 +71,7 @@ def check_rules(
     used = sites.used
     idle = idle_rules(rules, entries, used)
     if idle and not allow_idle:
-        weights = dict.fromkeys(dotted(use.weight_path) for use in sites.uses)
+        weights = dict.fromkeys(place_name(use.weight_path) for use in sites.uses)
         names = [*(entry.path for entry in entries), *weights]
         near = {index: nearest_pattern(rules[index], names) for index in idle}
         shown = "\n".join(f"    {rules[index]}{near[index]}" for index in idle)
@@ -142,7 +142,7 @@ def _refuse_quantized(index: ModelIndex, model: nnx.Module, has_layers: bool, ne
         )
     if has_layers or needs_inputs:
         return
-    ours = [dotted(path) for path, node in index.places if isinstance(node, OURS)]
+    ours = [place_name(path) for path, node in index.places if isinstance(node, OURS)]
     if ours:
         shown = ", ".join(ours[:8]) + (", ..." if len(ours) > 8 else "")
         raise ValueError(

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.frozen_weights import op_slot
-from jqinject.model.walk import ModelIndex, dotted
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn import (
     ContractionKind,
     QuantBatchNorm,
@@ -367,7 +367,7 @@ def plan_layers(
             slots = tuple(slot for slot, _ in rules[number].quantizers if slot in takes)
             if rules[number].configures and op_slot(module) is not None:
                 slots = ("contraction",)
-        by_module[id(module)] = LayerRule(dotted(path), kind, number, slots)
+        by_module[id(module)] = LayerRule(place_name(path), kind, number, slots)
         entries.append(by_module[id(module)])
     return tuple(entries), by_module
 

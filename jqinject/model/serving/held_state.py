@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import is_low_bit_cache
-from jqinject.model.walk import dotted, listed
+from jqinject.model.walk import listed, place_name
 from jqinject.program.jaxpr import Body, Equation, Scan, While
 
 Arrays = tuple[Any, ...]
@@ -172,7 +172,7 @@ ARRAYS = (jax.Array, np.ndarray)
 
 def _check_evaluates(model: nnx.Module) -> None:
     training = tuple(
-        f"{dotted(path)}.{name}" if path else name
+        f"{place_name(path)}.{name}" if path else name
         for path, node in nnx.iter_modules(model, graph=True)
         for name in MODES
         if vars(node).get(name) is False

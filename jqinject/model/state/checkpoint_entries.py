@@ -15,7 +15,7 @@ from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, Quan
 from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.memory_policy import DISTANCE
 from jqinject.core.state import kind_of
-from jqinject.model.walk import ModelIndex, Path, VariableEntry, dotted
+from jqinject.model.walk import ModelIndex, Path, VariableEntry, place_name
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import OpQuantizers
 from jqinject.quant_tensor import is_concrete
@@ -193,7 +193,7 @@ def never_right(index: ModelIndex, entries: Mapping[Path, object]) -> list[str]:
         variable = index.by_path[path].variable
         if path in variances and _least(value) < 0:
             problems.append(
-                f"{dotted(path)}: is a variance, and no variance is below 0: got {_least(value):.6g}"
+                f"{place_name(path)}: is a variance, and no variance is below 0: got {_least(value):.6g}"
             )
         if not issubclass(kind_of(variable), QuantParam | QuantStat):
             continue
@@ -201,16 +201,18 @@ def never_right(index: ModelIndex, entries: Mapping[Path, object]) -> list[str]:
         if not _is_finite(value) and (
             issubclass(kind_of(variable), QuantParam) or path[-1] in (*OF_SCALES, *COUNTERS)
         ):
-            problems.append(f"{dotted(path)}: holds nan or inf, which no quantizer stores")
+            problems.append(f"{place_name(path)}: holds nan or inf, which no quantizer stores")
         elif path[-1] in COUNTERS and _least(value) < 0:
-            problems.append(f"{dotted(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
+            problems.append(f"{place_name(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
         elif path in scales and _least(value) < 0:
-            problems.append(f"{dotted(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}")
+            problems.append(
+                f"{place_name(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}"
+            )
         elif (path in divisors or path[-1] == "scale") and _least(abs(jnp.asarray(value))) == 0:
-            problems.append(f"{dotted(path)}: is a scale, and no scale is 0")
+            problems.append(f"{place_name(path)}: is a scale, and no scale is 0")
         elif path[-1] == "amax_history" and not _least(value) >= 0:
             problems.append(
-                f"{dotted(path)}: is a record of magnitudes, none of which is below 0: got {_least(value):.6g}"
+                f"{place_name(path)}: is a record of magnitudes, none of which is below 0: got {_least(value):.6g}"
             )
     return problems
 
@@ -299,7 +301,7 @@ def _with_transform(index: ModelIndex) -> Iterator[str]:
     for path, node in index.places:
         if isinstance(node, QuantWeightLayer):
             if node.input_quant is not None and vars(node.input_quant).get("pre_transform") is not None:
-                yield dotted((*path, "input_quant"))
+                yield place_name((*path, "input_quant"))
         elif isinstance(node, OpQuantizers):
             for name, proxy in node.held.items():
                 stem, _, side = name.rpartition("_")

@@ -21,7 +21,7 @@ from jqinject.model.freezing import check_finite, freeze
 from jqinject.model.frozen_weights import freeze_weight
 from jqinject.model.state.checkpoint_entries import problem_of
 from jqinject.model.state.loading import proxies_beside, reassemble_held
-from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, dotted
+from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.freeze_layer import frozen_param, numbers_from_host
@@ -155,17 +155,21 @@ class _Loading:
         """Raise unless what was read fits the model, which then expects it no more."""
         entry = self.by_path.get(path)
         if entry is None:
-            hint = did_you_mean(dotted(path), [dotted(candidate) for candidate in self.by_path])
-            raise ValueError(f"load_frozen: the model has no {dotted(path)}{'; ' + hint if hint else '.'}")
+            hint = did_you_mean(place_name(path), [place_name(candidate) for candidate in self.by_path])
+            raise ValueError(
+                f"load_frozen: the model has no {place_name(path)}{'; ' + hint if hint else '.'}"
+            )
         if id(entry) in self.taken:
-            raise ValueError(f"load_frozen: {dotted(path)} was given before (as {dotted(entry.path)})")
+            raise ValueError(
+                f"load_frozen: {place_name(path)} was given before (as {place_name(entry.path)})"
+            )
         value = entry.variable.get_value()
         problem = self._problem_of(path, array) if isinstance(array, LowBits) else problem_of(array, value)
         if problem:
-            raise ValueError(f"load_frozen: {dotted(path)}: {problem}")
+            raise ValueError(f"load_frozen: {place_name(path)}: {problem}")
         if id(entry) in self.made:
             raise ValueError(
-                f"load_frozen: {dotted(path)} belongs to a quantizer that is made from the weights that are loaded.\n"
+                f"load_frozen: {place_name(path)} belongs to a quantizer that is made from the weights that are loaded.\n"
                 "  cure: a checkpoint without it; with it, load_state(model, checkpoint) and freeze(model)"
             )
         self.taken.add(id(entry))
@@ -252,7 +256,7 @@ class _Loading:
     def check_complete(self) -> None:
         """Raise if the model has Variables that nothing was given for."""
         missing = [
-            dotted(entry.path)
+            place_name(entry.path)
             for entry in self.index.variables
             if id(entry) not in self.taken
             and id(entry) not in self.made

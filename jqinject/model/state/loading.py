@@ -27,7 +27,7 @@ from jqinject.model.state.checkpoint_entries import (
     warn_of_transforms,
     with_checkpoint_defaults,
 )
-from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, dotted
+from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.proxy import WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
@@ -142,7 +142,7 @@ def reassemble_held(holders: Iterable[Holders]) -> ReassemblyReport:
     """Re-assemble the given proxies, each from the layers that hold it."""
     done, replaced = [], []
     for entry in holders:
-        path = dotted(entry.paths[0])
+        path = place_name(entry.paths[0])
         done.append(path)
         try:
             is_new = entry.proxy.init_tensor_quant(*entry.layers)
@@ -281,7 +281,7 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
     by_path = index.by_path
     chosen = {by_path[path].path: value for path, value in entries.items()}
     cast = {
-        dotted(path): f"{value.dtype} -> {by_path[path].variable.dtype}"
+        place_name(path): f"{value.dtype} -> {by_path[path].variable.dtype}"
         for path, value in chosen.items()
         if getattr(value, "dtype", by_path[path].variable.dtype) != by_path[path].variable.dtype
     }
@@ -291,7 +291,7 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
     affected = proxies_beside(index, [by_path[path].variable for path in weights])
     report = reassemble_held(holders for holders in affected if holders.proxy.depends_on_layers())
     unchanged = tuple(
-        dotted(holders.paths[0]) for holders in affected if not holders.proxy.depends_on_layers()
+        place_name(holders.paths[0]) for holders in affected if not holders.proxy.depends_on_layers()
     )
     # Re-assembly may have replaced Variables.
     after = ModelIndex(model) if report.replaced else index
@@ -305,23 +305,25 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
             )
             if why:
                 raise ValueError(
-                    f"load_state: after re-assembly from the loaded weights {dotted(path)} {why}; nothing was changed"
+                    f"load_state: after re-assembly from the loaded weights {place_name(path)} {why}; nothing was changed"
                 )
             write(now[path].variable, value)
     absent = tuple(
-        dotted(entry.path) for entry in index.variables if not any(path in entries for path in entry.paths)
+        place_name(entry.path)
+        for entry in index.variables
+        if not any(path in entries for path in entry.paths)
     )
     absent = _but_of(absent, (*report.reassembled, *unchanged))
     of_adapters = _holds_adapters_alone(entries, by_path)
     return LoadReport(
         **vars(report),
-        loaded=tuple(dotted(path) for path in chosen),
+        loaded=tuple(place_name(path) for path in chosen),
         missing=() if of_adapters else absent,
         base=absent if of_adapters else (),
         cast=cast,
-        not_finite=tuple(dotted(path) for path in not_finite(weights)),
+        not_finite=tuple(place_name(path) for path in not_finite(weights)),
         kept=unchanged,
-        below_zero=tuple(dotted(path) for path in read_by_magnitude(after, entries)),
+        below_zero=tuple(place_name(path) for path in read_by_magnitude(after, entries)),
     )
 
 
@@ -355,14 +357,16 @@ def _ill_formed(entries: Mapping[Path, object], by_path: Mapping[Path, VariableE
     pieces = in_pieces(entries, set(by_path))
     shapes = {path: tuple(by_path[path].variable.get_value().shape) for path in pieces}
     problems = [
-        f"{dotted(path)}: is {what}, the model needs one array of shape {shapes[path]}"
+        f"{place_name(path)}: is {what}, the model needs one array of shape {shapes[path]}"
         for path, what in pieces.items()
     ]
     nested = {path: nested_path(path) for path in entries if path not in by_path}
     flat = {path: inner for path, inner in nested.items() if inner != path and inner in by_path}
     for path, inner in flat.items():
         shown = "".join(f"{{{name!r}: " for name in inner) + "..." + "}" * len(inner)
-        problems.append(f"{dotted(path)}: keys have to be nested: {shown}, got {', '.join(map(repr, path))}")
+        problems.append(
+            f"{place_name(path)}: keys have to be nested: {shown}, got {', '.join(map(repr, path))}"
+        )
     if flat:
         problems[-1] += (
             "\n  cure: flax.traverse_util.unflatten_dict(state, sep='.') makes a nested dict of one with flat keys "
@@ -374,12 +378,14 @@ def _ill_formed(entries: Mapping[Path, object], by_path: Mapping[Path, VariableE
 
 
 def _unknown(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
-    names = [dotted(path) for path in by_path]
+    names = [place_name(path) for path in by_path]
     problems = []
     for path in entries:
         if path not in by_path:
-            hint = did_you_mean(dotted(path), names)
-            problems.append(f"{dotted(path)}: the model has no such variable" + (f"; {hint}" if hint else ""))
+            hint = did_you_mean(place_name(path), names)
+            problems.append(
+                f"{place_name(path)}: the model has no such variable" + (f"; {hint}" if hint else "")
+            )
     return problems
 
 
@@ -387,7 +393,7 @@ def _absent(entries: Mapping[Path, Any], targets: list[VariableEntry], missing: 
     may_be_missing: Callable[[Any, Any], bool] = nnx.filterlib.to_predicate(missing)
     absent = [entry for entry in targets if not any(path in entries for path in entry.paths)]
     return [
-        f"{dotted(entry.path)}: is missing from the state ({_cure_of(entry)})"
+        f"{place_name(entry.path)}: is missing from the state ({_cure_of(entry)})"
         for entry in absent
         if _is_abstract(entry)
         or not (
@@ -410,7 +416,7 @@ def _cure_of(entry: VariableEntry) -> str:
 def _misfits(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
     fitting = ((path, value) for path, value in entries.items() if path in by_path)
     reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in fitting)
-    return [f"{dotted(path)}: {reason}" for path, reason in reasons if reason]
+    return [f"{place_name(path)}: {reason}" for path, reason in reasons if reason]
 
 
 def _other_forms(state: object, index: ModelIndex) -> list[str]:
@@ -421,7 +427,9 @@ def _other_forms(state: object, index: ModelIndex) -> list[str]:
         for entry in fields(form):
             there, own = (getattr(x, entry.name) for x in (source.get(path, form), form))
             if there != own:
-                problems.append(f"{dotted(path)}: is frozen with {entry.name}={there}, the model needs {own}")
+                problems.append(
+                    f"{place_name(path)}: is frozen with {entry.name}={there}, the model needs {own}"
+                )
     return problems
 
 
@@ -436,7 +444,7 @@ def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, Variable
         first = next(alias for alias in by_path[path].paths if alias in entries)
         if first != path and value is not entries[first] and not jnp.array_equal(value, entries[first]):
             problems.append(
-                f"{dotted(path)}: is the same variable as {dotted(first)}, which the state gives other numbers"
+                f"{place_name(path)}: is the same variable as {place_name(first)}, which the state gives other numbers"
             )
     return problems
 
@@ -446,7 +454,7 @@ def _refuse_traced(targets: list[VariableEntry]) -> None:
         value = entry.variable.get_value()
         if is_low_bit_cache(value):
             raise ValueError(
-                f"load_state: {dotted(entry.path)} holds a cache in low bits, which is not loaded.\n"
+                f"load_state: {place_name(entry.path)} holds a cache in low bits, which is not loaded.\n"
                 "  cure: load the model before jqinject.quantized_cache(model); nnx.update(model, state) puts a whole "
                 "state back"
             )
@@ -454,7 +462,7 @@ def _refuse_traced(targets: list[VariableEntry]) -> None:
             continue
         if not isinstance(value, jax.Array | np.ndarray) or not is_concrete(value):
             raise ValueError(
-                f"load_state writes arrays, and {dotted(entry.path)} holds {type(value).__name__}.\n"
+                f"load_state writes arrays, and {place_name(entry.path)} holds {type(value).__name__}.\n"
                 "  cure: call it outside of jit and of the function that eval_shape traces"
             )
 

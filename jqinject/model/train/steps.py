@@ -12,7 +12,7 @@ from flax.linen import fp8_ops
 
 from jqinject.core import GradSlot
 from jqinject.core._protocols import StepStatistic, collects_in_steps
-from jqinject.model.walk import dotted, walk
+from jqinject.model.walk import place_name, walk
 from jqinject.ops.lean import known_zeros
 from jqinject.proxy import GradQuantProxyFromInjector
 
@@ -129,7 +129,7 @@ def _check_complete(path: tuple[str, ...], scaling: object, gradient: bool) -> N
     missing = sorted(needed - set(vars(scaling)))
     if missing:
         raise ValueError(
-            f"the statistics of {dotted(path)} were filtered away: {', '.join(missing)} missing.\n  cure: keep the "
+            f"the statistics of {place_name(path)} were filtered away: {', '.join(missing)} missing.\n  cure: keep the "
             "variables of types jqinject.core.QuantStat, GradStat and GradSlot when splitting or filtering the model's "
             "state"
         )

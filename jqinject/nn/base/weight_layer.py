@@ -204,7 +204,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     @property
     def weight(self) -> nnx.Variable[Any]:
         """The weight Variable, which the quantizer quantizes; a `FrozenParam` where the float one was not kept."""
-        return vars(self)[self.weight_name] if self.master is None else self.master
+        return getattr(self, self.weight_name) if self.master is None else self.master
 
     @property
     def frozen(self) -> FrozenParam | None:
@@ -215,7 +215,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Shape of the weight, frozen or not, with the axes of a stack."""
-        return tuple(vars(self)[self.weight_name].shape)
+        return tuple(getattr(self, self.weight_name).shape)
 
     def quant_weight(
         self, quant_input: object = None, subtensor_slice_list: Sequence[tuple[int, int] | None] | None = None
