@@ -305,7 +305,8 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
             )
             if why:
                 raise ValueError(
-                    f"load_state: after re-assembly from the loaded weights {place_name(path)} {why}; nothing was changed"
+                    f"load_state: after re-assembly from the loaded weights {place_name(path)} {why}; nothing was "
+                    "changed"
                 )
             write(now[path].variable, value)
     absent = tuple(
