@@ -169,7 +169,7 @@ class _Loading:
             raise ValueError(f"load_frozen: {place_name(path)}: {problem}")
         if id(entry) in self.made:
             raise ValueError(
-                f"load_frozen: {place_name(path)} belongs to a quantizer that is made from the weights that are loaded.\n"
+                f"load_frozen: {place_name(path)} belongs to a quantizer that is made from the loaded weights.\n"
                 "  cure: a checkpoint without it; with it, load_state(model, checkpoint) and freeze(model)"
             )
         self.taken.add(id(entry))
