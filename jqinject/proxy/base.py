@@ -132,7 +132,7 @@ class QuantProxyFromInjector(Answers):
         check_declarations(binding.injector, also_requested=self.reads | metadata.METADATA | trace)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         self._hold(quantizer)
-        self.note("links", layer_links.Links(layer))
+        layer_links.remember(self, layer_links.LINKS, layer_links.Links(layer))
 
     @property
     def training(self) -> bool:

@@ -56,12 +56,12 @@ class Linked:
     """Abstract: what a proxy knows beside its graph. NNX neither sees it nor copies it: a copy knows nothing.
 
     Attributes:
-        links: the layers; unset where none was seen.
-        range_checked: set once an evaluation has checked that the range saw data; else unset.
+        _links: the layers; unset where none was seen.
+        _range_checked: set once an evaluation has checked that the range saw data; else unset.
     """
 
-    __slots__ = ("links", "range_checked")
-    links: Links
+    __slots__ = ("_links", "_range_checked")
+    _links: Links
     # What a proxy has in its graph.
     binding: Binding
     tensor_quant: Any
@@ -77,18 +77,19 @@ class Linked:
         """See `StaticRange`."""
         raise NotImplementedError
 
-    def note(self, name: str, value: object) -> None:
-        """Set one of these, past NNX, which would take it for a part of the graph."""
-        object.__setattr__(self, name, value)
 
-
-CHECKED = "range_checked"
+CHECKED, LINKS = "_range_checked", "_links"
 del Linked.__slots__  # NNX refuses classes that have the name; the slots stay
+
+
+def remember(proxy: Linked, name: str, value: object) -> None:
+    """Set what a proxy knows beside its graph, past NNX, which would take it for a part of the graph."""
+    object.__setattr__(proxy, name, value)
 
 
 def links_of(proxy: Linked) -> Links | None:
     """What is known of the layers of a proxy; None where none was seen."""
-    return getattr(proxy, "links", None)
+    return getattr(proxy, LINKS, None)
 
 
 def complete(proxy: Linked, layer: ServedLayer) -> Links:
@@ -109,7 +110,7 @@ def complete(proxy: Linked, layer: ServedLayer) -> Links:
         holders = (*holders, layer)
     if links is None or [reference() for reference in links.layers] != [*holders]:
         links = Links(*holders)
-        proxy.note("links", links)
+        remember(proxy, LINKS, links)
     return links
 
 
@@ -159,7 +160,7 @@ def relink(proxy: Linked, layers: tuple[ServedLayer, ...]) -> tuple[ServedLayer,
         layers if _within(linked, layers) else (*linked, *(n for n in layers if not _within((n,), linked)))
     )
     if holders:
-        proxy.note("links", Links(*holders))
+        remember(proxy, LINKS, Links(*holders))
     return holders
 
 
@@ -185,7 +186,7 @@ def check_range(proxy: Linked, x: jax.Array, held_as: str = "") -> None:
     """
     if not proxy.use_running_average or proxy.observing or not is_concrete(x) or hasattr(proxy, CHECKED):
         return
-    proxy.note(CHECKED, True)
+    remember(proxy, CHECKED, True)
     if proxy.has_range() is False:
         text = f"{name_of(proxy, held_as)} quantizes in evaluation, and {UNSEEN}.\n  cure: {CURE}"
         warnings.warn(text, UncalibratedWarning, 3)
