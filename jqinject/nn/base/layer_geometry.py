@@ -65,14 +65,17 @@ class DeclaresGeometry:
     @property
     def geometry(self) -> LayerGeometry:
         """The axes of the weight and the input."""
-        raise NotImplementedError(
-            f"{type(self).__name__} declares no geometry: see jqinject.nn.base.LayerGeometry"
+        raise TypeError(
+            f"{type(self).__name__} does not declare which axes its weight and input have.\n"
+            "  cure: a property `geometry` that returns a jqinject.nn.base.LayerGeometry"
         )
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Shape of the weight, with the axes of a stack."""
-        raise NotImplementedError(f"{type(self).__name__} has no weight_shape")
+        raise TypeError(
+            f"{type(self).__name__} does not say which shape its weight has.\n  cure: a property `weight_shape`"
+        )
 
     @property
     def weight_ndim(self) -> int:

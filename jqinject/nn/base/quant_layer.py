@@ -249,7 +249,7 @@ class _QuantLayer(nnx.Module):
             return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
         """
-        raise NotImplementedError(f"{type(self).__name__} makes no quantizers")
+        raise TypeError(f"{type(self).__name__} derives from an abstract layer, which makes no quantizers")
 
     if not TYPE_CHECKING:
 
