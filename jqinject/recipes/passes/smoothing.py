@@ -231,7 +231,7 @@ class AWQ:
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
         quantized = work.quantized_by(work.rules)
         quantized.eval()
-        search = _Search(self, rescaling, quantized_parameters(quantized))
+        search = AwqSearch(self, rescaling, quantized_parameters(quantized))
         done: list[Rescaled | LeftOut | Solved | NotSolved] = []
         in_blocks = search.in_blocks(work) if self.error == "block" else {}
         for region in rescaling.regions:
@@ -246,7 +246,7 @@ class AWQ:
         return [*done, *Solve(Clip())(work)] if self.clip else done
 
 
-class _Search:
+class AwqSearch:
     """The search of scales for the regions of a model.
 
     Args:

@@ -19,7 +19,7 @@ from jqinject.quant import (
 )
 from jqinject.recipes import AWQ, RTN, Recipe, Solve
 from jqinject.recipes.passes.float_change import Rescaling
-from jqinject.recipes.passes.smoothing import smooth_scales
+from jqinject.recipes.passes.smoothing import AwqSearch, smooth_scales
 from tests.golden._config import reading
 from tests.golden.adapters.ptq_smooth import Arrays, NormAndReaders, applied
 
@@ -162,7 +162,8 @@ def compressor(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
     def smooth(work: Any) -> list[Any]:
         rescaling = Rescaling(work, "AWQ", ("magnitude", "hessian"))
         (region,) = rescaling.regions
-        scales = search.best(rescaling, region, {"readers.0.kernel": quantizer})  # pyright: ignore
+        parameters: Any = {"readers.0.kernel": quantizer}
+        scales = AwqSearch(search, rescaling, parameters).best(region)
         return [rescaling.multiply(region, 1 / scales), *rescaling.finish()]
 
     made = applied(NormAndReaders(inputs, ["fc1"]), smooth, np.array_split(inputs["x"], 4))
