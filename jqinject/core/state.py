@@ -217,8 +217,8 @@ class LostStateWarning(UserWarning):
     """What quantizers record is discarded: by a part of a program, or by a backward pass without a listener."""
 
 
-def warn_of_unheard(quantizer: str) -> None:
-    """Tell that a backward pass runs a quantizer in training mode whose report goes nowhere.
+def warn_of_lost_amax(quantizer: str) -> None:
+    """Warn that a backward pass discards the amax that a quantizer in training mode reports.
 
     Args:
         quantizer: its name.

@@ -154,7 +154,7 @@ class GradQuantProxyFromInjector(FlowProxy):
     Any format will do whose scale is made from the given gradient, is constant, or follows recorded amaxes. These
     are moved by `jqinject.value_and_grad` and `jqinject.grad`, once per step, and by nothing else: under plain
     `nnx.grad` the gradient is quantized with the scale there is, the statistics stay, and in training mode a
-    `jqinject.LostStateWarning` tells so.
+    `jqinject.LostStateWarning` reports that.
 
     Example:
         >>> import jax.numpy as jnp

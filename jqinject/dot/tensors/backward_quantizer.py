@@ -21,7 +21,7 @@ from flax import nnx
 from jqinject.core import GradSlot, StaticRange
 from jqinject.core._protocols import collects_in_steps
 from jqinject.core.quantizers.delay import DelayWrapper
-from jqinject.core.state import QuantParam, warn_of_unheard
+from jqinject.core.state import QuantParam, warn_of_lost_amax
 from jqinject.dot.kernels.integer import has_integers
 from jqinject.inject import Binding
 from jqinject.ops import FloatGrid, IntGrid
@@ -135,7 +135,7 @@ class BackwardQuantizer:
         if scaling is None or slot is None:
             return quantize(quantizer, g), None
         if not scaling.use_running_average and slot.dtype == jnp.float32:
-            warn_of_unheard(_name(quantizer))
+            warn_of_lost_amax(_name(quantizer))
         scaling.use_running_average = False
         scaling.begin_step()
         quantized = quantize(quantizer, g)

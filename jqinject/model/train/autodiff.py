@@ -84,7 +84,7 @@ def value_and_grad(
     The model must be a positional argument, differentiated or not. NNX loses what the forward pass of a module writes
     if `nnx.scan` or `nnx.vmap` only broadcasts it (`in_axes=None`); carry it through a scan (`nnx.Carry`), like any
     module with statistics. Plain `nnx.grad` corrupts nothing: the statistics of gradients stay as they are, which a
-    `jqinject.LostStateWarning` tells when the program is traced, and forward ones advance at every use.
+    `jqinject.LostStateWarning` reports when the program is traced, and forward ones advance at every use.
 
     The same warning names the gradient quantizers of a model in training mode that `f` reaches past its arguments (a
     closure variable, a global, an attribute): what their backward pass sees is lost.

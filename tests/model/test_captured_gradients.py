@@ -60,7 +60,7 @@ WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_model_that_is_no_argument_is_told(way: str) -> None:
+def test_a_model_that_is_captured_is_warned_of(way: str) -> None:
     model = identity()
     with pytest.warns(jqinject.LostStateWarning, match=r"cure: pass the whole model"):
         found = jqinject.grad(WAYS[way](model))(X)
