@@ -63,7 +63,7 @@ class Signature(NamedTuple):
         flags: everything else, None in the place of arrays.
     """
 
-    tree: jax.tree_util.PyTreeDef
+    tree: object
     arrays: tuple[Argument, ...]
     flags: tuple[object, ...]
 
