@@ -179,9 +179,12 @@ def _is_read(quantized: Recorder, entry: str) -> bool:
 
 def _slots(model: object, runs: ObservedRuns, entry: str) -> list[tuple[str, Any]]:
     """The quantizers of an entry, by slot."""
-    quantizers: Any = vars(model).get(HELD)
-    names = tuple(quantizers) if quantizers is not None else ()
-    between = [(slot, quantizers[site]) for site, slot in runs.slots.get(entry, {}).items() if site in names]
+    quantizers: Any = vars(model).get(HELD, {})
+    between = [
+        (slot, quantizers[site])
+        for site, slot in runs.slots.get(entry, {}).items()
+        if site in tuple(quantizers)
+    ]
     return [*vars(runs.nodes[entry]).items(), *between] if entry in runs.nodes else between
 
 
