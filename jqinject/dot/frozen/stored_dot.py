@@ -178,7 +178,7 @@ def _product(
         grouped = (dims.rhs_contract.index(axis),)
         left = dims.lhs_contract[grouped[0]]
         x = split_groups(x, groups.size, left)
-        dims = dims.in_groups(left, axis)
+        dims = dims.in_groups(left)
     rows = rows_of(tuple(x.shape), shape, dims, grouped)
     if rows is None:
         return None
