@@ -76,9 +76,8 @@ def _same_of(model: nnx.Module) -> tuple[tuple[str, str], ...]:
 def outputs_of(interpreter: Interpreter, program: Any) -> list[jax.Array]:
     """Run a program: its outputs, then the new state."""
     inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
-    interpreter.kept.begin(inputs)
-    results = interpreter.run(program.body, inputs)
     count = program.output_tree.num_leaves
+    results = interpreter.kept.end(interpreter.run(program.body, interpreter.kept.begin(inputs)))
     final = interpreter.policy.final_output
     outputs = [final(interpreter, x, index) for index, x in enumerate(results[:count])]
     # A parameter that the program hands through is not changed by having been quantized.
@@ -179,7 +178,7 @@ def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tup
             )
 
         jax.eval_shape(look, [x.array for x in program.inputs])
-        labels |= {*interpreter.kept.newest, *interpreter.kept.lost}
+        labels |= interpreter.kept.lost | interpreter.kept.thrown
     return tuple(sorted(map(of_model, labels)))
 
 

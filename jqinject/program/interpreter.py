@@ -10,7 +10,7 @@ from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested, templates
 from jqinject.program.cache_writes import opened, written
 from jqinject.program.jaxpr import Body, Equation, Function
-from jqinject.program.kept_state import MARK
+from jqinject.program.kept_state import READ, WRITTEN
 from jqinject.program.operations import FUNCTIONS, operation_of
 from jqinject.program.parameters import follow_stored, parameter
 from jqinject.program.quantizers import Quantizers
@@ -28,27 +28,23 @@ class Interpreter(Run):
         """See `Run`."""
 
         def step(eqn: Equation, inputs: list[Tracked]) -> list[Tracked]:
-            inputs = list(map(self.kept.current, inputs))
             self.equation = eqn
             where = path_in(eqn.scopes) or path
             if isinstance(eqn, Function) and self.region is None:
                 operand = parameter(self, inputs[0])
                 return handlers.handle(OperationRun(self, operation_of(eqn.name), where, [operand], eqn))
             outputs = self._run_equation(eqn, inputs, where)
-            if self.region is None:
-                outputs = self.kept.followed(eqn, inputs, outputs)
-            for out, is_read in zip(outputs, eqn.is_read, strict=True):
-                if out.state is not None and not is_read:
-                    self.kept.thrown_away(out)
-            return outputs
+            return self.kept.followed(eqn, inputs, outputs) if self.region is None else outputs
 
-        return list(map(self.kept.current, templates.with_functions(body).run(inputs, step, Tracked)))
+        return templates.with_functions(body).run(inputs, step, Tracked)
 
     def _run_equation(self, eqn: Equation, inputs: list[Tracked], where: str) -> list[Tracked]:
         if eqn.label.startswith((BEGIN + ":", END + ":")):
             return [self._cross(eqn.label, inputs[0], where)]
-        if eqn.label.startswith(MARK):
-            return [self.kept.marked(eqn.label, inputs[0])]
+        if eqn.label.startswith(READ):
+            return [self.kept.read(eqn.label, inputs[0])]
+        if eqn.label.startswith(WRITTEN):
+            return [self.kept.write(eqn.label, inputs[0], *eqn.is_read)]
         if not any(x.is_activation for x in inputs):
             return self.constant(lambda: self._run_marked(eqn, inputs, where))
         return self._run_marked(eqn, inputs, where)
@@ -64,7 +60,7 @@ class Interpreter(Run):
             name = str(function)
         elif name in nested.CALLS:
             with self._mapping(eqn):
-                return nested.CALLS[name](self, eqn, inputs, where)
+                return nested.CALLS[name](self, eqn, list(map(self.kept.newest, inputs)), where)
         cache = written(self, eqn, inputs, where)
         if cache is not None:
             return cache

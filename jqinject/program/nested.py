@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from jqinject.program.parameters import parameter
 from jqinject.program.passing import closed_over, in_slices
 from jqinject.program.quantizers import Finder
 from jqinject.program.run import Run
-from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
+from jqinject.program.tracked_value import Origin, StatePlace, Tracked, plain, shape_of
 
 
 def _inlined(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
@@ -83,15 +84,11 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
         return steps
 
     inside = [
-        *(_as_it_is(x) for x in fixed),
+        *(x.with_value(x.value) for x in fixed),
         *(_unknown_in_loop(x, grown) for x, grown in zip(carry, depends, strict=True)),
         *(_slice(x) for x in xs),
     ]
-    return carried(run, body, inputs, loop, inside, consts, layers)
-
-
-def _as_it_is(x: Tracked) -> Tracked:
-    return replace(x.with_value(x.value), state=x.state)
+    return carried(run, body, inputs, loop, Loop(inputs, inside, consts, carries, layers))
 
 
 def _depending_carries(
@@ -190,7 +187,6 @@ def _slice(x: Tracked) -> Tracked:
     inside = x.with_value(
         jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), abstract)
     )
-    inside.state = x.state
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
 
@@ -241,72 +237,127 @@ def carried(
     body: Part,
     inputs: list[Tracked],
     wrap: Callable[[OperationRun], OperationRun],
-    inside: list[Tracked] | None = None,
-    constants: int = 0,
-    layers: int = 0,
+    loop: Loop | None = None,
 ) -> list[Tracked]:
     """Run a part of the program under a transformation that carries the quantizers' state.
 
-    State of the model's layers that the part throws away leaves it by further outputs. If a loop reads it as a
-    constant, every iteration leaves it to the next one.
+    State of the model's layers that the part writes and does not return leaves it by further outputs; a step of a loop
+    leaves it to the next one.
 
     Args:
         run: the interpreter of what surrounds the part.
         body: runs the part, given an interpreter and inputs.
         inputs: the inputs.
         wrap: transforms a function of state and values.
-        inside: the inputs as the part sees them, if they differ: the slices of a loop.
-        constants: how many inputs, from the first, are the same in every iteration of a loop.
-        layers: the length of a loop over stacked layers, which has a part of the quantizers' state for each step.
+        loop: what its steps see of the inputs; None if the part is no loop.
     """
-    inner = [_at_home(x) for x in (inputs if inside is None else inside)]
+    inner, layers = (inputs, 0) if loop is None else (loop.inside, loop.layers)
     if not run.quantizers.has_state() and all(x.state is None for x in inputs):
         return _without_state(run, body, inputs, inner, wrap, layers)
     finder = run.within(Finder(run.quantizers), layers=layers)
-    crossing: dict[str, int] = {}
+    returned: dict[str, int] = {}
 
     def look(values: list[Any]) -> list[Any]:
-        entered = _with_values(inner, values)
-        finder.kept.begin(entered)
-        passed = body(finder, entered)
-        crossing.update(finder.kept.crossing(inputs, inner, passed))
+        passed = body(finder, finder.kept.begin(_with_values(inner, values)))
+        for place, x in enumerate(passed):
+            if (
+                x.state is not None
+                and finder.kept.is_newest(x)
+                and (loop is None or loop.keeps(x.state, place))
+            ):
+                returned[x.state.label] = place
         return [out.passed for out in passed]
 
     jax.eval_shape(look, [x.passed for x in inner])
     stacked = {name for name, site in finder.sites.items() if layers and len(site.stack) > len(run.stack)}
-    looped = {text: place for text, place in crossing.items() if place < constants}
-    single = [text for text in crossing if text not in looped]
+    thrown = [text for text in finder.kept.changed if text not in returned]
+    looped = [text for text in thrown if loop is not None and not loop.slices(text)]
+    single = [text for text in thrown if text not in looped]
     before, outputs = run.counts.copy(), []
 
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
         quantizers = run.quantizers.restored(state[0])
         part = run.within(quantizers, before, layers)
-        entered = _with_values(inner, values)
-        part.kept.begin(entered)
+        entered = part.kept.begin(_with_values(inner, values))
         for text, value in state[1].items():
-            part.kept.put(text, value)
+            part.kept.put(StatePlace(text), value)
         outputs[:] = body(part, entered)
-        left = {text: part.kept.value(text, inner[place]) for text, place in crossing.items()}
-        passed = [*(out.passed for out in outputs), *(left[text] for text in single)]
-        return passed, (quantizers.state(finder.sites, stacked), {text: left[text] for text in looped})
+        passed = [*(out.passed for out in outputs), *map(part.kept.leaving, single)]
+        left = {text: part.kept.leaving(text) for text in looped}
+        return passed, (quantizers.state(finder.sites, stacked), left)
 
-    entering = {text: strong(inputs[place].array) for text, place in looped.items()}
+    entering = {text: strong(run.kept.part(loop.place(text))) for text in looped if loop is not None}
     start = (run.quantizers.state(finder.sites, stacked), entering)
     values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
     run.quantizers.update(state)
     run.adopt(finder)
-    places = {x.state.label: x.state.places for x in inputs if x.state is not None}
-    for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
-        run.kept.put(text, value, places[text])
+    left |= {text: values[place] for text, place in returned.items() if text in finder.kept.changed}
+    left |= dict(zip(single, values[len(outputs) :], strict=True))
+    for text, value in left.items():
+        run.kept.put(StatePlace(text) if loop is None else loop.place(text), value)
     # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
     passed = [
         replace(x, low_rank=None, unrounded=None, chosen=None)
         for x in _with_values(outputs, values[: len(outputs)])
     ]
-    for x in passed:
-        if x.state is not None and x.state.places is None:
-            x.state = x.state._replace(places=places.get(x.state.label))
-    return passed
+    return passed if loop is None else loop.outputs(passed)
+
+
+class Loop:
+    """What the steps of a loop see of its inputs: constants, carried values, arrays to slice.
+
+    Args:
+        inputs: its inputs.
+        inside: the same, as a step sees them, without their state.
+        constants, carries: how many of them are these.
+        layers: the length of a loop over stacked layers; 0 for others.
+
+    Attributes:
+        inside: with the state that they are to a step: a slice, or what the step before left, is the whole of it.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Tracked], inside: Sequence[Tracked], constants: int, carries: int, layers: int
+    ) -> None:
+        self._first_slice, self._constants, self.layers = constants + carries, constants, layers
+        states = [x.state for x in inputs]
+        # State may come in twice, but not by parts, of which a mark does not say which it was.
+        forms = {(x.state.label, shape_of(x), id(x.state.places)) for x in inputs if x.state is not None}
+        times = collections.Counter(text for text, *_ in forms)
+        entered = [(x.label, place) for place, x in enumerate(states) if x is not None and place >= constants]
+        self._entered = {text: place for text, place in entered if times[text] == 1}
+        self._places = {text: states[place] for text, place in self._entered.items()}
+        self.inside = [
+            replace(x, state=self._inner_state(state, place))
+            for place, (x, state) in enumerate(zip(inside, states, strict=True))
+        ]
+
+    def _inner_state(self, state: StatePlace | None, place: int) -> StatePlace | None:
+        if state is None or place < self._constants:
+            return state
+        return StatePlace(state.label) if state.label in self._entered else None
+
+    def place(self, text: str) -> StatePlace:
+        """Where the state that a step has is in that around the loop."""
+        return self._places.get(text) or StatePlace(text)
+
+    def slices(self, text: str) -> bool:
+        """Whether each step has a slice of the state."""
+        return self._entered.get(text, 0) >= self._first_slice
+
+    def keeps(self, state: StatePlace, place: int) -> bool:
+        """Whether state leaves by the output number `place` as it came in."""
+        entered = self._entered.get(state.label, -1)
+        if entered >= self._first_slice:
+            return place >= self._first_slice - self._constants
+        return place == entered - self._constants
+
+    def outputs(self, outputs: Sequence[Tracked]) -> list[Tracked]:
+        """The outputs of the loop, with the state that they are around it."""
+        for place, x in enumerate(outputs):
+            if x.state is not None:
+                x.state = self.place(x.state.label) if self.keeps(x.state, place) else None
+        return list(outputs)
 
 
 def _without_state(
@@ -322,24 +373,14 @@ def _without_state(
 
     def step(state: object, values: list[jax.Array]) -> tuple[list[Any], Any]:
         part = run.within(run.quantizers, before, layers)
-        entered = _with_values(inner, values)
-        part.kept.begin(entered)
-        outputs = body(part, entered)
+        outputs = body(part, _with_values(inner, values))
         ran[:] = [(part, outputs)]
         return [out.passed for out in outputs], state
 
     values, _ = wrap(step)((((), ()), ()), [x.passed for x in inputs])
     ((part, outputs),) = ran
-    part.kept.crossing(inputs, inner, outputs)  # notes what is lost
     run.adopt(part)
     return [replace(x, low_rank=None) for x in _with_values(outputs, values)]
-
-
-def _at_home(x: Tracked) -> Tracked:
-    """An input of a part of the program, where it is the whole of its state."""
-    if x.state is None or x.state.places is None:
-        return x
-    return replace(x, state=x.state._replace(places=None), twins=x.twins)
 
 
 def _with_values(tracked: Sequence[Tracked], values: Sequence[jax.Array]) -> list[Tracked]:

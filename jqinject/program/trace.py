@@ -18,7 +18,7 @@ from jqinject.program.jaxpr import Body
 from jqinject.program.kept_state import STATE, KeptState, label, state_marks
 from jqinject.program.policy import dotted
 from jqinject.program.scopes import scopes
-from jqinject.program.tracked_value import Origin, Path, StateVersion, Tracked
+from jqinject.program.tracked_value import Origin, Path, StatePlace, Tracked
 
 
 class Program(NamedTuple):
@@ -44,14 +44,14 @@ class Program(NamedTuple):
 
         Args:
             values: the outputs of the program.
-            state: state that parts of the program threw away.
+            state: of the model's layers, after the program.
         """
         first = len(values) - len(self.new_state)
         rows = zip(self.new_state, self.body.returns_input[first:], values[first:], strict=True)
         return [
             (path, variable, value)
             for (path, variable), is_input, value in rows
-            if not is_input or label(path) in state.newest
+            if not is_input or label(path) in state.written
         ]
 
 
@@ -134,7 +134,7 @@ def _state_input(
     keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
-    state = StateVersion(label(keys)) if isinstance(variable, STATE) else None
+    state = StatePlace(label(keys)) if isinstance(variable, STATE) else None
     if isinstance(variable, nnx.Param):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
     if isinstance(variable, FrozenParam):
