@@ -2,7 +2,7 @@
 
 A model may split a block, call a copy of it inside `jax.checkpoint` or `lax.scan`, and throw the copy away, with all
 that its quantizers recorded. So the interpreter threads that state itself (`KeptState`). While a private copy of the
-model is traced, each call of a layer leaves two marks in the program for each of its Variables (`state_marks`): one
+model is traced, each call of a layer leaves two marks in the program for each of its Variables (`mark_state`): one
 where it reads the Variable, which gives it the newest value, and one where it has written it. See `nested.carried` for
 how the state crosses a loop.
 """
@@ -26,7 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jqinject.core import GradSlot, GradStat, LostStateWarning, QuantParam, QuantStat
 from jqinject.core.state import state_parts
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.program.class_swap import Around, intercept, release
+from jqinject.program.class_swap import Around, intercept
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import only_moves
 from jqinject.program.tracked_value import Path, StatePlace, Tracked, shape_of
@@ -92,16 +92,16 @@ class KeptState:
         """The newest value, of the dtype of the one that the part began with."""
         return jax.lax.convert_element_type(self.values[text], self._before[text].dtype)
 
-    def part(self, state: StatePlace) -> jax.Array:
-        """The newest value at some places."""
-        value = self.values[state.label]
-        return value if state.places is None else value.reshape(-1)[state.places]
-
     def newest(self, x: Tracked) -> Tracked:
         """`x`; if it is state that has been written since, the newest value."""
         if x.state is None or x.state.label not in self.written:
             return x
-        return replace(x, value=self.part(x.state), twins={})
+        value, places = self.values[x.state.label], x.state.places
+        value = value if places is None else value.reshape(-1)[places]
+        if value.shape != shape_of(x):  # the whole of it, in a step of a loop that has written a slice
+            self.lost.add(x.state.label)
+            return x
+        return replace(x, value=value, twins={})
 
     def read(self, name: str, x: Tracked) -> Tracked:
         """The newest value of the state that a mark names, in the place of `x`."""
@@ -233,29 +233,30 @@ def _writable(layer: object, path: Path) -> Iterator[nnx.Variable[Any]]:
 
     NNX refuses a write to such a Variable, because the value would be lost; a mark keeps it.
     """
-    holder = layer
-    for name in path[:-1]:
-        holder = _children(holder)[name]
-    children = _children(holder)
-    variable = children[path[-1]]
+    holder, name = node_at(layer, path[:-1]), path[-1]
+    variable = node_at(holder, (name,))
     try:
         variable.set_value(variable.get_raw_value())
     except TraceContextError:
-        children[path[-1]] = variable.copy()
+        children, key = (vars(holder), str(name)) if isinstance(holder, nnx.Pytree) else (holder, name)
+        children[key] = variable.copy()
         try:
-            yield children[path[-1]]
+            yield children[key]
         finally:
-            children[path[-1]] = variable
+            children[key] = variable
     else:
         yield variable
 
 
-def _children(node: object) -> Any:
-    return node if isinstance(node, list | tuple | dict) else vars(node)
+def node_at(root: Any, path: Path) -> Any:
+    """What is at a path below a module."""
+    for key in path:
+        is_item = isinstance(root, list | tuple | dict | nnx.List | nnx.Dict)
+        root = root[key] if is_item else vars(root)[key]
+    return root
 
 
-@contextlib.contextmanager
-def state_marks(called: Path, is_leaf: Callable[[object], bool], always: bool) -> Iterator[None]:
+def mark_state(called: Path, is_leaf: Callable[[object], bool], always: bool) -> None:
     """Let every layer and every quantizer of private copies mark the state that its calls change.
 
     Args:
@@ -264,61 +265,28 @@ def state_marks(called: Path, is_leaf: Callable[[object], bool], always: bool) -
         always: whether state is marked although it has not changed.
     """
     paths = {id(variable): path for path, variable in nnx.to_flat_state(nnx.state(called, graph=True))}
-    marked: list[tuple[Any, str]] = []
-    for module, variables in _holders(called, is_leaf, set()):
+    for module, variables in _holders(called, is_leaf):
         state = tuple(
             (inside, paths[id(variable)]) for inside, variable in variables if id(variable) in paths
         )
         for method in METHODS if state else ():
             if callable(getattr(type(module), method, None)):
                 intercept(module, _Marks(state, always), method)
-                marked.append((module, method))
-    yield
-    for module, method in reversed(marked):
-        release(module, _Marks, method)
 
 
-Holder = tuple[Any, list[tuple[Path, Any]]]
-
-
-def _holders(node: object, is_leaf: Callable[[object], bool], visited: set[int]) -> Iterator[Holder]:
+def _holders(
+    called: Path, is_leaf: Callable[[object], bool]
+) -> list[tuple[nnx.Module, list[tuple[Path, Any]]]]:
     """The outermost modules whose calls change the state of quantizers, with that state by its path in them."""
-    if id(node) in visited:
-        return
-    visited.add(id(node))
-    if isinstance(node, nnx.Module) and (_is_quantizer(node) or is_leaf(node)):
-        below = list(_below(node, (), set()))
-        if any(_is_quantizer(child_node) for _, child_node in below):
-            state = [(path, child_node) for path, child_node in below if isinstance(child_node, STATE)]
-            yield node, state
-            return
-    for _, child in _items(node):
-        yield from _holders(child, is_leaf, visited)
+    holders: dict[Path, tuple[nnx.Module, list[tuple[Path, Any]]]] = {}
+    for path, node in nnx.iter_graph(called, graph=True):
+        if isinstance(node, nnx.Module) and (_is_quantizer(node) or is_leaf(node)):
+            below = list(nnx.iter_graph(node, graph=True))
+            if any(_is_quantizer(inner) for _, inner in below):
+                holders[path] = node, [entry for entry in below if isinstance(entry[1], STATE)]
+    inner = {path for path in holders if any(path[:end] in holders for end in range(len(path)))}
+    return [holder for path, holder in holders.items() if path not in inner]
 
 
 def _is_quantizer(node: object) -> bool:
     return isinstance(node, QuantProxyFromInjector | QuantizedOp)
-
-
-def _below(node: object, path: Path, visited: set[int]) -> Iterator[tuple[Path, Any]]:
-    """A module, and the modules and Variables in it, each once."""
-    if id(node) in visited:
-        return
-    visited.add(id(node))
-    yield path, node
-    for name, child in _items(node):
-        yield from _below(child, (*path, name), visited)
-
-
-def _items(node: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(node, nnx.Variable):
-        return
-    if isinstance(node, nnx.Pytree):
-        named: Any = vars(node).items()
-    elif isinstance(node, dict):
-        named = node.items()
-    else:
-        named = enumerate(node)
-    for name, child in named:
-        if isinstance(child, nnx.Pytree | nnx.Variable | dict | list | tuple):
-            yield name, child

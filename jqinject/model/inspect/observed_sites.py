@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.model.inspect.switching import Recorder, clipped_fields
-from jqinject.program import Around, AsWritten, Quantizers, Site, Tracked, WeightCall
+from jqinject.program import Around, HeldQuantizers, Site, Tracked, WeightCall
 from jqinject.quant_tensor import is_quantized
 
 SLOTS = {"weight": "weight_quant", "input": "input_quant", "output": "output_quant"}
@@ -158,16 +158,17 @@ class Observing(Around):
 
 
 @final
-class ObservedQuantizers(AsWritten):
+class ObservedQuantizers(HeldQuantizers):
     """The quantizers of a program, of which a report measures or switches some.
 
     Args:
-        held: the quantizers.
+        quantizers: the quantizers.
         sites: what is done at a contraction.
     """
 
-    def __init__(self, quantizers: Any, sites: SiteRun) -> None:
-        self._held, self._sites = quantizers, sites
+    def __init__(self, quantizers: HeldQuantizers, sites: SiteRun) -> None:
+        vars(self).update(vars(quantizers))
+        self._sites = sites
         self._entry = ""  # of the contraction that is running
 
     @property
@@ -182,7 +183,7 @@ class ObservedQuantizers(AsWritten):
             return call.quantized()
         before, self._entry = self._entry, entry
         try:
-            return self._sites.run(entry, call, self._held.proxy_at)
+            return self._sites.run(entry, call, self.proxy_at)
         finally:
             self._entry = before
 
@@ -196,48 +197,16 @@ class ObservedQuantizers(AsWritten):
         weight = self._sites.sites.entries.get(site.name) if site.is_weight else None
         if weight is None and not self._entry:
             if not self._sites.others:
-                return self._held.transformed(site, x)
+                return self.transformed(site, x)
             if isinstance(self._sites, QuantizedSites):
                 self._sites.has_others = True
-        quantized = self._held.quantize(site, x, token)
+        quantized = super().quantize(site, x, token)
         if weight is not None:
-            self._sites.weight(weight, site.name, self._held.proxy_at(site.name), x, quantized)
+            self._sites.weight(weight, site.name, self.proxy_at(site.name), x, quantized)
         elif self._entry and site.name.endswith("_grad"):
             self._sites.gradient(self._entry, site.name)
         return quantized
 
-    def transformed(self, site: Site, x: jax.Array) -> jax.Array:
-        """See `Quantizers`."""
-        return self._held.transformed(site, x)
-
-    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> Any:
-        """See `Quantizers`."""
-        return self._held.gradient_format(name, y)
-
-    def contract(self, site: Site, lhs: Any, rhs: Any, unrounded: Any, rest: Sequence[Any] = ()) -> Any:
-        """See `Quantizers`."""
-        return self._held.contract(site, lhs, rhs, unrounded, rest)
-
-    def rounds_again(self, weight_path: tuple[Any, ...]) -> bool:
-        """See `Quantizers`."""
-        return self._held.rounds_again(weight_path)
-
-    def holds(self, weight_path: tuple[Any, ...]) -> bool:
-        """See `Quantizers`."""
-        return self._held.holds(weight_path)
-
     def has_state(self) -> bool:
         """Yes: of what is measured."""
         return True
-
-    def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
-        """See `Quantizers`."""
-        return self._held.state(names, stacked)
-
-    def restored(self, state: Any) -> Quantizers:
-        """See `Quantizers`."""
-        return ObservedQuantizers(self._held.restored(state), self._sites)
-
-    def update(self, state: Any) -> None:
-        """See `Quantizers`."""
-        self._held.update(state)
