@@ -19,7 +19,7 @@ CODE_LINES = {
     "catalogue": 695,
     "core": 4383,
     "demo": 396,
-    "dot": 4580,
+    "dot": 4555,
     "export": 683,
     "formats": 4024,
     "inject": 1346,
