@@ -71,7 +71,7 @@ def flax_parameters(layer: type) -> dict[str, inspect.Parameter]:
 
 
 def init_flax(layer: nnx.Module, arguments: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the layer of Flax that a layer derives from.
+    """Make the layer of Flax that a layer derives from; nothing without one.
 
     Args:
         layer: under construction.
@@ -81,7 +81,7 @@ def init_flax(layer: nnx.Module, arguments: Mapping[str, Any], further: Mapping[
     Returns:
         The keywords that are not Flax's: overrides of quantizers.
     """
-    parent: Any = flax_layer(type(layer))
+    parent: Any = flax_layer(type(layer)) or nnx.Module
     of_flax, overrides = {}, dict(further)
     for name in flax_parameters(parent):
         if name in arguments:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
 
 from jqinject.nn.base import (
+    ACT_INPUT,
     GRAD,
     INPUT,
     OUTPUT,
+    RETURN,
+    Arguments,
     Out,
     QuantLayer,
     Results,
     check_features,
-    hold_proxies,
     is_on,
     through,
 )
@@ -26,7 +28,7 @@ from jqinject.nn.base.keywords import (
     QuantLayerNormKeywords,
     QuantRMSNormKeywords,
 )
-from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
+from jqinject.quant import Int8ActPerTensorFloat
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
@@ -39,28 +41,17 @@ class QuantNormLayer(QuantLayer[Out]):
     """
 
     input_quant = INPUT
-    output_quant = OUTPUT
+    output_quant = OUTPUT.by_default(Int8ActPerTensorFloat)
     grad_quant = GRAD
-    return_quant_tensor: bool
+    options = (RETURN, ACT_INPUT)
     num_features: int
 
-    def _init_quantizers(
-        self,
-        arguments: Mapping[str, Any],
-        overrides: Mapping[str, object],
-        return_quant_tensor: bool,
-        rngs: nnx.Rngs | None,
-    ) -> None:
-        stack, shapes = self._stack(), self._channel_shapes()
-        axis_name = self.axis_name if isinstance(self, nnx.BatchNorm) else None
-        offered = {} if axis_name is None else {"axis_name": axis_name}
-        hold_proxies(self, arguments, overrides, rngs, stack=stack, channel_shapes=shapes, offered=offered)
-        self.return_quant_tensor = return_quant_tensor
-        if return_quant_tensor and not is_on(self.output_quant):
+    def _check_scale_to_return(self) -> None:
+        if not is_on(self.output_quant):
             raise self._no_scale_to_return("output_quant")
 
-    def _channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Slot -> the shape of a scale for each channel, where features are an axis that counts from the end."""
+    def _channel_shapes(self) -> Arguments:
+        # Where features are an axis that counts from the end.
         axis, count = self._features()
         if axis is None or axis >= 0:
             return {}
@@ -76,7 +67,7 @@ class QuantNormLayer(QuantLayer[Out]):
         return axis if isinstance(axis, int) else None, count
 
     def _stack(self) -> tuple[int, ...]:
-        """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""
+        # The last axis of a parameter is the features'.
         variables = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
         return variables[0].shape[:-1] if variables else ()
 
@@ -141,18 +132,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
 
     _results: Results[QuantLayerNorm[jax.Array], QuantLayerNorm[AnyQuantTensor]]
 
-    def __init__(
-        self,
-        num_features: int,
-        *,
-        rngs: nnx.Rngs,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        **more: Unpack[QuantLayerNormKeywords],
-    ) -> None:
+    def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantLayerNormKeywords]) -> None:
         self._init_layer(locals())
 
 
@@ -189,18 +169,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
 
     _results: Results[QuantRMSNorm[jax.Array], QuantRMSNorm[AnyQuantTensor]]
 
-    def __init__(
-        self,
-        num_features: int,
-        *,
-        rngs: nnx.Rngs,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        **more: Unpack[QuantRMSNormKeywords],
-    ) -> None:
+    def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantRMSNormKeywords]) -> None:
         self._init_layer(locals())
 
 
@@ -247,11 +216,6 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         group_size: int | None = None,
         *,
         rngs: nnx.Rngs,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
         **more: Unpack[QuantGroupNormKeywords],
     ) -> None:
         self._init_layer(locals())
@@ -291,20 +255,12 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         dtype('int8')
     """
 
+    def _offered(self) -> Arguments:
+        return {} if self.axis_name is None else {"axis_name": self.axis_name}
+
     _results: Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]
 
-    def __init__(
-        self,
-        num_features: int,
-        *,
-        rngs: nnx.Rngs,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        **more: Unpack[QuantBatchNormKeywords],
-    ) -> None:
+    def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantBatchNormKeywords]) -> None:
         self._init_layer(locals())
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]

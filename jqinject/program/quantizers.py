@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from jqinject.dot.tensors.backward_quantizer import GradientFormat
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_along
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_along
 from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.operations import contraction_arguments, weight_last
@@ -22,7 +22,6 @@ from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import (
     as_array,
     is_grouped,
-    is_quantized,
     on_integers,
     on_minifloats,
     on_table,
@@ -374,7 +373,4 @@ def quantized_in_rows(quantize: Callable[[jax.Array], Any], x: jax.Array, rows: 
     labelled = quantized_along(
         quantize, LabelledTensor(x, labels), tuple(labels[axis] for axis in rows), True
     )
-    moved = in_order(labelled, labels) if is_quantized(labelled.tensor) else None
-    if moved is not None:
-        return moved
-    return as_array(labelled.tensor).transpose([labelled.axis(label) for label in labels])
+    return labelled.in_order(labels).tensor

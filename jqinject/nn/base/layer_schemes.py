@@ -28,7 +28,7 @@ OPERANDS = ("weight_quant", "input_quant", "act_quant", "grad_quant")
 
 
 def by_scheme(
-    layer: Any, scheme: SchemeLike, arguments: Mapping[str, Any], rngs: nnx.Rngs
+    layer: Any, scheme: SchemeLike, arguments: Mapping[str, Any], rngs: nnx.Rngs | None
 ) -> Mapping[str, Any]:
     """Let a layer contract by a scheme; nothing without one.
 
