@@ -18,7 +18,7 @@ CODE_LINES = {
     "": 189,
     "catalogue": 695,
     "core": 4383,
-    "demo": 396,
+    "demo": 356,
     "dot": 4757,
     "export": 683,
     "formats": 4024,
