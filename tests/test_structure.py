@@ -16,17 +16,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 189,
-    "catalogue": 695,
+    "catalogue": 677,
     "core": 4383,
     "demo": 396,
     "dot": 4757,
-    "export": 683,
-    "formats": 4024,
+    "export": 673,
+    "formats": 3889,
     "inject": 1346,
     "model": 6312,
     "native": 201,
     "nn": 3933,
-    "odml": 376,
+    "odml": 351,
     "ops": 1595,
     "optim": 287,
     "program": 3567,
@@ -35,7 +35,7 @@ CODE_LINES = {
     "quant_tensor": 1129,
     "recipes": 5538,
 }
-NUMBER_OF_FILES = 370
+NUMBER_OF_FILES = 368
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {

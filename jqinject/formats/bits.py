@@ -7,26 +7,6 @@ import numpy as np
 _AT_ONCE = 1 << 22  # numbers that are unpacked at a time: one byte is needed for each of their bits
 
 
-def low_nibble_first(raw: np.ndarray) -> np.ndarray:
-    """Return the codes of bytes whose low four bits come first, along the last axis.
-
-    Example:
-        >>> low_nibble_first(np.array([0x21, 0x43], np.uint8)).tolist()
-        [1, 2, 3, 4]
-    """
-    return np.stack([raw & 15, raw >> 4], axis=-1).reshape(*raw.shape[:-1], -1)
-
-
-def high_nibble_first(raw: np.ndarray) -> np.ndarray:
-    """Return the codes of bytes whose high four bits come first, along the last axis.
-
-    Example:
-        >>> high_nibble_first(np.array([0x21, 0x43], np.uint8)).tolist()
-        [2, 1, 4, 3]
-    """
-    return np.stack([raw >> 4, raw & 15], axis=-1).reshape(*raw.shape[:-1], -1)
-
-
 def halves(raw: np.ndarray) -> np.ndarray:
     """Return the codes of blocks of bytes, all low four bits before all high ones, along the last axis.
 
