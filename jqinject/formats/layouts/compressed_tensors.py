@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.bits import pack_stream, unpack_padded_words, unpack_stream
+from jqinject.formats.bits import is_padded, pack_stream, unpack_padded_words, unpack_stream, words_of
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.layouts.layout_settings import E8M0, Settings, as_blocks, checked_groups, exponents
 from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors
@@ -246,7 +246,7 @@ def _integers(streams: Mapping[str, tuple[Tensor, int]], bits: int) -> dict[str,
     @cache
     def unpack() -> Callable[[np.ndarray, int, int], np.ndarray]:
         read = [(words.read(), count) for words, count in streams.values()]
-        return unpack_padded_words if _is_padded(read, bits) else unpack_stream
+        return unpack_padded_words if is_padded(read, bits) else unpack_stream
 
     def unpacked(words: np.ndarray, count: int) -> np.ndarray:
         return (unpack()(words, bits, count).astype(np.int16) - offset).astype(np.int8)
@@ -257,28 +257,6 @@ def _integers(streams: Mapping[str, tuple[Tensor, int]], bits: int) -> dict[str,
     if "zero_point" in numbers:
         numbers["zero_point"] = numbers["zero_point"].map(np.transpose)
     return numbers
-
-
-def words_of(count: int, bits: int) -> tuple[int, int]:
-    """Return the words of numbers: of a dense stream, and with whole numbers in each, as older releases packed.
-
-    Example:
-        >>> words_of(96, 4), words_of(96, 3)
-        ((12, 12), (9, 10))
-    """
-    return -(-count * bits // 32), -(-count // (32 // bits))
-
-
-def _is_padded(streams: list[tuple[np.ndarray, int]], bits: int) -> bool:
-    """Whether words hold whole numbers: by how many they are; where both ways fit, by the bits that padding leaves."""
-    for words, count in streams:
-        dense, padded = words_of(count, bits)
-        if dense != padded:
-            return words.shape[-1] == padded
-    used = 32 // bits * bits  # of a word; the last one of a dense stream has unused bits too
-    before = [np.ascontiguousarray(words).view(np.uint32)[..., :-1] for words, _ in streams]
-    has_numbers = any(words.size for words in before)
-    return used < 32 and has_numbers and not any(np.any(words >> np.uint32(used)) for words in before)
 
 
 def _stated(settings: Settings, strategies: Sequence[str], dynamic: Sequence[bool | str]) -> InputFormat:
