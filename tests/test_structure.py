@@ -16,26 +16,26 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 189,
-    "catalogue": 695,
+    "catalogue": 677,
     "core": 4383,
     "demo": 356,
-    "dot": 4757,
-    "export": 683,
-    "formats": 4024,
+    "dot": 4548,
+    "export": 673,
+    "formats": 3889,
     "inject": 1346,
-    "model": 6312,
+    "model": 6133,
     "native": 201,
-    "nn": 3933,
-    "odml": 376,
+    "nn": 3691,
+    "odml": 347,
     "ops": 1595,
     "optim": 287,
-    "program": 3567,
+    "program": 3417,
     "proxy": 891,
     "quant": 1766,
     "quant_tensor": 1129,
     "recipes": 5389,
 }
-NUMBER_OF_FILES = 370
+NUMBER_OF_FILES = 365
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {
@@ -44,7 +44,7 @@ INTERNALS = {
         "ops/processes.py",
         "program/jaxpr.py",
     },
-    r"_pytree__nodes|_var_metadata": {"core/flax_internals.py", "dot/frozen/frozen_param.py"},
+    r"\b_pytree_|_var_metadata|__code__": {"core/flax_internals.py"},
 }
 
 

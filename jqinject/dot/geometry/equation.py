@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
-from jqinject.dot.geometry.labels import dimensions_of
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -114,17 +113,10 @@ class EinsumLabels:
         rhs, right = _without(rhs, right, lambda label, length: label in alone)
         return lhs, rhs, EinsumLabels(left, right, self.out)
 
-    def dimensions(self) -> Dimensions:
-        """Of a prepared equation: labels of both operands are summed, or batch axes if the output has them."""
-        return self._contraction[0]
-
-    def permutation(self) -> tuple[int, ...]:
-        """The permutation of the `dot_general`'s output to the equation's order."""
-        return self._contraction[1]
-
     @property
-    def _contraction(self) -> tuple[Dimensions, tuple[int, ...]]:
-        return dimensions_of(tuple(self.lhs), tuple(self.rhs), tuple(self.out))
+    def axes(self) -> Dimensions:
+        """Of a prepared equation: labels of both operands are summed, or batch axes if the output has them."""
+        return Dimensions.of_equation(self.lhs, self.rhs, self.out)
 
 
 def _spelled(labels: str, ndim: int, equation: str) -> tuple[str, str]:
@@ -188,10 +180,11 @@ def einsum_by(
     """
     parsed = EinsumLabels.parse(equation, lhs.shape, rhs.shape)
     lhs, rhs, simple = parsed.prepared(lhs, rhs)
-    sharding = before_transpose(asked(out_sharding, as_array(lhs), as_array(rhs)), simple.permutation())
+    axes = simple.axes
+    sharding = before_transpose(asked(out_sharding, as_array(lhs), as_array(rhs)), axes.order)
     options = {} if sharding is None else {"out_sharding": sharding}
-    y: Any = dot_general(lhs, rhs, simple.dimensions().numbers, **options)
-    return with_sharding(y.transpose(simple.permutation()), out_sharding)
+    y: Any = dot_general(lhs, rhs, axes.numbers, **options)
+    return with_sharding(y.transpose(axes.order), out_sharding)
 
 
 def einsum_op(dot_general: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,8 +39,8 @@ from jqinject.program import (
     Call,
     Choice,
     Operation,
+    Policy,
     Site,
-    Tracked,
     WeightUse,
     arguments_of,
     checked_method,
@@ -48,7 +48,6 @@ from jqinject.program import (
     dotted,
     find_sites,
     original_class,
-    other_axes,
 )
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
@@ -114,7 +113,7 @@ OURS = (
 
 
 @dataclass(frozen=True)
-class RulePolicy:
+class RulePolicy(Policy):
     """Quantizes what rules name outside of layers; it does not look inside layers.
 
     A rule without an operation takes every contraction with a parameter, and every look-up in one.
@@ -127,8 +126,6 @@ class RulePolicy:
     rules: tuple[Rule, ...]
     into_layers: bool = False
 
-    delayed = False
-    flattens_weights = False
     follows_parameters = True
 
     def is_leaf(self, module: object) -> bool:
@@ -169,7 +166,7 @@ class RulePolicy:
         for index, rule in enumerate(self.rules):
             takes = bool(weight_path) and rule.takes_weights if rule.op is None else operation.name in rule.op
             own = (name,) if rule.op is not None and name else ()
-            if takes and any(rule.matches(place) for place in (*places, *own)):
+            if takes and rule.matches(*places, *own):
                 return index
         return None
 
@@ -183,41 +180,18 @@ class RulePolicy:
         places = (path, cache, cache.rpartition(".")[0])
         for index, rule in enumerate(self.rules):
             takes = rule.quantizer("cache_quant") is not None or (rule.keeps_float and rule.op is None)
-            if takes and any(rule.matches(place) for place in places):
+            if takes and rule.matches(*places):
                 return index
         return None
 
-    def unknown(self, path: str, name: str) -> None:
-        """Other operations stay as they are."""
 
-    def not_an_activation(self, path: str, what: str) -> None:
-        """Other operands stay as they are."""
-
-    def channel_axes(self, summed: tuple[int, ...], ndim: int, is_weight: bool) -> tuple[int, ...]:
-        """See `Policy`."""
-        return other_axes(summed, ndim) if is_weight else ()
-
-    def model_input(self, x: Tracked) -> Tracked:
-        """See `Policy`."""
-        return x
-
-    def final_output(self, run: object, x: Tracked, index: int) -> Tracked:
-        """See `Policy`."""
-        return x
-
-
+@dataclass(frozen=True)
 class _Watching(RulePolicy):
     """Records which rules matched an operation."""
 
-    def __init__(self, policy: RulePolicy) -> None:
-        super().__init__(policy.rules, policy.into_layers)
-        object.__setattr__(self, "used", set())
-        object.__setattr__(self, "caches", {})
-        object.__setattr__(self, "taken", set())
-
-    used: set[int]
-    caches: dict[str, int | None]
-    taken: set[tuple[tuple[Any, ...], str]]
+    used: set[int] = field(default_factory=set, compare=False)
+    caches: dict[str, int | None] = field(default_factory=dict, compare=False)
+    taken: set[tuple[tuple[Any, ...], str]] = field(default_factory=set, compare=False)
 
     def rule_of(
         self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
@@ -271,7 +245,7 @@ NO_SITES = PlannedSites({}, (), frozenset(), {})
 
 def plan_sites(model: nnx.Module, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
     """What rules quantize outside of layers in calls of a model."""
-    watching = _Watching(policy)
+    watching = _Watching(policy.rules, policy.into_layers)
     sites = find_sites(model, watching, calls)
     used, taken = frozenset(watching.used), frozenset(watching.taken)
     return PlannedSites(sites.sites, sites.uses, used, watching.caches, taken, sites.same)
