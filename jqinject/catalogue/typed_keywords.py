@@ -25,7 +25,7 @@ from jqinject.catalogue.examples import kind_of
 from jqinject.core.flax_internals import flax_layer, flax_parameters
 from jqinject.inject import requested_names
 from jqinject.model.quantizing.rules import RULE_SLOTS
-from jqinject.nn.base.quant_layer import QuantLayer, keywords_of
+from jqinject.nn.base.quant_layer import QuantLayer, declared_arguments, keywords_of
 from jqinject.nn.base.slots import Slot
 from jqinject.quant import enums
 from jqinject.quant.override_names import NAMES
@@ -95,7 +95,7 @@ def _layers() -> dict[str, _Layer]:
         if any(p.kind is p.VAR_KEYWORD for p in arguments.values()):
             parent = OF_CELLS.get(name) or flax_layer(layer)
             types = _flax_types(parent or nnx.Module)
-            types |= {declared.argument: declared.annotation for declared in layer.declared_arguments()}
+            types |= {declared.argument: declared.annotation for declared in declared_arguments(layer)}
             types = {keyword: annotation for keyword, annotation in types.items() if keyword not in arguments}
             own = frozenset(inspect.signature(layer).parameters)
             layers[name] = _Layer(layer.override_slots(), own, types)

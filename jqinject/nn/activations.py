@@ -14,7 +14,7 @@ from jqinject.nn.base import (
     ACT,
     GRAD,
     INPUT,
-    Arguments,
+    LayerFacts,
     Out,
     QuantLayer,
     Results,
@@ -315,8 +315,8 @@ class QuantHardTanh(QuantActLayer[Out]):
         bounds = {name: vars(self)[name] for name, bound in explicit.items() if bound is not None}
         self._init_declared(locals(), {**bounds, **more})
 
-    def _offered(self) -> Arguments:
-        return {"min_val": self.min_val, "max_val": self.max_val}
+    def _facts(self) -> LayerFacts:
+        return LayerFacts(offered={"min_val": self.min_val, "max_val": self.max_val})
 
     def _activation(self, x: object) -> Any:
         value = as_array(x)

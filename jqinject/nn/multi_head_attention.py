@@ -23,6 +23,7 @@ from jqinject.nn.base import (
     WEIGHT,
     Arguments,
     ContractionKind,
+    LayerFacts,
     Out,
     QuantLayer,
     Results,
@@ -180,11 +181,8 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         self._hold_projections(of_projections, overrides, arguments["return_quant_tensor"], rngs)
         hold_proxies(self, within, own, rngs, slots=IN_ATTENTION)
 
-    def _stack(self) -> tuple[int, ...]:
-        return tuple(self.query.kernel.shape[:-3])
-
-    def _channel_shapes(self) -> Arguments:
-        return {IN_PROJ_INPUT.name: (self.in_features,)}
+    def _facts(self) -> LayerFacts:
+        return LayerFacts(tuple(self.query.kernel.shape[:-3]), {IN_PROJ_INPUT.name: (self.in_features,)})
 
     def _hold_projections(
         self,

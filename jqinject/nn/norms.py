@@ -14,7 +14,7 @@ from jqinject.nn.base import (
     INPUT,
     OUTPUT,
     RETURN,
-    Arguments,
+    LayerFacts,
     Out,
     QuantLayer,
     Results,
@@ -50,12 +50,15 @@ class QuantNormLayer(QuantLayer[Out]):
         if not is_on(self.output_quant):
             raise self._no_scale_to_return("output_quant")
 
-    def _channel_shapes(self) -> Arguments:
-        # Where features are an axis that counts from the end.
+    def _facts(self) -> LayerFacts:
         axis, count = self._features()
-        if axis is None or axis >= 0:
-            return {}
-        return dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
+        is_known = axis is not None and axis < 0  # counted from the end
+        shapes = (
+            dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1))) if is_known else {}
+        )
+        parameters = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
+        # The last axis of a parameter is the features'.
+        return LayerFacts(parameters[0].shape[:-1] if parameters else (), shapes)
 
     def _features(self) -> tuple[int | None, int]:
         """The axis of the features, None if there are several, and how many they are."""
@@ -65,11 +68,6 @@ class QuantNormLayer(QuantLayer[Out]):
         axis = axes[0] if isinstance(axes, Sequence) and len(axes) == 1 else axes
         count = self.num_groups * self.group_size if isinstance(self, nnx.GroupNorm) else self.num_features
         return axis if isinstance(axis, int) else None, count
-
-    def _stack(self) -> tuple[int, ...]:
-        # The last axis of a parameter is the features'.
-        variables = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
-        return variables[0].shape[:-1] if variables else ()
 
     def _quantized(self, x: object, norm: Callable[[jax.Array], jax.Array]) -> Any:
         """The norm of the quantized input, with a quantized output.
@@ -255,8 +253,8 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         dtype('int8')
     """
 
-    def _offered(self) -> Arguments:
-        return {} if self.axis_name is None else {"axis_name": self.axis_name}
+    def _facts(self) -> LayerFacts:
+        return super()._facts()._replace(offered={"axis_name": self.axis_name} if self.axis_name else {})
 
     _results: Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]
 

@@ -24,6 +24,7 @@ from jqinject.nn.base.slots import OUTPUT as OUTPUT
 from jqinject.nn.base.slots import RETURN as RETURN
 from jqinject.nn.base.slots import TRUNC as TRUNC
 from jqinject.nn.base.slots import WEIGHT as WEIGHT
+from jqinject.nn.base.slots import LayerFacts as LayerFacts
 from jqinject.nn.base.slots import Option as Option
 from jqinject.nn.base.slots import Slot as Slot
 from jqinject.nn.base.slots import act_slot as act_slot

@@ -27,7 +27,7 @@ from jqinject.core.flax_internals import flax_layer, flax_parameters, init_flax
 from jqinject.inject import Node, explain, requested_names
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.show import brief
-from jqinject.nn.base.slots import RETURN, Option, Slot, binding_of, hold_proxies, slots_of
+from jqinject.nn.base.slots import RETURN, LayerFacts, Option, Slot, binding_of, hold_proxies, slots_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant.override_names import NAMES, PASSED
@@ -219,14 +219,15 @@ class ConstructorSignature:
                     default=declared.default,
                     annotation=declared.annotation,
                 )
-                for declared in owner.declared_arguments()
+                for declared in declared_arguments(owner)
                 if declared.argument not in names
             ]
         return constructor.replace(parameters=own)
 
 
 @cache
-def _declared_arguments(layer: Any) -> tuple[Slot | Option, ...]:
+def declared_arguments(layer: Any) -> tuple[Slot | Option, ...]:
+    """Return the arguments that a class of layers declares as slots and options, each once."""
     declared = (*layer.override_slots(), *layer.options)
     return tuple({argument.argument: argument for argument in declared}.values())
 
@@ -240,7 +241,7 @@ class _QuantLayer(nnx.Module):
 
     __signature__: Any = ConstructorSignature()
     options: ClassVar[tuple[Option, ...]] = (RETURN,)
-    return_quant_tensor: bool
+    return_quant_tensor: bool = False
     _flax_forward: ClassVar[Any]  # read once: Flax's tools replace it for a while
     _init_flax = init_flax
 
@@ -268,7 +269,7 @@ class _QuantLayer(nnx.Module):
             more: the further keywords that are not Flax's: declared arguments and overrides.
         """
         overrides, filled = dict(more), dict(arguments)
-        for declared in self.declared_arguments():
+        for declared in declared_arguments(type(self)):
             if declared.argument not in filled:
                 filled[declared.argument] = overrides.pop(declared.argument, declared.default)
         self._init_quantizers(filled, overrides, arguments["rngs"])
@@ -283,22 +284,13 @@ class _QuantLayer(nnx.Module):
             rngs: for quantizers that draw random numbers.
         """
         hold_proxies(self, arguments, overrides, rngs)
-        if any(option.argument == RETURN.argument for option in self.options):
-            self.return_quant_tensor = arguments.get(RETURN.argument, False)
-            if self.return_quant_tensor:
-                self._check_scale_to_return()
+        if arguments.get(RETURN.argument, False):
+            self.return_quant_tensor = True
+            self._check_scale_to_return()
 
-    def _stack(self) -> tuple[int, ...]:
-        """The sizes of the leading axes that the layer is stacked along."""
-        return ()
-
-    def _channel_shapes(self) -> Arguments:
-        """Slot of activations -> the shape of a scale for each channel, as far as the layer knows it."""
-        return {}
-
-    def _offered(self) -> Arguments:
-        """The names that the layer declares for quantizers; an activation layer for its own quantizer alone."""
-        return {}
+    def _facts(self) -> LayerFacts:
+        """What the layer knows of its tensors when its quantizers are made."""
+        return LayerFacts()
 
     def _check_scale_to_return(self) -> None:
         """Raise if no quantizer gives the QuantTensors that are to be returned their scale."""
@@ -320,11 +312,6 @@ class _QuantLayer(nnx.Module):
     def override_slots(cls) -> tuple[Slot, ...]:
         """The places for quantizers as the keywords of the layer name them."""
         return slots_of(cls)
-
-    @classmethod
-    def declared_arguments(cls) -> tuple[Slot | Option, ...]:
-        """The arguments that the class declares as slots and options, by name."""
-        return _declared_arguments(cls)
 
     @classmethod
     def overrides(cls, **quantizers: QuantizerLike) -> Overrides:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
@@ -185,6 +186,20 @@ class Slot:
     def by_default(self, quantizer: QuantizerLike) -> "Slot":
         """The slot of a layer that has this quantizer unless its user gives another."""
         return replace(self, default=quantizer)
+
+
+class LayerFacts(NamedTuple):
+    """What a layer knows of its tensors when its quantizers are made.
+
+    Attributes:
+        stack: sizes of the leading axes that the layer is stacked along.
+        channel_shapes: slot of activations -> the shape of a scale for each channel, as far as it is known.
+        offered: names that the layer declares, an activation layer for its own quantizer alone; see `make_proxy`.
+    """
+
+    stack: tuple[int, ...] = ()
+    channel_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    offered: Mapping[str, Any] = MappingProxyType({})
 
 
 class Option(NamedTuple):
@@ -361,7 +376,7 @@ def hold_proxies(
             raise TypeError(f"{kind} has no {name}: it takes {', '.join(names)}")
         quantizers[name] = quantizer
     by_argument = split_overrides(layer, slots, overrides) if overrides else {}
-    stack, channel_shapes, offered = layer._stack(), layer._channel_shapes(), layer._offered()
+    stack, channel_shapes, offered = layer._facts()
     proxies: list[Any] = []
     for slot in slots:
         own = by_argument.get(slot.argument, {}), rngs, stack, channel_shapes.get(slot.name)

@@ -28,6 +28,7 @@ from jqinject.nn.base.slots import (
     OUTPUT,
     RETURN,
     WEIGHT,
+    LayerFacts,
     Option,
     check_input_for_weight,
     input_format,
@@ -118,7 +119,8 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     reads_input: ClassVar[bool] = False
 
     def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
-        arguments = by_scheme(self, arguments.get("scheme"), arguments, rngs)
+        if arguments.get("scheme") is not None:
+            arguments = by_scheme(self, arguments["scheme"], arguments, rngs)
         contraction = arguments.get("contraction", "auto")
         if contraction != "auto":
             checked_contraction(type(self).__name__, contraction)
@@ -128,11 +130,8 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             self._check_function(contraction)
         check_input_for_weight(self)
 
-    def _stack(self) -> tuple[int, ...]:
-        return stack_of((self,))
-
-    def _channel_shapes(self) -> Arguments:
-        return self.geometry.channel_shapes()
+    def _facts(self) -> LayerFacts:
+        return LayerFacts(stack_of((self,)), self.geometry.channel_shapes)
 
     def _check_scale_to_return(self) -> None:
         if is_on(self.output_quant) or (self.returns_accumulator and is_on(self.weight_quant)):
