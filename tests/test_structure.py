@@ -29,7 +29,7 @@ CODE_LINES = {
     "odml": 347,
     "ops": 1595,
     "optim": 287,
-    "program": 3417,
+    "program": 3403,
     "proxy": 891,
     "quant": 1766,
     "quant_tensor": 1129,
