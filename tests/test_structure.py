@@ -25,7 +25,7 @@ CODE_LINES = {
     "inject": 1346,
     "model": 6145,
     "native": 201,
-    "nn": 3691,
+    "nn": 3671,
     "odml": 376,
     "ops": 1595,
     "optim": 287,
