@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,7 +56,7 @@ class KeptState:
         self.values: dict[str, jax.Array] = dict(values or {})
         self.written: set[str] = set()
         self.lost: set[str] = set() if lost is None else lost
-        self._before: dict[str, jax.Array] = {}
+        self._before = dict(self.values)
         self._last_read: dict[str, StatePlace | None] = {}
 
     def within(self) -> KeptState:
@@ -228,7 +228,7 @@ class _Marks(Around):
 
 
 @contextlib.contextmanager
-def _writable(layer: object, path: Path) -> Iterator[nnx.Variable[Any]]:
+def _writable(layer: object, path: Path) -> Generator[nnx.Variable[Any]]:
     """A Variable of a layer; in its place a copy, if the layer stems from outside of a transformation of JAX.
 
     NNX refuses a write to such a Variable, because the value would be lost; a mark keeps it.
