@@ -16,8 +16,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 189,
-    "catalogue": 677,
-    "core": 4383,
+    "catalogue": 678,
+    "core": 4393,
     "demo": 356,
     "dot": 4544,
     "export": 673,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "inject": 1346,
     "model": 6026,
     "native": 201,
-    "nn": 3668,
+    "nn": 3648,
     "odml": 347,
     "ops": 1595,
     "optim": 287,
