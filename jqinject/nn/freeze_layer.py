@@ -27,7 +27,7 @@ from jqinject.core import (
     NegativeMinOrZero,
     RescalingIntQuant,
 )
-from jqinject.core._protocols import grid_of, groups_of
+from jqinject.core._protocols import block_width, grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.dot import FrozenParam
@@ -70,7 +70,8 @@ def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM
         )
     else:
         frozen = _checked(layer, _numbers(layer, sliced_from) if numbers is None else numbers)
-    return FrozenParam.holding(frozen.numbers, frozen.form, layer.weight.get_metadata())
+    form = replace(frozen.form, block_width=block_width(layer.weight_quant.tensor_quant))
+    return FrozenParam.holding(frozen.numbers, form, layer.weight.get_metadata())
 
 
 def _numbers(layer: Any, sliced_from: int) -> tuple[Any, Any]:

@@ -65,7 +65,7 @@ class KeptState:
         kept.written |= self.written
         return kept
 
-    def begin(self, inputs: Sequence[Tracked]) -> Sequence[Tracked]:
+    def begin(self, inputs: list[Tracked]) -> list[Tracked]:
         """Adopt inputs of the program, or of a part, that are the state; return them."""
         self.values |= {
             x.state.label: x.array for x in inputs if x.state is not None and x.state.places is None
