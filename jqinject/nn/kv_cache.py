@@ -13,17 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.dot import has_integers
-from jqinject.quant_tensor import (
-    CodebookQuantTensor,
-    FloatQuantTensor,
-    IntQuantTensor,
-    as_array,
-    in_groups,
-    is_grouped,
-    on_minifloats,
-    on_table,
-)
+from jqinject.dot import FrozenForm, ScaleForms, frozen_numbers, has_low_bits, quant_tensor_of
+from jqinject.quant_tensor import as_array, is_grouped
 
 OPERAND_AXES = 3  # positions, heads and features, behind the axes of the batch
 FIELDS = ("payload", "scale", "zero_point")
@@ -35,8 +26,8 @@ def attribute(name: str, field: str) -> str:
     return name if field == "payload" else f"{name}_{field}"
 
 
-def encoded(x: Any, has_zero_point: bool) -> Fields:
-    """The arrays that a cache stores of a key or value.
+def encoded(x: Any, has_zero_point: bool) -> tuple[Fields, FrozenForm | None]:
+    """The arrays that a cache stores of a key or value, and what is static in them; None of a float quantity.
 
     Args:
         x: (*batch, positions, heads, features), array or QuantTensor.
@@ -50,43 +41,30 @@ def encoded(x: Any, has_zero_point: bool) -> Fields:
     Raises:
         ValueError: groups of several positions, which are not known at one of them.
     """
-    tensor = _ungrouped(x)
-    payload = _payload(tensor)
-    if payload is None:
-        return {"payload": as_array(x)}
+    if not has_low_bits(x):
+        return {"payload": as_array(x)}, None
+    if is_grouped(x) and x.groups.dim <= -OPERAND_AXES:
+        raise ValueError(
+            "QuantMultiHeadAttention: a group of several positions cannot be quantized position by position.\n"
+            "  cure: groups along the features (group_dim = -1) or the heads (group_dim = -2)"
+        )
+    numbers, form = frozen_numbers(x, (), has_zero_point, None, ScaleForms())
     at = x.ndim - OPERAND_AXES
-    fields = {"payload": payload, "scale": _by_position(tensor.scale, tensor, at)}
-    return fields | ({"zero_point": _by_position(tensor.zero_point, tensor, at)} if has_zero_point else {})
+    fields = {"payload": numbers.pop("value")}
+    for name, array in numbers.items():
+        fields[name] = jnp.broadcast_to(array, (*array.shape[:at], x.shape[at], *array.shape[at + 1 :]))
+    return fields, form
 
 
-def decoded(fields: Fields, like: object) -> Any:
+def decoded(fields: Fields, form: FrozenForm | None) -> Any:
     """What `encoded` made the arrays of.
 
     Args:
         fields: arrays of any number of positions.
-        like: a key or value of the same quantizer, for format and dtype.
+        form: what is static in them.
     """
-    payload, scale = fields["payload"], fields.get("scale")
-    if scale is None:
-        return payload
-    sample = _ungrouped(like)
-    options = {"training": sample.training, "dtype": sample.dtype}
-    shape = (*payload.shape[:-1], sample.shape[-1])
-    if on_minifloats(sample):
-        form = sample.known_format("a cache")
-        tensor: Any = FloatQuantTensor.from_payload(
-            form.unpack(payload, shape), scale, format=form, **options
-        )
-    elif on_table(sample):
-        codes = sample.grid.unpack(payload, shape)
-        tensor = CodebookQuantTensor.from_codes(codes, scale, sample.codebook, **options)
-    else:
-        integers, zero = sample.grid.unpack(payload, shape), fields.get("zero_point", 0.0)
-        bits = int(sample.bit_width)
-        tensor = IntQuantTensor.from_int(integers, scale, zero, bits, signed=sample.signed, **options)
-    if not is_grouped(like):
-        return tensor
-    return in_groups(tensor, like.group_size, like.groups.dim, like.groups.length)
+    payload, numbers = fields["payload"], {name: x for name, x in fields.items() if name != "payload"}
+    return payload if form is None else quant_tensor_of({"value": payload, **numbers}, form)
 
 
 def empty(position: Any, has_zero_point: bool, length: int) -> Fields:
@@ -98,7 +76,7 @@ def empty(position: Any, has_zero_point: bool, length: int) -> Fields:
         length: how many positions it is to have.
     """
     at = position.ndim - OPERAND_AXES
-    stored = jax.eval_shape(lambda x: encoded(x, has_zero_point), position)
+    stored = jax.eval_shape(lambda x: encoded(x, has_zero_point)[0], position)
 
     def filled(name: str, field: Any) -> jax.Array:
         shape = (*field.shape[:at], length, *field.shape[at + 1 :])
@@ -151,33 +129,3 @@ def put(stored: nnx.Variable[Any], new: jax.Array, index: jax.Array, at: int) ->
     start[at] = index
     stored[...] = jax.lax.dynamic_update_slice(stored[...], new, start)
     return stored[...]
-
-
-def _ungrouped(x: object) -> Any:
-    """The tensor with two axes for the one that is cut into groups."""
-    if not is_grouped(x):
-        return x
-    if x.groups.dim <= -OPERAND_AXES:
-        raise ValueError(
-            "QuantMultiHeadAttention: a group of several positions cannot be quantized position by position.\n"
-            "  cure: groups along the features (group_dim = -1) or the heads (group_dim = -2)"
-        )
-    return x.grouped
-
-
-def _payload(x: Any) -> jax.Array | None:
-    """The low-bit numbers, packed into bytes if they fit; None if there are none of at most 8 bits."""
-    if has_integers(x):
-        return x.grid.pack(x.int())
-    if on_minifloats(x) and not x.format.is_learned and x.format.bit_width <= 8:
-        is_float8 = x.format.bit_width == 8 and jnp.issubdtype(x.format.storage, jnp.floating)
-        return x.payload() if is_float8 else x.format.pack(x.codes())
-    return x.grid.pack(x.codes()) if on_table(x) else None
-
-
-def _by_position(metadata: jax.Array, x: Any, at: int) -> jax.Array:
-    """A scale or zero point with as many axes as `x`, and one entry for each of its positions."""
-    full = metadata.reshape((1,) * (x.ndim - metadata.ndim) + metadata.shape)
-    positions = [*full.shape]
-    positions[at] = x.shape[at]
-    return jnp.broadcast_to(full, positions)

@@ -349,12 +349,12 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         index = self.cache_index[...]
         tensors = []
         for (slot, name), new in zip(CACHED.items(), (key, value), strict=True):
-            fields = kv_cache.encoded(new, _has_zero_point(slot.__get__(self)))
+            fields, form = kv_cache.encoded(new, _has_zero_point(slot.__get__(self)))
             stored: dict[str, Any] = {f: vars(self).get(kv_cache.attribute(name, f)) for f in kv_cache.FIELDS}
             at = new.ndim - kv_cache.OPERAND_AXES
             kv_cache.check(name, stored, fields, at)
             now = {f: kv_cache.put(stored[f], array, index, at) for f, array in fields.items()}
-            tensors.append(kv_cache.decoded(now, new))
+            tensors.append(kv_cache.decoded(now, form))
         self.cache_index[...] = index + 1
         *batch, length, _, _ = tensors[0].shape
         written = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))

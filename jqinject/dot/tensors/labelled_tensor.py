@@ -11,7 +11,7 @@ import jax
 from jqinject.dot.geometry.dimensions import scale_in_output
 from jqinject.dot.geometry.labels import Label, Labels, summed_labels, tile_of
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.tensors.packed_tensor import floats_of
+from jqinject.dot.tensors.residuals import floats_of
 from jqinject.quant_tensor import as_array, on_integers, on_minifloats, shaping
 
 
