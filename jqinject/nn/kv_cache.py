@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.dot import FrozenForm, ScaleForms, frozen_numbers, has_low_bits, quant_tensor_of
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers, has_low_bits, quant_tensor_of
 from jqinject.quant_tensor import as_array, is_grouped
 
 OPERAND_AXES = 3  # positions, heads and features, behind the axes of the batch
@@ -27,7 +28,7 @@ def attribute(name: str, field: str) -> str:
 
 
 def encoded(x: Any, has_zero_point: bool) -> tuple[Fields, FrozenForm | None]:
-    """The arrays that a cache stores of a key or value, and what is static in them; None of a float quantity.
+    """The arrays that a cache stores of a key or value, and what is static in them.
 
     Args:
         x: (*batch, positions, heads, features), array or QuantTensor.
@@ -36,24 +37,25 @@ def encoded(x: Any, has_zero_point: bool) -> tuple[Fields, FrozenForm | None]:
     Returns:
         `payload`, and where there are, `scale` and `zero_point`, each with all the axes of `x` and with its positions;
         with two axes for one where there are groups. A payload of at most 4 bits has several numbers in a byte, along
-        the last axis.
+        the last axis. The form is None for floats.
 
     Raises:
         ValueError: groups of several positions, which are not known at one of them.
     """
-    if not has_low_bits(x):
-        return {"payload": as_array(x)}, None
     if is_grouped(x) and x.groups.dim <= -OPERAND_AXES:
         raise ValueError(
             "QuantMultiHeadAttention: a group of several positions cannot be quantized position by position.\n"
             "  cure: groups along the features (group_dim = -1) or the heads (group_dim = -2)"
         )
+    if not has_low_bits(x):
+        return {"payload": as_array(x)}, None
     numbers, form = frozen_numbers(x, (), has_zero_point, None, ScaleForms())
     at = x.ndim - OPERAND_AXES
-    fields = {"payload": numbers.pop("value")}
-    for name, array in numbers.items():
-        fields[name] = jnp.broadcast_to(array, (*array.shape[:at], x.shape[at], *array.shape[at + 1 :]))
-    return fields, form
+
+    def by_position(metadata: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(metadata, (*metadata.shape[:at], x.shape[at], *metadata.shape[at + 1 :]))
+
+    return {"payload": numbers.pop("value"), **jax.tree.map(by_position, numbers)}, form
 
 
 def decoded(fields: Fields, form: FrozenForm | None) -> Any:
@@ -63,8 +65,8 @@ def decoded(fields: Fields, form: FrozenForm | None) -> Any:
         fields: arrays of any number of positions.
         form: what is static in them.
     """
-    payload, numbers = fields["payload"], {name: x for name, x in fields.items() if name != "payload"}
-    return payload if form is None else quant_tensor_of({"value": payload, **numbers}, form)
+    numbers = {"value" if name == "payload" else name: field for name, field in fields.items()}
+    return fields["payload"] if form is None else quant_tensor_of(numbers, form)
 
 
 def empty(position: Any, has_zero_point: bool, length: int) -> Fields:

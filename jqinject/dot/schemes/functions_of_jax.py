@@ -16,9 +16,9 @@ from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes.contraction import NO_STATE_OF_FUNCTIONS, Contraction
 from jqinject.dot.schemes.quantized_op import contract_compiled
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
-from jqinject.dot.schemes.scheme_dot import DotProduct
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.dot.tensors.contract import contract, output_dtype
+from jqinject.dot.tensors.six_operands import Plan
 from jqinject.quant_tensor import is_quantized
 
 
@@ -88,7 +88,8 @@ def dot_general(
         refuse_tensors(lhs, rhs)
         _refuse_beside_config(contraction=contraction, accumulator_dtype=accumulator_dtype)
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        dot = DotProduct(dims, np.dtype(output_dtype(lhs, rhs, preferred_element_type)), out_sharding)
+        dtype = np.dtype(output_dtype(lhs, rhs, preferred_element_type))
+        dot = Plan(dims, dtype, out_sharding=out_sharding)
         return contract_compiled(_contraction_of(config, key, "dot_general"), dot, lhs, rhs)
     return contract(
         lhs,
@@ -202,7 +203,7 @@ def conv_general_dilated(
         by_scheme = _contraction_of(config, key, "conv_general_dilated")
         by_scheme.scheme = by_scheme.scheme.of_convolution()
         convolution = replace(convolution, accumulator_dtype=by_scheme.scheme.fprop.accumulator_dtype)
-        return contract_compiled(by_scheme, convolution, lhs, rhs)
+        return contract_compiled(by_scheme, Plan(convolution, convolution.dtype), lhs, rhs)
     return contract(lhs, rhs, convolution, numbers=contraction)
 
 

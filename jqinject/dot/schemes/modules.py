@@ -18,13 +18,12 @@ from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec
 from jqinject.dot.schemes.scheme_dot import (
-    DotProduct,
     ExplainedScheme,
     check_no_transform,
     explain_scheme,
 )
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
-from jqinject.dot.tensors.six_operands import ConvolutionPlan
+from jqinject.dot.tensors.six_operands import Plan
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -126,7 +125,7 @@ class QDotGeneral(QuantizedOp):
             wgrad float
         """
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        dot, scheme = DotProduct(dims, jnp.promote_types(lhs.dtype, rhs.dtype)), self.scheme
+        dot, scheme = Plan(dims, jnp.promote_types(lhs.dtype, rhs.dtype)), self.scheme
         products = explain_scheme(self, dot, lhs, rhs)
         if scheme.before is not None:
             products.first = explain_scheme(Contraction(scheme.before, self.where), dot, lhs, rhs)
@@ -242,18 +241,18 @@ class QConvGeneralDilated(QuantizedOp):
             out_sharding=asked(out_sharding, *map(as_array, operands)),
             accumulator_dtype=self.scheme.fprop.accumulator_dtype,
         )
-        plan = ConvolutionPlan.of(convolution)
+        plan = Plan(convolution, convolution.dtype, what="a quantized convolution")
         left, right = (
             self._served(side, LabelledTensor(x, labels), summed)
             for side, x, labels, summed in zip(
                 ("lhs", "rhs"),
                 operands,
-                (plan.labels.lhs, plan.labels.rhs),
+                (plan.axes.lhs, plan.axes.rhs),
                 plan.summed("fprop"),
                 strict=True,
             )
         )
-        y = self._by_scheme(convolution, left, right, unrounded)
+        y = self._by_scheme(plan, left, right, unrounded)
         return with_sharding(y, out_sharding)
 
     @staticmethod
@@ -309,7 +308,8 @@ class QRaggedDot(QuantizedOp):
                 "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
                 "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
             )
-        return self._by_scheme(ragged, lhs, rhs, unrounded, group_sizes)
+        plan = Plan(ragged, ragged.dtype, what="a ragged contraction by a scheme")
+        return self._by_scheme(plan, lhs, rhs, unrounded, group_sizes)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:

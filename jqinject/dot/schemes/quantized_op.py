@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,7 @@ from jqinject.core.state import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import PER_AXIS, FrozenForm
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
-from jqinject.dot.geometry.dimensions import Operand, OutSharding, checked_dimensions
-from jqinject.dot.geometry.labels import Labelling, Labels, summed_labels
-from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.geometry.dimensions import Labels, Operand, OutSharding, checked_dimensions
 from jqinject.dot.schemes.contraction import (
     NO_STATE_IN_SWITCHED,
     AxesByName,
@@ -33,8 +30,9 @@ from jqinject.dot.schemes.contraction import (
     operands_with_state,
 )
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
-from jqinject.dot.schemes.scheme_dot import DotProduct, contract_by_scheme
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
+from jqinject.dot.schemes.scheme_dot import contract_by_scheme
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.tensors.six_operands import Plan
 from jqinject.inject import Binding
 from jqinject.ops import FloatGrid, IntGrid
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, is_quantized, on_integers
@@ -161,7 +159,6 @@ def _described(param: FrozenParam) -> str:
     return f"{stored.dtype.name} numbers of shape {stored.shape} with scales of shape {scale.shape}{over}"
 
 
-Where: TypeAlias = DotProduct | Convolution | Ragged
 Axes = tuple[int, ...]
 
 
@@ -302,7 +299,7 @@ class QuantizedOp(Contraction):
                 "Freezer: there is nothing to freeze, as the operand is not quantized (its bits are None).\n"
                 "  cure: QuantMode.TRAIN for this side, or a configuration that quantizes it"
             )
-        tensor = in_order(quantized, x.labels)
+        tensor = quantized.in_order(x.labels).tensor
         if not is_quantized(tensor):
             raise ValueError(
                 f"{self.where}: {self.scheme.name}.{name} = {proxy.binding.base.__name__} is not stored for serving: "
@@ -344,14 +341,12 @@ class QuantizedOp(Contraction):
         """The contraction of two operands of `_seen`."""
         dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
         dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), numbers)
-        labels = Labelling.of(dims)
-        summed = summed_labels(labels.lhs, labels.rhs, labels.out)
-        left = self._served("lhs", LabelledTensor(lhs, labels.lhs), summed)
-        right = self._served("rhs", LabelledTensor(rhs, labels.rhs), summed)
-        dot = DotProduct(dims, np.dtype(dtype), out_sharding)
+        left = self._served("lhs", LabelledTensor(lhs, dims.lhs), dims.summed)
+        right = self._served("rhs", LabelledTensor(rhs, dims.rhs), dims.summed)
+        dot = Plan(dims, np.dtype(dtype), out_sharding=out_sharding)
         return self._by_scheme(dot, left, right, unrounded)
 
-    def _by_scheme(self, static: Where, *operands: Any) -> jax.Array:
+    def _by_scheme(self, static: Plan, *operands: Any) -> jax.Array:
         """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.
 
         Args:
@@ -401,7 +396,7 @@ class QuantizedOp(Contraction):
         """Same arguments as the function it replaces."""
 
 
-def contract_compiled(contraction: Contraction, static: Where, *operands: Any) -> jax.Array:
+def contract_compiled(contraction: Contraction, static: Plan, *operands: Any) -> jax.Array:
     """A contraction by a scheme, compiled where it would else run one operation after the other.
 
     That is a contraction of arrays, or of stored tensors, outside of `jit`, whose quantizers keep no state.
@@ -422,7 +417,7 @@ def contract_compiled(contraction: Contraction, static: Where, *operands: Any) -
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _compiled(
-    static: Where,
+    static: Plan,
     scheme: SchemeSpec,
     where: str,
     stateless: tuple[str, str] | None,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
-from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
-from jqinject.dot.geometry.labels import Label, Labelling, Labels
+from jqinject.dot.geometry.dimensions import Dimensions, Label, Labels, Operand, scale_in_output
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
 from jqinject.dot.schemes.product_transforms import (
     beside,
@@ -33,17 +30,13 @@ from jqinject.dot.tensors.labelled_tensor import (
     in_tiles,
     in_tiles_of,
     joined,
-    scale_beside,
     tiled_label,
 )
 from jqinject.dot.tensors.product import Sums, chosen
 from jqinject.dot.tensors.six_operands import (
     BackwardProduct,
-    ConvolutionPlan,
-    DotPlan,
     Plan,
     ProductName,
-    RaggedPlan,
     contract_operands,
     quantized_gradient,
 )
@@ -57,23 +50,9 @@ from jqinject.quant_tensor import (
 )
 
 
-@dataclass(frozen=True)
-class DotProduct:
-    """The static part of a `dot_general`.
-
-    Attributes:
-        dims, out_sharding: as for `lax.dot_general`.
-        dtype: of the output.
-    """
-
-    dims: Dimensions
-    dtype: np.dtype
-    out_sharding: OutSharding = None
-
-
 def contract_by_scheme(
     contraction: Contraction,
-    where: DotProduct | Convolution | Ragged,
+    plan: Plan,
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
     unrounded: jax.Array | None = None,
@@ -87,32 +66,30 @@ def contract_by_scheme(
 
     Args:
         contraction: by the scheme; for a convolution, of `SchemeSpec.of_convolution`, whose tiles are ignored.
-        where: which axes meet, and what comes out.
+        plan: which axes meet, and what comes out; the scheme says how it sums.
         lhs, rhs: float arrays, or tensors that are already quantized.
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
         group_sizes: how many rows each expert of a ragged contraction gets.
     """
-    operands = _Operands.of(contraction, where, lhs, rhs, unrounded)
+    operands = _Operands.of(contraction, plan, lhs, rhs, unrounded)
     rest = () if group_sizes is None else (group_sizes,)
     return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad, rest)[
         0
     ]
 
 
-def _plan_of(where: DotProduct | Convolution | Ragged, contraction: Contraction) -> Plan:
+def _with_sums(plan: Plan, contraction: Contraction) -> Plan:
     """The static part of a contraction by a scheme.
 
     Raises:
         TypeError: an operand of a convolution has a transform.
     """
     scheme = contraction.scheme
-    if isinstance(where, Convolution):
+    if isinstance(plan.where, Convolution):
         check_no_transform(scheme, contraction.where)
-        return ConvolutionPlan.of(where)
-    if isinstance(where, Ragged):
-        return RaggedPlan.of(where)
-    sums = scheme.fprop, scheme.dgrad, scheme.wgrad
-    return DotPlan(Labelling.of(where.dims), where.dtype, *sums, where.out_sharding)
+    if not isinstance(plan.where, Dimensions):
+        return plan
+    return replace(plan, fprop=scheme.fprop, dgrad=scheme.dgrad, wgrad=scheme.wgrad)
 
 
 def check_no_transform(scheme: SchemeSpec, where: str) -> None:
@@ -148,14 +125,14 @@ class _Operands:
     def of(
         cls,
         contraction: Contraction,
-        where: DotProduct | Convolution | Ragged,
+        plan: Plan,
         lhs: Operand,
         rhs: Operand,
         unrounded: jax.Array | None = None,
     ) -> _Operands:
         """The forward pass's part of quantization."""
-        plan = _plan_of(where, contraction)
-        labels = plan.labels
+        plan = _with_sums(plan, contraction)
+        labels = plan.axes
         x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
         left, right, _ = in_tiles(plan.fprop.tiles, x, w, labels.out)
         of_left, of_right = plan.summed("fprop")
@@ -302,7 +279,11 @@ def _payload_and_scale(
         as_integers: whether integers are contracted; else the payload is a float array, to be quantized again.
     """
     tensor = from_forward.tensor
-    scale = scale_beside(from_forward, gradient) if (on_integers(tensor) or on_minifloats(tensor)) else None
+    scale = (
+        scale_in_output(tensor.scale, from_forward.labels, gradient)
+        if (on_integers(tensor) or on_minifloats(tensor))
+        else None
+    )
     if scale is None:
         return x, None
     if on_minifloats(tensor):
@@ -360,7 +341,7 @@ class ExplainedScheme(tuple[ExplainedProduct, ...]):
         return f"the first {self.delay} calls in training:\n{self.first}\nthen:\n{products}"
 
 
-def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Operand, rhs: Operand) -> ExplainedScheme:
+def explain_scheme(contraction: Contraction, dot: Plan, lhs: Operand, rhs: Operand) -> ExplainedScheme:
     """What the three products of a scheme contract, for operands of these shapes; nothing is computed.
 
     Args:
@@ -376,12 +357,12 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Operand, rhs:
         twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
         operands = _Operands.of(twin, dot, lhs, rhs)
         plan = operands.plan
-        products.append(_explained("fprop", operands.lhs, operands.rhs, plan.labels.out, plan.fprop))
-        g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), dot.dtype), plan.labels.out)
+        products.append(_explained("fprop", operands.lhs, operands.rhs, plan.axes.out, plan.fprop))
+        g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), dot.dtype), plan.axes.out)
         for number, (name, taken, from_forward, out, sums) in enumerate(
             (
-                ("dgrad", operands.dgrad, operands.rhs, plan.labels.lhs, plan.dgrad),
-                ("wgrad", operands.wgrad, operands.lhs, plan.labels.rhs, plan.wgrad),
+                ("dgrad", operands.dgrad, operands.rhs, plan.axes.lhs, plan.dgrad),
+                ("wgrad", operands.wgrad, operands.lhs, plan.axes.rhs, plan.wgrad),
             )
         ):
             partner = joined(from_forward) if taken.partner is None else taken.partner
@@ -395,5 +376,5 @@ def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Operand, rhs:
 
 
 def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels, sums: Sums) -> ExplainedProduct:
-    choice, _ = chosen(a, b, out, sums.scaled)
+    choice = chosen(a, b, out, sums.scaled)
     return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), choice.numbers, choice.why)
