@@ -87,6 +87,7 @@ class FrozenForm:
         names: of the numbers, sorted.
         in_turn: an axis, counted from the end, along which scales and zero points repeat: index `i` has those of
             `i % count`, where `count` of them are stored. None if none repeat.
+        block_width: how many groups beside each other had one scale when the weight was quantized.
     """
 
     stored: StoredForm
@@ -97,6 +98,7 @@ class FrozenForm:
     cut: Cut | None = None
     names: tuple[str, ...] = ("scale", "value")
     in_turn: int | None = None
+    block_width: int = 1
 
     @cached_property
     def has_integers(self) -> bool:

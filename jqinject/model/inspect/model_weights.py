@@ -191,10 +191,10 @@ class ModelWeights:
         if isinstance(node, FrozenParam):
             form = node.form
             size = None if form.groups is None else form.groups.size
-            grid = form.grid
+            grid, width = form.grid, form.block_width
             if not grid.is_integer:
-                return _grid(str(grid), grid.bit_width, size, form=grid)
-            return _grid(f"{'int' if grid.signed else 'uint'}{grid.bit_width}", grid.bit_width, size)
+                return _grid(str(grid), grid.bit_width, size, width, grid)
+            return _grid(f"{'int' if grid.signed else 'uint'}{grid.bit_width}", grid.bit_width, size, width)
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
             if op_of_weight(layer) is not None:
                 return self._of_op(layer, 1)
@@ -339,7 +339,7 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
         return _grid(str(form), form.bit_width, size, width, form)
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def run(state: nnx.State) -> Any:
+    def run(state: nnx.State[Any, Any]) -> Any:
         for _ in range(stacked):
             state = jax.tree.map(lambda x: x[0], state)
         copy = nnx.merge(graphdef, state)
