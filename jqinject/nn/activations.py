@@ -439,8 +439,7 @@ def _kept_floats(x: jax.Array, quantized: FloatQuantTensor) -> jax.Array:
     _check_few_bits(quantized.bit_width)
     form = quantized.format
     assert not form.is_learned, "a learned format has no constant bits"
-    floats = form.packed_bits is None and jnp.issubdtype(quantized.q_dtype, jnp.floating)
-    return saved(x, quantized.payload() if floats else quantized.codes(), quantized.scale, None, form)
+    return saved(x, quantized.narrow_numbers(), quantized.scale, None, form)
 
 
 def _check_few_bits(bits: object) -> None:

@@ -64,7 +64,7 @@ class QDotGeneral(QuantizedOp):
         >>> y = layer(jnp.ones((4, 3)))
         >>> layer.set_attributes(rhs_quant_mode=QuantMode.SERVE)
         >>> layer.kernel[...] = jnp.zeros((3, 2))  # no longer read
-        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.get().form.bit_width
+        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.get().form.grid.bit_width
         (True, 8)
         >>> from jqinject.quant import Fp8DelayedTraining
         >>> op = QDotGeneral(Fp8DelayedTraining, lhs_shape=(1, 3), rhs_shape=(3, 2))

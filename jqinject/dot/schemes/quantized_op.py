@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jqinject.core import Frozen
 from jqinject.core.component import InnerModule
 from jqinject.core.state import QuantStat, float_array
-from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_form import PER_AXIS, FrozenForm
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
 from jqinject.dot.geometry.dimensions import Labels, Operand, OutSharding, checked_dimensions
@@ -32,7 +32,6 @@ from jqinject.dot.schemes.contraction import (
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import contract_by_scheme
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
-from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
 from jqinject.dot.tensors.six_operands import Plan
 from jqinject.inject import Binding
 from jqinject.ops import FloatGrid, IntGrid
@@ -138,9 +137,16 @@ def _zeros(
 def _sharded(operand: FrozenParam, metadata: tuple[tuple[str, object], ...]) -> FrozenParam:
     """The parameter with its numbers where NNX places Variables with this metadata, on a mesh."""
     numbers, form = operand.numbers, operand.form
-    of_value, of_scale = form.metadata(dict(metadata), numbers["scale"].shape)
-    placed = {"value": Frozen(numbers["value"], **of_value), "scale": Frozen(numbers["scale"], **of_scale)}
-    return FrozenParam.holding({name: number.get_value() for name, number in placed.items()}, form)
+    placed = {}
+    for name, number in numbers.items():
+        own: dict[str, Any] = {
+            key: tuple(form.partition_specs(entry, numbers)[name])
+            if key in PER_AXIS and isinstance(entry, tuple)
+            else entry
+            for key, entry in metadata
+        }
+        placed[name] = Frozen(number, **own).get_value()
+    return FrozenParam.holding(placed, form)
 
 
 def _facts(param: FrozenParam) -> tuple[Any, ...]:
@@ -398,13 +404,12 @@ def contract_compiled(contraction: Contraction, static: Plan, *operands: Any) ->
     Args:
         contraction, static, operands: as for `contract_by_scheme`.
     """
-    packed = tuple(packed_tensor(x) if is_quantized(x) and x.is_stored else x for x in operands)
-    leaves = jax.tree.leaves(packed, is_leaf=is_quantized)
+    leaves = jax.tree.leaves(operands, is_leaf=lambda x: is_quantized(x) and not x.is_stored)
     runs_now = all(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) for leaf in leaves)
     if not runs_now or contraction.recorder is not None or contraction.proxies:
         return contract_by_scheme(contraction, static, *operands)
     facts = contraction.scheme, contraction.where, contraction.stateless, contraction.modes
-    y, stream = _compiled(static, *facts, contraction.stream, packed)
+    y, stream = _compiled(static, *facts, contraction.stream, operands)
     if contraction.stream is not None:
         contraction.stream.count.set_value(stream.count.get_value())
     return y
@@ -418,19 +423,19 @@ def _compiled(
     stateless: tuple[str, str] | None,
     modes: tuple[bool, bool],
     stream: nnx.RngStream | None,
-    operands: tuple[object, ...],
+    operands: tuple[Any, ...],
 ) -> tuple[jax.Array, nnx.RngStream | None]:
     """The contraction, and the stream that it has drawn from.
 
     Args:
         static: as for `contract_by_scheme`.
-        operands: likewise, stored tensors packed.
+        operands: likewise.
         scheme, where, stateless, modes, stream: of the module.
     """
     contraction = Contraction(scheme, where, stateless=stateless)
     contraction.set_view(*modes)
     contraction.stream = nnx.data(stream)
-    return contract_by_scheme(contraction, static, *map(unpacked_tensor, operands)), contraction.stream
+    return contract_by_scheme(contraction, static, *operands), contraction.stream
 
 
 def _checked(mode: object, name: str) -> QuantMode:
