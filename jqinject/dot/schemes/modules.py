@@ -17,16 +17,23 @@ from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec
-from jqinject.dot.schemes.scheme_dot import (
-    DotProduct,
-    ExplainedScheme,
-    check_no_transform,
-    explain_scheme,
-)
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
-from jqinject.dot.tensors.six_operands import ConvolutionPlan
+from jqinject.dot.schemes.scheme_dot import ExplainedScheme, check_no_transform, explain_scheme
+from jqinject.dot.tensors.contract import output_dtype
+from jqinject.dot.tensors.six_operands import ConvolutionPlan, DotPlan, RaggedPlan
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
+
+
+def _plan(
+    lhs: Operand,
+    rhs: Operand,
+    dimension_numbers: object,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: OutSharding = None,
+) -> DotPlan:
+    """The plan of a `dot_general` with these arguments."""
+    dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
+    return DotPlan.of(dims, output_dtype(lhs, rhs, preferred_element_type), out_sharding)
 
 
 class QDotGeneral(QuantizedOp):
@@ -90,7 +97,8 @@ class QDotGeneral(QuantizedOp):
         a quantized `rhs` was made from, where a scheme rounds it again backward; None takes its dequantized value.
         """
         lhs, rhs = self._seen(lhs, rhs)
-        return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, unrounded)
+        plan = _plan(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding)
+        return self._contract(plan, lhs, rhs, unrounded)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
@@ -125,11 +133,10 @@ class QDotGeneral(QuantizedOp):
             dgrad float
             wgrad float
         """
-        dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        dot, scheme = DotProduct(dims, jnp.promote_types(lhs.dtype, rhs.dtype)), self.scheme
-        products = explain_scheme(self, dot, lhs, rhs)
+        plan, scheme = _plan(lhs, rhs, dimension_numbers), self.scheme
+        products = explain_scheme(self, plan, lhs, rhs)
         if scheme.before is not None:
-            products.first = explain_scheme(Contraction(scheme.before, self.where), dot, lhs, rhs)
+            products.first = explain_scheme(Contraction(scheme.before, self.where), plan, lhs, rhs)
             products.delay = scheme.delay
         return products
 
@@ -162,9 +169,12 @@ class QEinsum(QuantizedOp):
     def __init__(self, config: SchemeLike, *, equation: str | None = None, **keywords: Any) -> None:
         super().__init__(config, dimension_numbers=equation, **keywords)
 
-    def __call__(self, equation: str, lhs: jax.Array, rhs: jax.Array, **keywords: Any) -> jax.Array:
+    def __call__(self, equation: str, lhs: Operand, rhs: Operand, **keywords: Any) -> jax.Array:
         """The einsum; arguments and keywords as for `jnp.einsum`."""
-        return einsum_op(self._contract)(equation, *self._seen(lhs, rhs), **keywords)
+        return einsum_op(self._dot_general)(equation, *self._seen(lhs, rhs), **keywords)
+
+    def _dot_general(self, lhs: Operand, rhs: Operand, numbers: object, **keywords: Any) -> jax.Array:
+        return self._contract(_plan(lhs, rhs, numbers, **keywords), lhs, rhs)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
@@ -211,8 +221,8 @@ class QConvGeneralDilated(QuantizedOp):
 
     def __call__(
         self,
-        lhs: jax.Array,
-        rhs: jax.Array,
+        lhs: Operand,
+        rhs: Operand,
         window_strides: Sequence[int],
         padding: str | Sequence[tuple[int, int]],
         lhs_dilation: Sequence[int] | None = None,
@@ -227,10 +237,10 @@ class QConvGeneralDilated(QuantizedOp):
         unrounded: jax.Array | None = None,
     ) -> jax.Array:
         """The convolution; arguments as for `lax.conv_general_dilated`, and operands as for `QDotGeneral`."""
-        operands = self._seen(lhs, rhs)
+        left, right = self._seen(lhs, rhs)
         convolution = Convolution.of(
-            operands[0].shape,
-            operands[1].shape,
+            left.shape,
+            right.shape,
             window_strides,
             padding,
             lhs_dilation,
@@ -239,21 +249,10 @@ class QConvGeneralDilated(QuantizedOp):
             feature_group_count,
             batch_group_count,
             dtype=preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype),
-            out_sharding=asked(out_sharding, *map(as_array, operands)),
+            out_sharding=asked(out_sharding, as_array(left), as_array(right)),
             accumulator_dtype=self.scheme.fprop.accumulator_dtype,
         )
-        plan = ConvolutionPlan.of(convolution)
-        left, right = (
-            self._served(side, LabelledTensor(x, labels), summed)
-            for side, x, labels, summed in zip(
-                ("lhs", "rhs"),
-                operands,
-                (plan.labels.lhs, plan.labels.rhs),
-                plan.summed("fprop"),
-                strict=True,
-            )
-        )
-        y = self._by_scheme(convolution, left, right, unrounded)
+        y = self._contract(ConvolutionPlan.of(convolution), left, right, unrounded)
         return with_sharding(y, out_sharding)
 
     @staticmethod
@@ -309,7 +308,7 @@ class QRaggedDot(QuantizedOp):
                 "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
                 "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
             )
-        return self._by_scheme(ragged, lhs, rhs, unrounded, group_sizes)
+        return self._contract(RaggedPlan.of(ragged), lhs, rhs, unrounded, group_sizes)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ from jqinject.core.state import QuantParam
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.scheme import FORWARD, GRADIENTS, Kept
-from jqinject.dot.tensors.backward_quantizer import BackwardQuantizer, for_backward, why_not_backward
+from jqinject.dot.tensors.backward_quantizer import why_not_backward
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.inject import Binding
 
@@ -184,14 +184,6 @@ def assembled(
         operand = QuantOperand(name, binding, axes, None, where)
     operand.set_modes(*modes)
     return operand
-
-
-@lru_cache(maxsize=1024)
-def assembled_for_backward(
-    name: str, binding: Binding, axes: OperandAxes, where: str, modes: tuple[bool, bool]
-) -> BackwardQuantizer:
-    """The quantizer of a gradient, without state and random numbers, split once; see `assembled`."""
-    return for_backward(assembled(name, binding, axes, where, modes).quant)[0]
 
 
 def assembled_for_any(name: str, binding: Binding) -> QuantOperand | None:

@@ -232,15 +232,16 @@ class SchemeSpec:
         return (self,) if self.before is None else (self, self.before)
 
     def of_convolution(self) -> SchemeSpec:
-        """For a convolution: with the original operands in its backward products, if its gradients are float."""
+        """For a convolution: without tiles; where its gradients are float, of the original operands."""
         before = None if self.before is None else self.before.of_convolution()
+        uncut = {name: replace(getattr(self, name), tiles=None) for name in ("fprop", "dgrad", "wgrad")}
         if "conv_gradients" in self.flags:
-            return replace(self, before=before)
+            return replace(self, before=before, **uncut)
         floats = tuple((name, operand if name in FORWARD else None) for name, operand in self.operands)
         of_payloads = {
             f"{product}_{flag}" for product in ("dgrad", "wgrad") for flag in ("use_fwd_quant", "payload")
         }
-        return replace(self, operands=floats, flags=self.flags - of_payloads, before=before)
+        return replace(self, operands=floats, flags=self.flags - of_payloads, before=before, **uncut)
 
     def beside_quantized_weight(self) -> SchemeSpec:
         """For a weight that comes quantized: the scheme leaves it as it is in the forward product."""

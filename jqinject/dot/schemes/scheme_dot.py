@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import nnx
 
-from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
-from jqinject.dot.geometry.labels import Label, Labelling, Labels
+from jqinject.dot.geometry.dimensions import Operand
+from jqinject.dot.geometry.labels import Label, Labels
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.kernels.ragged import Ragged
-from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
+from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import (
     beside,
     multiplied,
@@ -39,11 +35,8 @@ from jqinject.dot.tensors.labelled_tensor import (
 from jqinject.dot.tensors.product import Sums, chosen
 from jqinject.dot.tensors.six_operands import (
     BackwardProduct,
-    ConvolutionPlan,
-    DotPlan,
     Plan,
     ProductName,
-    RaggedPlan,
     contract_operands,
     quantized_gradient,
 )
@@ -57,27 +50,13 @@ from jqinject.quant_tensor import (
 )
 
 
-@dataclass(frozen=True)
-class DotProduct:
-    """The static part of a `dot_general`.
-
-    Attributes:
-        dims, out_sharding: as for `lax.dot_general`.
-        dtype: of the output.
-    """
-
-    dims: Dimensions
-    dtype: np.dtype
-    out_sharding: OutSharding = None
-
-
 def contract_by_scheme(
     contraction: Contraction,
-    where: DotProduct | Convolution | Ragged,
+    plan: Plan,
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
     unrounded: jax.Array | None = None,
-    group_sizes: jax.Array | None = None,
+    *rest: jax.Array,
 ) -> jax.Array:
     """The contraction of two float arrays by a scheme, forward and backward.
 
@@ -86,33 +65,16 @@ def contract_by_scheme(
     groups. Its quantizers of activations and gradients see the operand unchanged: features last, as in Flax.
 
     Args:
-        contraction: by the scheme; for a convolution, of `SchemeSpec.of_convolution`, whose tiles are ignored.
-        where: which axes meet, and what comes out.
+        contraction: by the scheme; for a convolution, of `SchemeSpec.of_convolution`.
+        plan: which axes meet, and what comes out; the sums are the scheme's.
         lhs, rhs: float arrays, or tensors that are already quantized.
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
-        group_sizes: how many rows each expert of a ragged contraction gets.
+        rest: how many rows each expert of a ragged contraction gets.
     """
-    operands = _Operands.of(contraction, where, lhs, rhs, unrounded)
-    rest = () if group_sizes is None else (group_sizes,)
+    operands = _Operands.of(contraction, plan, lhs, rhs, unrounded)
     return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad, rest)[
         0
     ]
-
-
-def _plan_of(where: DotProduct | Convolution | Ragged, contraction: Contraction) -> Plan:
-    """The static part of a contraction by a scheme.
-
-    Raises:
-        TypeError: an operand of a convolution has a transform.
-    """
-    scheme = contraction.scheme
-    if isinstance(where, Convolution):
-        check_no_transform(scheme, contraction.where)
-        return ConvolutionPlan.of(where)
-    if isinstance(where, Ragged):
-        return RaggedPlan.of(where)
-    sums = scheme.fprop, scheme.dgrad, scheme.wgrad
-    return DotPlan(Labelling.of(where.dims), where.dtype, *sums, where.out_sharding)
 
 
 def check_no_transform(scheme: SchemeSpec, where: str) -> None:
@@ -148,14 +110,14 @@ class _Operands:
     def of(
         cls,
         contraction: Contraction,
-        where: DotProduct | Convolution | Ragged,
+        plan: Plan,
         lhs: Operand,
         rhs: Operand,
         unrounded: jax.Array | None = None,
     ) -> _Operands:
         """The forward pass's part of quantization."""
-        plan = _plan_of(where, contraction)
-        labels = plan.labels
+        scheme, labels = contraction.scheme, plan.labels
+        plan = replace(plan, fprop=scheme.fprop, dgrad=scheme.dgrad, wgrad=scheme.wgrad)
         x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
         left, right, _ = in_tiles(plan.fprop.tiles, x, w, labels.out)
         of_left, of_right = plan.summed("fprop")
@@ -360,33 +322,30 @@ class ExplainedScheme(tuple[ExplainedProduct, ...]):
         return f"the first {self.delay} calls in training:\n{self.first}\nthen:\n{products}"
 
 
-def explain_scheme(contraction: Contraction, dot: DotProduct, lhs: Operand, rhs: Operand) -> ExplainedScheme:
+def explain_scheme(contraction: Contraction, plan: Plan, lhs: Operand, rhs: Operand) -> ExplainedScheme:
     """What the three products of a scheme contract, for operands of these shapes; nothing is computed.
 
     Args:
         contraction: by the scheme; unchanged.
-        dot: as for `contract_by_scheme`.
+        plan: as for `contract_by_scheme`.
         lhs, rhs: what has a shape and a dtype.
     """
     products: list[ExplainedProduct] = []
 
     def look(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        twin = nnx.clone(contraction, graph=True)
-        twin.recorder = AxesRecorder()
-        twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
-        operands = _Operands.of(twin, dot, lhs, rhs)
-        plan = operands.plan
-        products.append(_explained("fprop", operands.lhs, operands.rhs, plan.labels.out, plan.fprop))
-        g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), dot.dtype), plan.labels.out)
+        operands = _Operands.of(contraction.recording({}), plan, lhs, rhs)
+        by_sums = operands.plan
+        products.append(_explained("fprop", operands.lhs, operands.rhs, plan.labels.out, by_sums.fprop))
+        g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), plan.dtype), plan.labels.out)
         for number, (name, taken, from_forward, out, sums) in enumerate(
             (
-                ("dgrad", operands.dgrad, operands.rhs, plan.labels.lhs, plan.dgrad),
-                ("wgrad", operands.wgrad, operands.lhs, plan.labels.rhs, plan.wgrad),
+                ("dgrad", operands.dgrad, operands.rhs, plan.labels.lhs, by_sums.dgrad),
+                ("wgrad", operands.wgrad, operands.lhs, plan.labels.rhs, by_sums.wgrad),
             )
         ):
             partner = joined(from_forward) if taken.partner is None else taken.partner
             by = taken.quantizer, None  # reports nothing
-            gradient, partner, _ = quantized_gradient(plan, number, g, by, partner)
+            gradient, partner, _ = quantized_gradient(by_sums, number, g, by, partner)
             products.append(_explained(name, gradient, partner, out, sums))
         return jnp.zeros(())
 

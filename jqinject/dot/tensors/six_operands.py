@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Operand, OutSharding
+from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
 from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of, summed_labels
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_dot_general
@@ -131,6 +131,10 @@ class DotPlan(Plan):
     twice = (
         "contraction='float' on the layers that are differentiated twice, jax.lax.dot_general for operations"
     )
+
+    @classmethod
+    def of(cls, dims: Dimensions, dtype: DTypeLike, out_sharding: OutSharding = None) -> DotPlan:
+        return cls(Labelling.of(dims), np.dtype(dtype), out_sharding=out_sharding)
 
     def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
         dims, _ = dimensions_of(self.labels.lhs, self.labels.rhs, self.labels.out)

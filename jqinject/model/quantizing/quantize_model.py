@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import jax
 from flax import nnx
 
-from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
+from jqinject.dot.schemes.contraction import Contraction
+from jqinject.dot.schemes.quant_operand import OperandAxes
 from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_fits import check_features, check_random_numbers
 from jqinject.model.caches import check_cache_quantizer
@@ -387,25 +388,25 @@ def initialize(model: nnx.Module, *args: Any, **kwargs: Any) -> None:
     if not isinstance(model, nnx.Module):
         raise TypeError(f"initialize takes an NNX module, got {type(model).__name__}")
     graphdef, state = nnx.split(model, graph=True)
-    recorders: dict[Path, AxesRecorder] = {}
+    recorded: dict[Path, dict[str, OperandAxes]] = {}
 
     def call(state: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         copy = nnx.merge(graphdef, state)
         for path, contraction in _contractions(copy).items():
             # Static, so that copies of the copy, in transformations, have it too.
-            contraction.recorder = recorders[path] = AxesRecorder()
+            contraction.record = recorded.setdefault(path, {}).__setitem__
         copy(*args, **kwargs)
 
     jax.eval_shape(call, state, args, kwargs)
     contractions = _contractions(model)
-    stacked = [path for path, recorder in recorders.items() if recorder.axes and _is_stacked(model, path)]
+    stacked = [path for path, axes in recorded.items() if axes and _is_stacked(model, path)]
     if stacked:
         raise ValueError(
             f"initialize: {'.'.join(map(str, stacked[0]))} belongs to a stack of layers, each of which has a state of "
             "its own.\n  cure: nnx.vmap(lambda layers, x: jqinject.initialize(layers, x), in_axes=(0, None))(layers, x)"
         )
-    for path, recorder in recorders.items():
-        contractions[path].complete(recorder.axes)
+    for path, axes in recorded.items():
+        contractions[path].complete(axes)
 
 
 def _contractions(model: nnx.Module) -> dict[Path, Contraction]:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QEinsum, Scheme
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.quant_operand import OperandAxes
+from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_fits import check_features
 from jqinject.inject import Binding
@@ -101,20 +101,30 @@ def stack_of_layer(layer: Any) -> tuple[int, ...]:
 
 
 def build_op(
-    op: Any, scheme: Any, operands: Mapping[str, OperandAxes], stack: tuple[int, ...], rngs: nnx.Rngs | None
+    kind: type[QuantizedOp],
+    scheme: Any,
+    call: Callable[[Any], object],
+    stack: tuple[int, ...],
+    rngs: nnx.Rngs | None,
+    weight_is_quantized: bool = False,
 ) -> Any:
     """A contraction by a scheme, or a stack of them, each with a stream of its own.
 
     Args:
-        op: its class.
+        kind: its class.
         scheme: the scheme.
-        operands: the axes of the operands whose quantizers keep state.
+        call: calls it, with arrays of the shapes in question.
         stack: the lengths of the leading axes of the stack; empty for one contraction.
         rngs: for quantizers that draw random numbers.
+        weight_is_quantized: whether `w` comes quantized, so that the scheme leaves it as it is.
     """
 
     def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
-        return op(scheme, rngs=rngs, operands=operands)
+        op = kind(scheme, rngs=rngs)
+        if weight_is_quantized:
+            op.scheme = op.scheme.beside_quantized_weight()
+        op.complete_by(call)
+        return op
 
     return build_stacked(build, (), stack, rngs) if stack else build((), rngs)
 
@@ -133,7 +143,7 @@ def scheme_op(
         rngs: for quantizers that draw random numbers.
     """
     spec = SchemeSpec.of(scheme)
-    return build_op(op, scheme, op.operands_of(scheme, _caller(layer, name, spec, stack)), stack, rngs)
+    return build_op(op, scheme, _caller(layer, name, spec, stack), stack, rngs)
 
 
 def _caller(layer: Any, name: str, scheme: SchemeSpec, stack: tuple[int, ...]) -> Callable[[Any], Any]:
