@@ -13,11 +13,12 @@ from jqinject.core.component import InnerModule
 from jqinject.dot.geometry.labels import Labels
 from jqinject.dot.schemes.product_transforms import random_signs, transformed
 from jqinject.dot.schemes.quant_operand import (
+    MODES,
     PARAMETERS,
     OperandAxes,
     QuantOperand,
     assembled,
-    assembled_for_any,
+    sampled,
 )
 from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec
 from jqinject.dot.schemes.scheme_fits import RANDOM_SIGNS, MissingRngsError
@@ -95,7 +96,8 @@ class Contraction(InnerModule):
             call: calls a contraction, with arrays of the shapes in question.
         """
         axes: dict[str, OperandAxes] = {}
-        if any(map(_may_keep_state, self.scheme.both)):
+        samples = [sample for scheme in self.scheme.both for sample in sampled(scheme).values()]
+        if any(sample is None or sample.keeps_state for sample in samples):
             jax.eval_shape(lambda: call(self.recording(axes)))
             self.complete(axes)
 
@@ -109,18 +111,6 @@ class Contraction(InnerModule):
             binding = self.scheme[name]
             if isinstance(binding, Binding) and vars(self)[name] is None:
                 setattr(self, name, self._assembled_here(name, binding, axes))
-
-    def operand(
-        self,
-        name: str,
-        x: LabelledTensor,
-        summed: Labels,
-        *,
-        partner: object = None,
-        in_rows: bool = True,
-    ) -> LabelledTensor:
-        """An operand, quantized if the scheme does; see `quantized`."""
-        return self.quantized(name, x, summed, partner=partner, in_rows=in_rows)[1]
 
     def quantized(
         self,
@@ -244,9 +234,8 @@ class Contraction(InnerModule):
         if self.stream is not None and not self.deterministic:
             rngs = nnx.Rngs()
             rngs.default = self.stream
-        operand = QuantOperand(name, binding, axes, rngs, self._where(name))
-        operand.set_modes(*self.modes)
-        return operand
+        modes = dict(zip(MODES, self.modes, strict=True))
+        return QuantOperand(name, binding, axes, rngs, self._where(name), modes)
 
     def _has_no_state(self, name: str, binding: Binding) -> Exception:
         what = f"{self._where(name)} = {binding.base.__name__} keeps state"
@@ -267,8 +256,3 @@ class Contraction(InnerModule):
                 f"{axes.summed}.\n"
                 "  cure: a module of its own for every layer: dot_general_cls=lambda: QDotGeneral(...)"
             )
-
-
-def _may_keep_state(scheme: SchemeSpec) -> bool:
-    quantizers = [assembled_for_any(name, x) for name, x in scheme.operands if isinstance(x, Binding)]
-    return any(operand is None or operand.keeps_state for operand in quantizers)

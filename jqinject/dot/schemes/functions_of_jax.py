@@ -65,8 +65,7 @@ def dot_general(
         Array([[3.25]], dtype=float32)
     """
     if config is not None:
-        refuse_tensors(lhs, rhs)
-        _refuse_beside_config(contraction=contraction, accumulator_dtype=accumulator_dtype)
+        _check_beside_config(lhs, rhs, contraction, accumulator_dtype)
         by_scheme = QDotGeneral.of_one_call(config, key, "dot_general")
         return by_scheme(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
     return contract(
@@ -110,7 +109,7 @@ def einsum(
         (4, 2)
     """
     if config is not None:
-        refuse_tensors(lhs, rhs)
+        _check_beside_config(lhs, rhs, contraction)
     keywords = {
         "config": config,
         "contraction": contraction,
@@ -167,7 +166,7 @@ def conv_general_dilated(
     windows = window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers
     groups = feature_group_count, batch_group_count
     if config is not None:
-        refuse_tensors(lhs, rhs)
+        _check_beside_config(lhs, rhs, contraction)
         convolve = QConvGeneralDilated.of_one_call(config, key, "conv_general_dilated")
         return convolve(lhs, rhs, *windows, *groups, precision, preferred_element_type)
     dtype = output_dtype(lhs, rhs, preferred_element_type)
@@ -175,21 +174,19 @@ def conv_general_dilated(
     return contract(lhs, rhs, where, numbers=contraction)
 
 
-def _refuse_beside_config(contraction: str, accumulator_dtype: DTypeLike | None) -> None:
-    if contraction == "auto" and accumulator_dtype is None:
-        return
-    argument = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
-    raise TypeError(
-        f"{argument} would have no effect beside config=, which says it itself.\n"
-        "  cure: config_v4(fwd_accumulator_dtype=..., fwd_bits=...)"
-    )
-
-
-def refuse_tensors(lhs: Operand, rhs: Operand) -> None:
-    """Refuse operands that are already quantized."""
+def _check_beside_config(
+    lhs: Operand, rhs: Operand, contraction: str, accumulator_dtype: DTypeLike | None = None
+) -> None:
+    """Refuse operands that are already quantized, and arguments that a configuration decides."""
     for side, x in (("lhs", lhs), ("rhs", rhs)):
         if is_quantized(x):
             raise TypeError(
                 f"{side} is a {type(x).__name__}, which is quantized already, and config= would quantize it again.\n"
                 f"  cure: leave config= out, or pass {side}.value"
             )
+    if contraction != "auto" or accumulator_dtype is not None:
+        argument = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
+        raise TypeError(
+            f"{argument} would have no effect beside config=, which says it itself.\n"
+            "  cure: config_v4(fwd_accumulator_dtype=..., fwd_bits=...)"
+        )

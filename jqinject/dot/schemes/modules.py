@@ -14,10 +14,10 @@ from jqinject.dot.geometry.equation import einsum_op
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import Contraction
-from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec
-from jqinject.dot.schemes.scheme_dot import ExplainedScheme, check_no_transform, explain_scheme
+from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme
+from jqinject.dot.schemes.scheme_fits import check_convolution, check_ragged
 from jqinject.dot.tensors.contract import output_dtype
 from jqinject.dot.tensors.six_operands import ConvolutionPlan, DotPlan, RaggedPlan
 from jqinject.ops.sharding import asked, with_sharding
@@ -212,12 +212,9 @@ class QConvGeneralDilated(QuantizedOp):
     """
 
     @classmethod
-    def _scheme_of(cls, config: SchemeLike) -> SchemeSpec:
-        return super()._scheme_of(config).of_convolution()
-
-    @classmethod
-    def _check_scheme(cls, scheme: SchemeSpec) -> None:
-        check_no_transform(scheme, cls.__name__)
+    def _fitted(cls, scheme: SchemeSpec) -> SchemeSpec:
+        check_convolution(scheme, cls.__name__)
+        return scheme.of_convolution()
 
     def __call__(
         self,
@@ -250,7 +247,7 @@ class QConvGeneralDilated(QuantizedOp):
             batch_group_count,
             dtype=preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype),
             out_sharding=asked(out_sharding, as_array(left), as_array(right)),
-            accumulator_dtype=self.scheme.fprop.accumulator_dtype,
+            accumulator_dtype=self.scheme["accumulator_dtype"],
         )
         y = self._contract(ConvolutionPlan.of(convolution), left, right, unrounded)
         return with_sharding(y, out_sharding)
@@ -272,18 +269,9 @@ class QRaggedDot(QuantizedOp):
     """
 
     @classmethod
-    def _check_scheme(cls, scheme: SchemeSpec) -> None:
-        if any(sums.tiles is not None for sums in (scheme.fprop, scheme.dgrad, scheme.wgrad)):
-            raise ValueError(
-                f"the scheme {scheme.name} cuts sums into pieces (tile_size=), and a ragged contraction is not cut.\n"
-                "  cure: a rule before it that names the parameter, with a scheme without tile_size"
-            )
-        if transform_of(scheme["wgrad_lhs"]) is not None:
-            raise TypeError(
-                f"{scheme.name}.wgrad_lhs declares a pre_transform, which would mix rows of several experts, and each "
-                "has a sum of its own.\n  cure: the scheme without it (hadamard=None), or a rule before it that names "
-                "the parameter"
-            )
+    def _fitted(cls, scheme: SchemeSpec) -> SchemeSpec:
+        check_ragged(scheme)
+        return scheme
 
     def __call__(
         self,

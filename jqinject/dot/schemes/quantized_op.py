@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -29,7 +28,6 @@ from jqinject.dot.schemes.scheme_dot import contract_by_scheme
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
 from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
 from jqinject.dot.tensors.six_operands import Plan
-from jqinject.inject import Binding
 from jqinject.ops import FloatGrid, IntGrid
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, is_quantized, on_integers
 
@@ -171,9 +169,9 @@ class QuantizedOp(Contraction):
         dimension_numbers: object = None,
         rngs: nnx.Rngs | None = None,
     ) -> None:
-        scheme = self._scheme_of(config)
-        for spec in scheme.both:
-            self._check_scheme(spec)
+        scheme = self._fitted(SchemeSpec.of(checked_scheme(config)))
+        if scheme.before is not None:
+            scheme = scheme.replaced(before=self._fitted(scheme.before))
         super().__init__(scheme, type(self).__name__, rngs)
         self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
@@ -200,13 +198,9 @@ class QuantizedOp(Contraction):
         return op
 
     @classmethod
-    def _scheme_of(cls, config: SchemeLike) -> SchemeSpec:
-        """A scheme, as it applies to the operation."""
-        return SchemeSpec.of(checked_scheme(config))
-
-    @classmethod
-    def _check_scheme(cls, scheme: SchemeSpec) -> None:
-        """Refuse a scheme that does not fit the operation, whatever its operands."""
+    def _fitted(cls, scheme: SchemeSpec) -> SchemeSpec:
+        """A scheme, as it applies to the operation; refused if it does not fit, whatever its operands."""
+        return scheme
 
     def _complete_for(
         self, lhs_shape: Sequence[int] | None, rhs_shape: Sequence[int] | None, numbers: object
@@ -233,8 +227,7 @@ class QuantizedOp(Contraction):
     @property
     def quantizes(self) -> tuple[bool, bool]:
         """Whether the left and the right operand have a quantizer in the forward product."""
-        left, right = (isinstance(self.scheme[name], Binding) for name in ("fprop_lhs", "fprop_rhs"))
-        return left, right
+        return "fprop_lhs" in self.scheme.quantizers, "fprop_rhs" in self.scheme.quantizers
 
     def check_freezes(self) -> None:
         """Raise if the right operand cannot be stored for serving.
@@ -243,7 +236,7 @@ class QuantizedOp(Contraction):
             ValueError: the forward contraction is tiled, so scales are not those of the whole operand, or the scheme
                 is still to be switched to.
         """
-        if self.scheme.fprop.tiles is not None:
+        if self.scheme["tile_size"] is not None:
             raise ValueError(
                 "an operand of a forward contraction that is cut into pieces (tile_size=) can't be stored for serving: "
                 "its pieces have scales of their own.\n  cure: a forward contraction without tile_size, or a weight "
@@ -341,7 +334,7 @@ class QuantizedOp(Contraction):
         assert after.before is not None, "a delay has one"
         branches = (
             lambda scheme=scheme: contract_by_scheme(self._in_same_mode(scheme, key), plan, *operands)
-            for scheme in (after.before, replace(after, before=None, delay=0))
+            for scheme in (after.before, after.replaced(before=None, quant_delay_steps=0))
         )
         return jax.lax.cond(left > 0, *branches)
 
