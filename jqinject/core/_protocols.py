@@ -1,6 +1,4 @@
-"""The parts of a quantizer on one page: what each is called with, and what it can be asked.
-
-The architecture of a quantizer on one page.
+"""The architecture of a quantizer on one page: what each of its parts is called with, and what it can be asked.
 
 A quantizer (`TensorQuant`) maps a tensor to a `Quantized`: the quantized numbers in float, the scale, the
 zero point and the grid. It is composed of components, each answering one question:
@@ -20,13 +18,10 @@ Stateful ones are `nnx.Module`s, as is a `Component` with Variables (`component.
 protocol can be used, built by hand or wired by name. Make your own stateless classes frozen dataclasses, so that
 identical layers compile once.
 
-Components describe themselves by the facts below.
-
 Intermediate results are float32; `Quantized.value` has the dtype of `x`. `value = (integer - zero_point) * scale`.
 
-Facts that components state about themselves, and their defaults.
-
-Ask here instead of checking the class, so that custom components work like the library's. Facts are static.
+Components state facts about themselves, which the functions below ask for and have defaults of. Ask here instead of
+checking the class, so that custom components work like the library's. Facts are static.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Clamp numbers and minifloats, and other functions without parameters.
+"""Components that clamp, and other functions as components: frozen, compared by value.
 
-Clamping components: `tensor_clamp_impl(x, min_val, max_val)`, and clamps with fixed bounds.
-
-Clamping to the range of a minifloat.
-
-Functions as components: frozen, compared by value.
+`tensor_clamp_impl(x, min_val, max_val)` clamps integers to bounds that it is called with, or to bounds of its own;
+`FloatClamp` clamps to the range of a minifloat.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Round steps to integers: fixed, stochastic and learned rounding, and gradient masks.
+"""Components that round, `float_to_int_impl(x)`: floats to whole numbers, with gradient 1.
 
-Rounding components: `float_to_int_impl(x)` turns floats into whole numbers, with gradient 1.
-
-Learned rounding: each weight learns whether to round up or down (AdaRound).
-
-`LearnedRoundSte` holds a parameter `value` of the weight's shape, interpreted by one of:
+By learned rounding (AdaRound) each weight learns whether to go up or down. `LearnedRoundSte` holds a parameter `value`
+of the weight's shape, interpreted by one of:
 
 | class                     | p                                                     | training       | evaluation      |
 |---------------------------|-------------------------------------------------------|----------------|-----------------|
@@ -12,10 +9,9 @@ Learned rounding: each weight learns whether to round up or down (AdaRound).
 | `LearnedRoundSigmoid`     | `sigmoid(value / temperature)`                        | `floor(x) + p` | `value > 0`     |
 | `LearnedRoundIdentity`    | `clip(value, -1/2, 1/2)`                              | `round(x + p)` | the same        |
 
-Which numbers a quantizer passes a gradient to: `gradient_mask_impl(steps, rounded)`.
-
-A mask replaces the rule of the clamp. It sees a number in steps of its scale before and after rounding; the gradient
-goes to the number where the mask is True, and nowhere else.
+A gradient mask, `gradient_mask_impl(steps, rounded)`, replaces the rule of the clamp. It sees a number in steps of its
+scale before and after rounding; the gradient goes to
+the number where the mask is True, and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Variables of quantizers, the record that joins them, and warnings about state.
-
-The kinds of quantizer state, and how they are made.
+"""The Variables of quantizers, and warnings of state that never saw data or that nothing keeps.
 
 | class        | holds                                | who changes it                                    |
 |--------------|--------------------------------------|---------------------------------------------------|
@@ -15,7 +13,7 @@ for batch normalization skip it. Floats are float32, never weakly typed, so that
 retrace a compiled step. Counters are float32 too, because NNX's tree mode differentiates all that a model holds. They
 are exact to 2^24 and stay there: a mean of that many batches is final, and nothing is collected or delayed for longer.
 
-Several arrays in one Variable: NNX handles every Variable at each call of a compiled function.
+A record is one Variable with several arrays, because NNX handles every Variable at each call of a compiled function:
 
     class Mean(nnx.Module):
         counter, total = Part(), Part()
@@ -25,10 +23,6 @@ Several arrays in one Variable: NNX handles every Variable at each call of a com
 
 A part is read and written like a Variable: `mean.counter.get_value()`, `mean.counter.set_value(...)`,
 `mean.counter[...]`. Its state path is `record.counter`; a memory also loads `counter`.
-
-Warnings about ranges that never saw data.
-
-Warnings about what quantizers record and nothing keeps.
 """
 
 from __future__ import annotations
@@ -193,7 +187,7 @@ def kind_of(variable: object) -> type:
     return type(variable.record if isinstance(variable, RecordPart) else variable)
 
 
-def flat_parts(state: nnx.State) -> list[tuple[tuple[Any, ...], Any]]:
+def flat_parts(state: nnx.State[Any, Any]) -> list[tuple[tuple[Any, ...], Any]]:
     """The readable and writable items of an `nnx.State`, by path: Variables, parts of records, and arrays."""
     parts: list[tuple[tuple[Any, ...], Any]] = []
     for path, leaf in nnx.to_flat_state(state):

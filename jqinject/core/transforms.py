@@ -1,12 +1,10 @@
-"""Transforms of a tensor before it is quantized: channel scales, permutations, rotations.
+"""Transforms of a tensor before it is quantized: invertible linear maps of the features that one contraction sums over.
 
-What a transform is: an invertible linear map of the features that one contraction sums over.
-
-Transforms that take channels one by one: a factor for each, or another order.
-
-The Hadamard transform of all channels, or of blocks of them.
-
-A transform by a matrix of its own, whose inverse is its transpose.
+| transform | of the channels |
+|---|---|
+| by a factor, by a permutation | each, or their order |
+| Hadamard | all, or blocks of them |
+| by a matrix | all; orthogonal, so that its transpose undoes it |
 """
 
 from __future__ import annotations

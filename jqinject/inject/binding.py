@@ -1,6 +1,6 @@
 """`Binding`: an injector and its overrides as one frozen value, fit for the static part of a module."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, final
 
@@ -40,6 +40,8 @@ class Binding:
     """
 
     __slots__ = ("__weakref__", "_hash", "_key", "base", "injector", "overridden", "overrides")
+    _hash: int
+    _key: Hashable
     base: Any
     overrides: Mapping[str, Any]
     injector: Any

@@ -31,7 +31,7 @@ _PYTHONS_OWN = frozenset(
     )
 )
 _Injector = TypeVar("_Injector", bound="ExtendedInjector")
-_NOTHING_DECLARED = {
+_NOTHING_DECLARED: dict[str, object] = {
     "__dependencies__": {},
     "__declared__": {},
     "__defaults__": False,

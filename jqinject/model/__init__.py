@@ -3,6 +3,8 @@
 from jqinject.model.caches import quantized_cache as quantized_cache
 from jqinject.model.calibration import CalibrationReport as CalibrationReport
 from jqinject.model.calibration import calibrate as calibrate
+from jqinject.model.compiled_model import CompiledModel as CompiledModel
+from jqinject.model.compiled_model import compiled as compiled
 from jqinject.model.freezing import NothingFrozenWarning as NothingFrozenWarning
 from jqinject.model.freezing import freeze as freeze
 from jqinject.model.freezing import unfreeze as unfreeze
@@ -27,8 +29,6 @@ from jqinject.model.quantizing.quantize_model import quantize as quantize
 from jqinject.model.quantizing.rules import Rule as Rule
 from jqinject.model.quantizing.rules_report import RulesReport as RulesReport
 from jqinject.model.quantizing.rules_report import rules_report as rules_report
-from jqinject.model.serving.compiled_model import CompiledModel as CompiledModel
-from jqinject.model.serving.compiled_model import compiled as compiled
 from jqinject.model.state.load_frozen import LowBits as LowBits
 from jqinject.model.state.load_frozen import load_frozen as load_frozen
 from jqinject.model.state.loading import LoadReport as LoadReport

@@ -72,9 +72,7 @@ class IntegerConvolution:
         left = replace(left, integers=self._integers(left.integers, lhs))
         gradient = None
         if self.grad_quant is not None and self.grad_quant.makes_integers:
-            out = jax.eval_shape(
-                partial(convolution.numbers, dtype=dtype), lhs, jnp.zeros(rhs.shape, lhs.dtype)
-            )
+            out = jax.eval_shape(convolution, lhs, jnp.zeros(rhs.shape, lhs.dtype))
             form = self.grad_quant.gradient_format(out)
             gradient = None if form is None else form.in_one()
         y, self.token = integer_conv(convolution, left, right, gradient)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jqinject.core import AbsMaxRange, FixedRange, MinMaxRange
 from jqinject.model import Rule
-from jqinject.program import Choice, Operation, Site, Tracked, other_axes
+from jqinject.program import Choice, Operation, Policy, Site, Tracked, other_axes
 from jqinject.quant.integer.calibrated_int import CalibratedAct
 
 Range = tuple[float, float]
@@ -18,7 +18,7 @@ class UnknownOperationError(ValueError):
 
 
 @dataclass(frozen=True)
-class OdmlPolicy:
+class OdmlPolicy(Policy):
     """Quantizes every operation; outputs late, so that operations that a device fuses stay together.
 
     Attributes:
@@ -38,11 +38,6 @@ class OdmlPolicy:
     flattens_weights: bool = False
 
     delayed = True
-    follows_parameters = False
-
-    def is_leaf(self, module: object) -> bool:
-        """See `Policy`."""
-        return False
 
     def choose(
         self, path: str, operation: Operation, weight_path: tuple[str | int, ...] = (), name: str = ""
@@ -55,9 +50,6 @@ class OdmlPolicy:
                     return None
                 return Choice(weight, act, act, dynamic=act is not None and is_dynamic(act))
         return None
-
-    def cache_quantizer(self, path: str, cache: str) -> None:
-        """Caches stay float."""
 
     def unknown(self, path: str, name: str) -> None:
         """See `Policy`."""

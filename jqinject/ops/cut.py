@@ -1,8 +1,5 @@
-"""Groups that cross the shards of a tensor, and warnings of gathering.
-
-Warnings of sharded tensors that are gathered.
-
-Groups whose elements lie on several devices: reduced, and quantized, without moving them.
+"""Groups whose elements lie on several devices: reduced and quantized without moving them; and warnings of tensors that
+are gathered nevertheless.
 """
 
 from __future__ import annotations

@@ -18,16 +18,16 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
-from jqinject.ops.lean import choose
+from jqinject.ops.lean import choose, number_format
 from jqinject.ops.processes import one_program
-from jqinject.ops.ste import Primals, Tangents, nearest, with_gradient_of
+from jqinject.ops.ste import Primals, Tangents, custom_jvp, nearest, with_gradient_of
 
-LARGEST = float(jnp.finfo(jnp.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 Offset = jax.Array | None
 
 
@@ -36,7 +36,7 @@ def _bound(bound: ArrayLike, x: jax.Array) -> jax.Array:
     return jnp.asarray(bound, dtype=x.dtype)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
+@custom_jvp(0)
 def _clamp(straight: bool, x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     return bounded(x, low, high)
 
@@ -139,7 +139,7 @@ def signed_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
 Compute = Callable[..., Any]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+@custom_jvp(0, 1)
 def _within(compute: Compute, to_range: bool, x: jax.Array, ends: tuple[jax.Array, ...], others: Any) -> Any:
     return compute(x, *others)
 
@@ -252,7 +252,7 @@ def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
     return x / bounded(x, divisor, divisor)  # the divisor for every number, nan for nan
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+@custom_jvp(0, 1, 2)
 def to_scale(floor: float, of_magnitude: bool, steps: float | None, x: jax.Array, divisor: Any) -> jax.Array:
     """`max(x, floor) / steps`, correctly rounded in every program (see `divide`); the gradient passes the maximum.
 
@@ -316,7 +316,7 @@ def in_range_of(value: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Arr
         >>> float(in_range_of(jnp.float32(-65760.0), jnp.float32(513.75), jnp.float16))
         -65504.0
     """
-    largest = float(jnp.finfo(dtype).max)
+    largest = float(number_format(dtype).max)
     if largest < 1e38:
         inside = jnp.where(jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
         value = with_gradient_of(value, inside)

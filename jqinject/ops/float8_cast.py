@@ -1,8 +1,4 @@
-"""Cast to 8-bit floats, and exponents that a group shares.
-
-8-bit floats: their range, and conversion of arrays to them.
-
-The exponent of the power of two that a block of minifloats shares, from the block's largest magnitude.
+"""Cast arrays to 8-bit floats and back, and find the exponent of the power of two that a block of minifloats shares.
 
 | function | exponent |
 |---|---|
@@ -22,14 +18,17 @@ cuBLAS, "1D block scaling" (round up).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops.lean import number_format
 from jqinject.ops.minifloat import float_steps, from_float_steps
 from jqinject.ops.power import divide, integer_power
 from jqinject.ops.ste import with_gradient_of
@@ -84,8 +83,8 @@ def cast_to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     """As `to_float8`, for where the gradient is cut already."""
     # To bfloat16 explicitly: a compiler may remove a cast to it and back.
     to_bfloat16 = partial(jax.lax.reduce_precision, exponent_bits=8, mantissa_bits=7)
-    rounded = to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
-    largest = float(jnp.finfo(dtype).max)
+    rounded: Callable[..., jax.Array] = to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
+    largest = float(number_format(dtype).max)
     numbers = x.astype(jnp.float32)
     scale = rounded(scale)
     quotient = divide(numbers, scale) if scale.size == x.size else numbers * jax.lax.integer_pow(scale, -1)
@@ -106,7 +105,7 @@ def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> from_float8(jnp.array([57344.0, jnp.inf], jnp.float8_e5m2), jnp.float32(2), jnp.float16).tolist()
         [65504.0, inf]
     """
-    steps, largest = payload.astype(jnp.float32), float(jnp.finfo(dtype).max)
+    steps, largest = payload.astype(jnp.float32), float(number_format(dtype).max)
     product = steps * scale
     value = jax.lax.clamp(-largest, product, largest)
     if payload.dtype == _WITH_INF:
@@ -129,7 +128,7 @@ def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     return FloatGrid.of_dtype(dtype).cast(x.astype(jnp.float32) / scale)
 
 
-def float8_factor(amax: jax.Array, largest: float, dtype: object, power_of_two: bool) -> jax.Array:
+def float8_factor(amax: jax.Array, largest: float, dtype: DTypeLike, power_of_two: bool) -> jax.Array:
     """`largest / amax`, float32; if that overflows, the largest number of `dtype`; or the power of two below.
 
     Args:
@@ -143,7 +142,7 @@ def float8_factor(amax: jax.Array, largest: float, dtype: object, power_of_two: 
         Array(128., dtype=float32)
     """
     factor = divide(jnp.float32(largest), amax)
-    factor = jnp.where(jnp.isinf(factor), float(jnp.finfo(dtype).max), factor)
+    factor = jnp.where(jnp.isinf(factor), float(number_format(dtype).max), factor)
     if not power_of_two:
         return factor
     exponent = jax.lax.bitcast_convert_type(factor, jnp.int32) & jnp.int32(0x7F800000)
@@ -168,7 +167,7 @@ def quantize_by_factor(
         Array(448, dtype=float8_e4m3fn)
     """
     numbers = jax.lax.stop_gradient(x).astype(jnp.float32)
-    largest = float(jnp.finfo(q_dtype).max)
+    largest = float(number_format(q_dtype).max)
     payload = FloatGrid.of_dtype(q_dtype).encode(jnp.clip(numbers * factor, -largest, largest))
     value = divide(payload.astype(jnp.float32), jnp.broadcast_to(factor, numbers.shape))
     value = jnp.where(jnp.isinf(numbers), numbers, value)

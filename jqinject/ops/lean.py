@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.core
@@ -15,6 +15,16 @@ from jqinject.ops.sharding import sharded_as, varying_with
 
 Bits = int | jax.Array
 """A bit width: an int if it is constant, an array if it is learned."""
+
+
+def number_format(dtype: DTypeLike) -> Any:
+    """`jnp.finfo` of a float dtype, narrow ones included: `max`, `tiny`, `bits` and so on.
+
+    Example:
+        >>> float(number_format(jnp.float8_e4m3fn).max)
+        448.0
+    """
+    return jnp.finfo(dtype)
 
 
 def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.ops.lean import Bits
+from jqinject.ops.lean import Bits, number_format
 from jqinject.ops.power import divide, exp2, integer_power, log2, power
-from jqinject.ops.ste import Primals, Tangents, with_gradient_of
+from jqinject.ops.ste import Primals, Tangents, custom_jvp, with_gradient_of
 
-_TINY = float(jnp.finfo(jnp.float32).tiny)
-_LARGEST = float(jnp.finfo(jnp.float32).max)
+_TINY = float(np.finfo(np.float32).tiny)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def exponent_of(x: jax.Array) -> jax.Array:
@@ -55,7 +54,7 @@ def float_step(x: jax.Array, mantissa_bit_width: Bits, exponent_bias: Any) -> ja
     return exp2(jnp.where(exponent < least, least, exponent))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+@custom_jvp(0, 1)
 def _constant_step(mantissa: int, bias: int, x: jax.Array) -> jax.Array:
     """`float_step` of constant widths, by exponent bits."""
     exponent = (jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32) >> 23) - 127
@@ -142,7 +141,7 @@ def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: DTypeLike) -> ja
         [65504.0, inf]
     """
     value = steps * scale
-    largest = float(jnp.finfo(dtype).max)
+    largest = float(number_format(dtype).max)
     inside = jnp.where(jnp.isfinite(steps) & jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
     return with_gradient_of(value, inside).astype(dtype)
 

@@ -1,6 +1,4 @@
-"""Report what a backward pass saw; state of layers under vmap.
-
-Statistics from inside a mapped function or a backward pass.
+"""Report statistics from inside of a backward pass or a mapped function.
 
 JAX has one sound channel out of a backward pass: cotangents. A gradient quantizer therefore takes a *slot* (zeros) as
 an argument and returns its statistic as the slot's cotangent. Cotangents of one value add. A slot adds by maximum
@@ -18,6 +16,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from jqinject.ops.sharding import extreme_over, names_of, varying_axes
+from jqinject.ops.ste import Primals, Tangents
 
 SLOT_SIZE = 2
 """What the last axis of a slot reports: the largest magnitude, and the scale that was used; 0 if there was none."""
@@ -77,7 +76,9 @@ def mapped_beside(x: jax.Array, holder: jax.Array) -> jax.Array:
     return mapped_with(x, holder)
 
 
-mapped_beside.defjvp(lambda primals, tangents: (mapped_beside(*primals), tangents[0]))
+@mapped_beside.defjvp
+def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, Any]:
+    return mapped_beside(*primals), tangents[0]
 
 
 def over_axis(statistic: jax.Array, axis_name: Hashable, holder: jax.Array) -> jax.Array:
@@ -106,6 +107,10 @@ def fork(slot: jax.Array) -> tuple[jax.Array, jax.Array]:
     return slot, slot
 
 
+def _fork_fwd(slot: Any) -> tuple[tuple[jax.Array, jax.Array], None]:
+    return (slot.value, slot.value), None
+
+
 def _fork_bwd(_: None, cotangents: tuple[Any, Any]) -> tuple[Any]:
     used = [cotangent for cotangent in cotangents if not isinstance(cotangent, SymbolicZero)]
     if len(used) < 2:  # there are no later uses
@@ -114,4 +119,4 @@ def _fork_bwd(_: None, cotangents: tuple[Any, Any]) -> tuple[Any]:
     return (jax.lax.convert_element_type(jnp.maximum(mine, rest), used[0].dtype),)
 
 
-fork.defvjp(lambda slot: ((slot.value, slot.value), None), _fork_bwd, symbolic_zeros=True)
+fork.defvjp(_fork_fwd, _fork_bwd, symbolic_zeros=True)

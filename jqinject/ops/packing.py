@@ -22,6 +22,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jqinject.ops.grid import Grid
+from jqinject.ops.lean import number_format
+from jqinject.ops.ste import Primals, Tangents
 
 
 def is_low_bit(dtype: DTypeLike) -> bool:
@@ -31,7 +33,7 @@ def is_low_bit(dtype: DTypeLike) -> bool:
         >>> is_low_bit(jnp.float8_e4m3fn), is_low_bit(jnp.float4_e2m1fn), is_low_bit(jnp.bfloat16), is_low_bit(jnp.int8)
         (True, True, False, False)
     """
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and number_format(dtype).bits < 16
 
 
 @jax.tree_util.register_dataclass
@@ -70,12 +72,16 @@ def as_bits(tree: object) -> LowBitTree:
         Array([448], dtype=float8_e4m3fn)
     """
     dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(tree))
-    return LowBitTree(jax.tree.map(lambda x: _as_dtype(x, _integers_of(x.dtype)), tree), dtypes)
+
+    def in_bits(x: jax.Array) -> jax.Array:
+        return _as_dtype(x, _integers_of(x.dtype))
+
+    return LowBitTree(jax.tree.map(in_bits, tree), dtypes)
 
 
 def _integers_of(dtype: DTypeLike) -> Any:
     """The unsigned integers as wide as a low-bit float dtype; any other dtype itself."""
-    return np.dtype(f"uint{jnp.finfo(dtype).bits}") if is_low_bit(dtype) else dtype
+    return np.dtype(f"uint{number_format(dtype).bits}") if is_low_bit(dtype) else dtype
 
 
 def _as_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -95,7 +101,9 @@ def _with_first_gradient_of(value: jax.Array, x: jax.Array) -> jax.Array:
     return value
 
 
-_with_first_gradient_of.defjvp(lambda primals, tangents: (primals[0], tangents[1]))
+@_with_first_gradient_of.defjvp
+def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, Any]:
+    return primals[0], tangents[1]
 
 
 def saved(

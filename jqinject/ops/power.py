@@ -1,11 +1,7 @@
-"""Powers, logarithms and quotients that are exact where they can be; ranges of integers.
-
-Arithmetic that gives the same numbers in every program.
+"""Arithmetic that gives the same numbers in every program, and the integers of a bit width.
 
 Powers of two and logarithms are exact if the true result is representable, unlike `jnp.exp2`, `jnp.log2`. Quotients are
-correctly rounded.
-
-Integer ranges of a bit width.
+correctly rounded. A sum has a fixed order of additions.
 
 | signed | narrow_range | min_int        | max_int        | b = 8       | b = 4      |
 |--------|--------------|----------------|----------------|-------------|------------|
@@ -13,8 +9,6 @@ Integer ranges of a bit width.
 | yes    | yes          | -2**(b-1) + 1  | 2**(b-1) - 1   | -127 .. 127 | -7 .. 7    |
 | no     | no           | 0              | 2**b - 1       | 0 .. 255    | 0 .. 15    |
 | no     | yes          | 0              | 2**b - 2       | 0 .. 254    | 0 .. 14    |
-
-A sum in a fixed order of additions, so that its rounding is the same everywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +19,6 @@ from operator import add
 from typing import Any, TypeVar, cast
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
@@ -63,7 +56,7 @@ def _exp2(x: jax.Array) -> jax.Array:
 
 
 @_exp2.defjvp
-def _(primals, tangents):
+def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
     y = _exp2(*primals)
     return y, y * _LN2 * tangents[0]
 
@@ -97,7 +90,7 @@ def _log2(x: jax.Array) -> jax.Array:
 
 
 @_log2.defjvp
-def _(primals, tangents):
+def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
     (x,), (t,) = primals, tangents
     return _log2(x), t / (x * _LN2)
 

@@ -1,13 +1,9 @@
-"""Arrays that span processes, and computing on one device.
+"""Arrays of several processes read on the host, and functions that are compiled as a whole or for a single device.
 
-Arrays that span the processes of a distributed program, read on the host.
+No process holds all of an array that spans processes, and all of them must run the same programs in the same order:
+every process must call these functions, and no decision may depend on what only one process knows.
 
-No process holds all of such an array, and all processes must run the same programs in the same order: every process
-must call these functions, and no decision may depend on what only one process knows.
-
-A function that runs as one program when it is called eagerly.
-
-Two ways to compute the same: one for a program on a single device, one that XLA can partition and export.
+What runs on a single device (`on_one_device`) has a second form, which XLA can partition and export.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
-import jax.core
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.extend.core import Primitive, jaxpr_as_fun
@@ -163,8 +158,16 @@ def _lowered(
     return mlir.lower_fun(alone, multiple_results=False)(ctx, *arrays)
 
 
-ONE_DEVICE.def_impl(lambda *arrays, alone, otherwise, **_: eagerly(alone, otherwise, *arrays))
-ONE_DEVICE.def_abstract_eval(lambda *arrays, program, **_: program.out_avals[0])
+@ONE_DEVICE.def_impl
+def _(*arrays: jax.Array, alone: Compute, otherwise: Compute, **_: object) -> jax.Array:
+    return eagerly(alone, otherwise, *arrays)
+
+
+@ONE_DEVICE.def_abstract_eval
+def _(*arrays: object, program: Any, **_: object) -> Any:
+    return program.out_avals[0]
+
+
 batching.primitive_batchers[ONE_DEVICE] = _mapped
 mlir.register_lowering(ONE_DEVICE, _lowered)
 

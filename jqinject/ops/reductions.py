@@ -1,8 +1,4 @@
-"""Reduce over axes, groups, devices and mapped axes, and the derivatives of extremes.
-
-The axes that a statistic reduces: those of a tensor, and mapped axes that it is distributed over.
-
-Statistics of a tensor in two parts: the reduction, and its derivative.
+"""Reduce a tensor over axes, groups, devices and mapped axes; the reduction and its derivative are apart.
 
 A statistic that is needed only during calibration is computed under `jax.lax.cond`. Differentiating *through* the
 `cond` would write a gradient as large as the tensor, all zeros, in every later step. So the reduction (`kth_smallest`,
@@ -30,6 +26,7 @@ from jqinject.ops.cut import Cut
 from jqinject.ops.lean import choose
 from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import Names, extreme_over, place_over, places_over, sharded_as, sum_over
+from jqinject.ops.ste import Primals, Tangents
 
 Axes = int | tuple[int, ...] | Cut | None
 Tensors = jax.Array | tuple[jax.Array, ...]
@@ -162,14 +159,18 @@ def magnitude(x: jax.Array) -> jax.Array:
 
 
 @magnitude.defjvp
-def _(primals, tangents):
+def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, Any]:
     (x,), (tangent,) = primals, tangents
     return magnitude(x), change_of_magnitude(x, tangent)
 
 
 def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
     """The change of `magnitude(x)` when `x` changes by `dx`."""
-    return map_tensors(lambda x, dx: jax.lax.sign(x) * dx, x, dx)
+
+    def change(x: jax.Array, dx: jax.Array) -> jax.Array:
+        return jax.lax.sign(x) * dx
+
+    return map_tensors(change, x, dx)
 
 
 @one_program("over")
@@ -203,11 +204,11 @@ def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
         position: the result of `locate`.
         over: the searched axes.
     """
-    return over.sum(
-        map_tensors(
-            lambda dx, place: choose(place == position.astype(place.dtype), dx, 0.0), dx, over.positions(dx)
-        )
-    )
+
+    def change(dx: jax.Array, place: jax.Array) -> jax.Array:
+        return choose(place == position.astype(place.dtype), dx, 0.0)
+
+    return over.sum(map_tensors(change, dx, over.positions(dx)))
 
 
 def rank_high(percentile: float, size: int) -> int:
@@ -273,10 +274,14 @@ def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
 
     def next_bit(i: jax.Array, prefix: jax.Array) -> jax.Array:
         candidate = prefix | (top >> i.astype(jnp.uint32))
-        below = map_tensors(lambda keys: (keys < candidate).astype(jnp.int32), keys)
+
+        def is_below(keys: jax.Array) -> jax.Array:
+            return (keys < candidate).astype(jnp.int32)
+
+        below = map_tensors(is_below, keys)
         return jnp.where(over.sum(below, (top < candidate).astype(jnp.int32)) < k, candidate, prefix)
 
-    key = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))
+    key: jax.Array = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))
     return jax.lax.bitcast_convert_type(jnp.where(key >= top, key & ~top, ~key), jnp.float32)
 
 

@@ -1,8 +1,5 @@
-"""Axes of meshes: explicit sharding and mapped axes.
-
-Arrays sharded along explicit axes of a mesh, for which JAX leaves the result's sharding to the caller.
-
-Reductions over the axes of `shard_map`, `pmap` and `vmap`, by name.
+"""Arrays sharded along explicit axes of a mesh, whose results JAX leaves to the caller to shard, and reductions over
+the axes of `shard_map`, `pmap` and `vmap`, by name.
 """
 
 from __future__ import annotations

@@ -1,21 +1,18 @@
-"""Round with a straight-through gradient, and derivatives that exist backward only.
-
-Functions whose backward pass differs from their forward pass.
+"""Functions whose backward pass differs from their forward pass.
 
 A *straight-through* function changes values (it rounds, clamps or takes a sign) and passes the gradient on as
 if it had not. All of them are `jax.custom_jvp` functions, so they work in forward and reverse mode and under
 `jax.jit`, `jax.vmap` and `jax.checkpoint`, and they leave only elementwise operations for the compiler to fuse.
-
-Functions whose derivative has no derivative, or exists only in reverse mode.
+Other functions here have no second derivative, or a derivative in reverse mode alone, and say so in an error.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +21,24 @@ from jax.typing import ArrayLike, DTypeLike
 from jqinject.ops.sharding import is_split
 
 Elementwise = Callable[[ArrayLike], jax.Array]
+R = TypeVar("R")
 Primals = tuple[Any, ...]
 Tangents = tuple[Any, ...]
 """Arguments of a derivative rule: arrays, or pytrees of them; tangents may be `SymbolicZero`s."""
+
+
+def custom_jvp(*static: int) -> Callable[[Callable[..., R]], jax.custom_jvp[R]]:
+    """`jax.custom_jvp` as a decorator, with the places of the arguments that are not differentiated.
+
+    Example:
+        >>> @custom_jvp(1)
+        ... def plus(x, step):
+        ...     return x + step
+        >>> _ = plus.defjvp(lambda step, primals, tangents: (plus(*primals, step), 2 * tangents[0]))
+        >>> float(jax.grad(plus)(1.0, 0.5))
+        2.0
+    """
+    return partial(jax.custom_jvp, nondiff_argnums=static)
 
 
 def straight_through(function: Callable[[jax.Array], jax.Array]) -> Elementwise:
@@ -48,8 +60,16 @@ def straight_through(function: Callable[[jax.Array], jax.Array]) -> Elementwise:
     """
 
     forward = jax.custom_jvp(function)
-    forward.defjvp(lambda primals, tangents: (forward(*primals), tangents[0]))
-    return wraps(function)(lambda x: forward(jnp.asarray(x)))  # a function, so that it pickles by its name
+
+    @forward.defjvp
+    def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, Any]:
+        return forward(*primals), tangents[0]
+
+    @wraps(function)
+    def rounded(x: ArrayLike) -> jax.Array:  # a function, so that it pickles by its name
+        return forward(jnp.asarray(x))
+
+    return rounded
 
 
 nearest = partial(jax.lax.round, rounding_method=jax.lax.RoundingMethod.TO_NEAREST_EVEN)
@@ -166,7 +186,7 @@ def abs_binary_sign_grad(x: ArrayLike) -> jax.Array:
 
 
 @abs_binary_sign_grad.defjvp
-def _(primals, tangents):
+def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
     (x,), (t,) = primals, tangents
     return abs_binary_sign_grad(x), jax.lax.select(x >= 0, t, -t)
 
@@ -192,7 +212,9 @@ def with_gradient_of(source: jax.Array, value: jax.Array) -> jax.Array:
     return value
 
 
-with_gradient_of.defjvp(lambda primals, tangents: (with_gradient_of(*primals), tangents[0]))
+@with_gradient_of.defjvp
+def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, Any]:
+    return with_gradient_of(*primals), tangents[0]
 
 
 @jax.custom_jvp
@@ -213,7 +235,7 @@ def with_gradient_where(x: jax.Array, value: jax.Array, mask: jax.Array) -> jax.
 
 
 @with_gradient_where.defjvp
-def _(primals, tangents):
+def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
     y, mask, tangent = with_gradient_where(*primals), primals[2], tangents[0]
     if mask.ndim == 0 or is_split(mask):
         return y, jnp.where(mask, tangent, 0)
@@ -273,7 +295,7 @@ def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.flo
     return ((drawn.reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-16).astype(dtype)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
+@custom_jvp(1)
 def first_order(x: jax.Array, what: str) -> Any:
     """`x`, which must not be differentiated: for arrays that only a second derivative would differentiate.
 
@@ -300,7 +322,7 @@ def _refuse(what: str, primals: Primals, tangents: Tangents) -> Any:
 
 
 @contextmanager
-def backward_only(what: str) -> Iterator[None]:
+def backward_only(what: str) -> Generator[None]:
     """Explain the error of forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) in a function with a reverse rule.
 
     Args:

@@ -40,7 +40,7 @@ from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import dotted as dotted
 from jqinject.program.policy import other_axes as other_axes
-from jqinject.program.quantizers import AsWritten as AsWritten
+from jqinject.program.quantizers import HeldQuantizers as HeldQuantizers
 from jqinject.program.quantizers import Quantizers as Quantizers
 from jqinject.program.quantizers import contract_by as contract_by
 from jqinject.program.quantizers import quantized_stack as quantized_stack

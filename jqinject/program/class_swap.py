@@ -127,21 +127,3 @@ def intercept(layer: nnx.Module, around: Around, method: str = "__call__") -> No
     setattr(layer, attribute, (*(others or ()), around))
     if others is None:
         change_class(layer, derived_class(type(layer), _Intercepted, method))
-
-
-def release(layer: nnx.Module, kind: type[Around], method: str = "__call__") -> None:
-    """Remove the interceptors of a class from a method; has no effect if there are none.
-
-    Args:
-        layer: the module.
-        kind: the class of interceptors to remove.
-        method: the intercepted method.
-    """
-    attribute = _attribute(method)
-    arounds = vars(layer).get(attribute, ())
-    others = tuple(around for around in arounds if not isinstance(around, kind))
-    if others:
-        setattr(layer, attribute, others)
-    elif arounds:
-        delattr(layer, attribute)
-        change_class(layer, type(layer)._base_class)  # pyright: ignore[reportAttributeAccessIssue]

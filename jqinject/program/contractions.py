@@ -164,7 +164,9 @@ class _Contraction:
             note_use(run, self.choice, self.name, kind, used, summed, eqn, operand, free, mapped=mapped)
         elif lhs.is_activation and rhs.is_activation:
             by = (name_of_quantizer(run, self.choice, self.name, x) for x in operands)
-            run.products.append(ActivationProduct(run.names.full(self.name), kind, *by, equation=eqn))
+            run.recorded.products.append(
+                ActivationProduct(run.names.full(self.name), kind, *by, equation=eqn)
+            )
 
     def _by_scheme(self, choice: Choice, operands: Sequence[Tracked]) -> Contracted:
         """The contraction by a scheme, which quantizes its operands itself; a parameter comes quantized.
@@ -211,7 +213,7 @@ class _Contraction:
         x, low_rank = self._floats(1 - weight), used.low_rank
         name = run.names.full(self.name)
         names = (name, low_rank.lookup) if low_rank.lookup else (name,)
-        run.adapted.update((used.weight_path, place) for place in names)
+        run.recorded.adapted.update((used.weight_path, place) for place in names)
         if low_rank.dropout:
             x = run.quantizers.quantize(run.add(Site(low_rank.dropout, None)), x)
         update = low_rank.contracted(self.step.eqn, x, weight, self.rest, shape_of(used), self.evaluate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import nnx
@@ -15,47 +15,12 @@ from jqinject.program.class_swap import original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.kept_state import of_model
 from jqinject.program.moves import AxesInParameter
-from jqinject.program.policy import ActivationProduct, Occurrence, Policy, Site, SiteNames, WeightUse
+from jqinject.program.policy import FoundSites, Occurrence, Policy, Site, SiteNames
 from jqinject.program.quantizers import Finder, Quantizers
 from jqinject.program.trace import Program, trace
 from jqinject.program.tracked_value import Path, Tracked, shape_of
 
 HELD = "op_quant"
-
-
-class FoundSites(NamedTuple):
-    """What a call of a model quantizes.
-
-    Attributes:
-        sites: name -> site of a tensor.
-        uses: where parameters are contracted or looked up.
-        products: contractions of two activations.
-        adapted: the path of a parameter and the name of a contraction that its adapter takes part in, or of a look-up
-            whose rows are then contracted.
-        same: name of a site of one method -> its name in the program of an earlier one, of which it is a part.
-        occurrences: operations and layers, in order.
-    """
-
-    sites: dict[str, Site]
-    uses: list[WeightUse]
-    products: list[ActivationProduct]
-    adapted: set[tuple[Path, str]]
-    same: dict[str, str] = {}
-    occurrences: Sequence[Occurrence] = ()
-
-    def renamed(self, same: Mapping[str, str]) -> FoundSites:
-        """The same, where sites have the names that `same` has for them."""
-
-        def full(name: str) -> str:
-            return same.get(name, name)
-
-        return self._replace(
-            sites={full(name): replace(site, name=full(name)) for name, site in self.sites.items()},
-            uses=[replace(use, beside=full(use.beside)) for use in self.uses],
-            products=[
-                replace(product, lhs=full(product.lhs), rhs=full(product.rhs)) for product in self.products
-            ],
-        )
 
 
 def names_of(model: nnx.Module, call: Call) -> SiteNames:
@@ -76,9 +41,8 @@ def _same_of(model: nnx.Module) -> tuple[tuple[str, str], ...]:
 def outputs_of(interpreter: Interpreter, program: Any) -> list[jax.Array]:
     """Run a program: its outputs, then the new state."""
     inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
-    interpreter.kept.begin(inputs)
-    results = interpreter.run(program.body, inputs)
     count = program.output_tree.num_leaves
+    results = interpreter.kept.end(interpreter.run(program.body, interpreter.kept.begin(inputs)))
     final = interpreter.policy.final_output
     outputs = [final(interpreter, x, index) for index, x in enumerate(results[:count])]
     # A parameter that the program hands through is not changed by having been quantized.
@@ -103,13 +67,10 @@ def find_sites(
     """
     parts = [_sites_of_call(model, policy, call, quantizers) for call in calls]
     same = {**dict(_same_of(model)), **same_places((part.occurrences, part.sites) for part in parts)}
-    sites = FoundSites({}, [], [], set(), same)
+    sites = FoundSites(same=same)
     for part in parts:
         own = part.renamed(same)
-        sites.sites.update({name: site for name, site in own.sites.items() if name not in sites.sites})
-        sites.uses.extend(own.uses)
-        sites.adapted.update(own.adapted)
-        sites.products.extend(own.products)
+        sites.adopt(replace(own, sites=own.sites | sites.sites))
     return sites
 
 
@@ -139,24 +100,31 @@ def sites_of_program(
     program: Program, policy: Policy, names: SiteNames, quantizers: Quantizers | None = None
 ) -> FoundSites:
     """See `find_sites`, of one traced call."""
-    interpreter = Interpreter(
-        policy, quantizers or Finder(), constants_now=quantizers is not None, names=names
-    )
-    variable = [quantizers is None or x.is_activation for x in program.inputs]
+    run = Interpreter(policy, quantizers or Finder(), names)
     if policy.follows_parameters and quantizers is None:
         program = program._replace(inputs=[_with_axes(x) for x in program.inputs])
+    _look(run, program, [quantizers is None or x.is_activation for x in program.inputs])
+    return run.recorded
+
+
+def _look(run: Interpreter, program: Program, free: Sequence[bool]) -> None:
+    """Run a program on abstract values.
+
+    Args:
+        run: the run.
+        program: of a call.
+        free: which of its inputs are abstract; the others are what they are.
+    """
 
     def look(values: list[Any]) -> Any:
         arrays = iter(values)
         inputs = [
-            replace(x, value=next(arrays), twins={}) if free else x
-            for x, free in zip(program.inputs, variable, strict=True)
+            replace(x, value=next(arrays), twins={}) if is_free else x
+            for x, is_free in zip(program.inputs, free, strict=True)
         ]
-        return outputs_of(interpreter, program._replace(inputs=inputs))
+        return outputs_of(run, program._replace(inputs=inputs))
 
-    jax.eval_shape(look, [x.passed for x, free in zip(program.inputs, variable, strict=True) if free])
-    run = interpreter
-    return FoundSites(run.sites, run.uses, run.products, run.adapted, {}, run.occurrences)
+    jax.eval_shape(look, [x.passed for x, is_free in zip(program.inputs, free, strict=True) if is_free])
 
 
 def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
@@ -170,16 +138,9 @@ def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tup
     labels: set[str] = set()
     for call in calls:
         program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
-        interpreter = Interpreter(policy, Finder())
-
-        def look(values: list[Any], program: Any = program, interpreter: Interpreter = interpreter) -> Any:
-            pairs = zip(program.inputs, values, strict=True)
-            return outputs_of(
-                interpreter, program._replace(inputs=[replace(x, value=v, twins={}) for x, v in pairs])
-            )
-
-        jax.eval_shape(look, [x.array for x in program.inputs])
-        labels |= {*interpreter.kept.newest, *interpreter.kept.lost}
+        run = Interpreter(policy, Finder())
+        _look(run, program, [True] * len(program.inputs))
+        labels |= run.kept.lost | run.kept.thrown
     return tuple(sorted(map(of_model, labels)))
 
 

@@ -1,19 +1,29 @@
-"""Runs a program equation by equation, with quantizers inserted where a policy wants them."""
+"""Runs a program equation by equation, with quantizers inserted where a policy wants them.
+
+Some functions have no name in a program: `jax.nn.softmax` is five to nine equations. Such a function is traced for the
+actual shape, and the program's equations are compared with that trace, so the pattern follows the versions of the
+library.
+"""
 
 from __future__ import annotations
 
-import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 
 from jqinject.dot import DEQUANTIZE
-from jqinject.program import handlers, nested, templates
+from jqinject.program import handlers, nested
 from jqinject.program.cache_writes import opened, written
 from jqinject.program.jaxpr import Body, Equation, Function
-from jqinject.program.kept_state import MARK
+from jqinject.program.kept_state import READ, WRITTEN
 from jqinject.program.operations import FUNCTIONS, operation_of
 from jqinject.program.parameters import follow_stored, parameter
-from jqinject.program.quantizers import Quantizers
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Tracked, plain
@@ -28,27 +38,23 @@ class Interpreter(Run):
         """See `Run`."""
 
         def step(eqn: Equation, inputs: list[Tracked]) -> list[Tracked]:
-            inputs = list(map(self.kept.current, inputs))
             self.equation = eqn
             where = path_in(eqn.scopes) or path
             if isinstance(eqn, Function) and self.region is None:
                 operand = parameter(self, inputs[0])
                 return handlers.handle(OperationRun(self, operation_of(eqn.name), where, [operand], eqn))
             outputs = self._run_equation(eqn, inputs, where)
-            if self.region is None:
-                outputs = self.kept.followed(eqn, inputs, outputs)
-            for out, is_read in zip(outputs, eqn.is_read, strict=True):
-                if out.state is not None and not is_read:
-                    self.kept.thrown_away(out)
-            return outputs
+            return self.kept.followed(eqn, inputs, outputs) if self.region is None else outputs
 
-        return list(map(self.kept.current, templates.with_functions(body).run(inputs, step, Tracked)))
+        return with_functions(body).run(inputs, step, Tracked)
 
     def _run_equation(self, eqn: Equation, inputs: list[Tracked], where: str) -> list[Tracked]:
         if eqn.label.startswith((BEGIN + ":", END + ":")):
             return [self._cross(eqn.label, inputs[0], where)]
-        if eqn.label.startswith(MARK):
-            return [self.kept.marked(eqn.label, inputs[0])]
+        if eqn.label.startswith(READ):
+            return [self.kept.read(eqn.label, inputs[0])]
+        if eqn.label.startswith(WRITTEN):
+            return [self.kept.write(eqn.label, inputs[0], *eqn.is_read)]
         if not any(x.is_activation for x in inputs):
             return self.constant(lambda: self._run_marked(eqn, inputs, where))
         return self._run_marked(eqn, inputs, where)
@@ -64,7 +70,7 @@ class Interpreter(Run):
             name = str(function)
         elif name in nested.CALLS:
             with self._mapping(eqn):
-                return nested.CALLS[name](self, eqn, inputs, where)
+                return nested.CALLS[name](self, eqn, list(map(self.kept.newest, inputs)), where)
         cache = written(self, eqn, inputs, where)
         if cache is not None:
             return cache
@@ -100,16 +106,103 @@ class Interpreter(Run):
         self.region = None
         return handlers.leave_region(self, region, path, self._entered, x)
 
-    def within(
-        self,
-        quantizers: Quantizers,
-        counts: collections.Counter[tuple[str, str]] | None = None,
-        layers: int = 0,
-    ) -> Interpreter:
-        """See `Run`."""
-        run = Interpreter(self.policy, quantizers, names=self.names)
-        run.counts = (self.counts if counts is None else counts).copy()
-        run.region, run.mapped, run.equation = self.region, self.mapped, self.equation
-        run.kept = self.kept.within()
-        run.stack = (*self.stack, layers) if layers else self.stack
-        return run
+
+Candidate = tuple[Any, ...]
+"""A function of the pattern's input, and its further arguments: hashable, so that it is traced once for each shape."""
+
+
+def _softmaxes(first: Equation, shape: Any) -> Iterator[Candidate]:
+    if first.name == "reduce_max" and len(first.params["axes"]) == 1:
+        axis = first.params["axes"][0]
+        yield _softmax, axis
+        # Attention maps it over an axis, which adds transposes.
+        for mapped in range(len(shape)):
+            inner = axis - (mapped < axis)
+            for out in {mapped, 0} if mapped != axis else ():
+                yield _mapped_softmax, inner, mapped, out
+
+
+def _softmax(x: jax.Array, axis: int) -> jax.Array:
+    return jax.nn.softmax(x, axis=axis)
+
+
+def _mapped_softmax(x: jax.Array, axis: int, mapped: int, out: int) -> jax.Array:
+    return jax.vmap(functools.partial(jax.nn.softmax, axis=axis), mapped, out)(x)
+
+
+def _means(first: Equation, shape: object) -> Iterator[Candidate]:
+    if first.name == "reduce_sum":
+        axes = tuple(first.params["axes"])
+        yield _mean, axes, False
+        yield _mean, axes, True
+
+
+def _mean(x: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
+    return jnp.mean(x, axis=axes, keepdims=keepdims)
+
+
+def _gelus(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
+    yield _gelu, True
+    yield _gelu, False
+
+
+def _gelu(x: jax.Array, approximate: bool) -> jax.Array:
+    return jax.nn.gelu(x, approximate=approximate)
+
+
+def _average_pools(first: Equation, shape: object) -> Iterator[Candidate]:
+    if first.name == "reduce_window_sum":
+        yield _average_pool, *(tuple(first.params[name]) for name in _WINDOW)
+
+
+_WINDOW = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+
+
+def _average_pool(x: jax.Array, *window: tuple[int, ...]) -> jax.Array:
+    sums = jax.lax.reduce_window_sum_p.bind(x, **dict(zip(_WINDOW, window, strict=True)))
+    return sums / float(np.prod(window[0]))
+
+
+# The start of a name's templates: (primitives, candidates for a first equation).
+TEMPLATES: dict[str, tuple[frozenset[str], Callable[[Equation, Any], Iterator[Candidate]]]] = {
+    "softmax": (frozenset({"reduce_max"}), _softmaxes),
+    "mean": (frozenset({"reduce_sum"}), _means),
+    "gelu": (frozenset({"integer_pow", "mul", "square", "neg", "div", "pow", "sqrt"}), _gelus),
+    "avg_pool": (frozenset({"reduce_window_sum"}), _average_pools),
+}
+
+
+def with_functions(body: Body) -> Body:
+    """A body in which the equations that make up a known function are one."""
+    equations: list[Equation] = []
+    index = 0
+    while index < len(body.equations):
+        function = _function_at(body, index)
+        equations.append(function or body.equations[index])
+        index += 1 if function is None else function.length
+    return body.with_equations(equations)
+
+
+def _function_at(body: Body, start: int) -> Function | None:
+    """The known function that begins at an equation, if any."""
+    first = body.equations[start]
+    for name, (begins, candidates) in TEMPLATES.items():
+        floats = (at for at in first.variables if jnp.issubdtype(first.inputs[at].dtype, jnp.floating))
+        place = next(floats, None)
+        if first.name not in begins or place is None:
+            continue
+        operand = first.inputs[place]
+        # What a function is traced to depends on these settings.
+        settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
+        for candidate in candidates(first, operand.shape):
+            pattern = _traced(candidate, operand.shape, operand.dtype, settings)
+            function = body.matched(start, place, name, pattern)
+            if function is not None:
+                return function
+    return None
+
+
+@functools.lru_cache(maxsize=256)  # of programs of a few equations, without constants
+def _traced(candidate: Candidate, shape: tuple[int, ...], dtype: DTypeLike, settings: object) -> Body:
+    function, *arguments = candidate
+    return Body.of(jax.make_jaxpr(lambda x: function(x, *arguments))(jax.ShapeDtypeStruct(shape, dtype)))

@@ -1,20 +1,18 @@
 """The state of quantizers that a model's layers hold, kept through whatever the model does to itself.
 
 A model may split a block, call a copy of it inside `jax.checkpoint` or `lax.scan`, and throw the copy away, with all
-that its quantizers recorded. While a private copy of the model is traced, every change of a quantizer's state leaves an
-equation in the program that names the Variable (`state_marks`). The interpreter knows which inputs of the program are
-that state. A new value that nothing reads was thrown away: from then on, whoever reads an older value gets it instead,
-and so does the model at the end (`KeptState`). See `Interpreter.carried` for how it crosses a loop.
+that its quantizers recorded. So the interpreter threads that state itself (`KeptState`). While a private copy of the
+model is traced, each call of a layer leaves two marks in the program for each of its Variables (`mark_state`): one
+where it reads the Variable, which gives it the newest value, and one where it has written it. See `nested.carried` for
+how the state crosses a loop.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,45 +26,118 @@ from jax.ad_checkpoint import checkpoint_name
 from jqinject.core import GradSlot, GradStat, LostStateWarning, QuantParam, QuantStat
 from jqinject.core.state import state_parts
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.program.class_swap import Around, intercept, release
+from jqinject.program.class_swap import Around, intercept
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import only_moves
-from jqinject.program.tracked_value import Origin, Path, StateVersion, Tracked, shape_of
+from jqinject.program.tracked_value import Path, StatePlace, Tracked, shape_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 
-MARK = "jqinject_state:"
+READ, WRITTEN = "jqinject_read:", "jqinject_written:"
 SHOWN = 8
 
 
 class KeptState:
-    """State that a program computes and throws away.
+    """The state of a model's layers while its program, or a part of it, runs.
 
     Args:
-        numbers: of versions, in the order of the program; shared by all its parts.
+        values: label -> value, as it begins.
+        lost: labels of state that cannot be kept; shared by all parts of the program.
 
     Attributes:
-        newest: label -> the newest value that was thrown away.
-        lost: labels of state that cannot be kept.
+        values: label -> newest value; in a loop over slices of a value, of this step's slice.
+        written: labels of the values that have changed.
+        thrown: those of them that the program throws away, once it has ended.
     """
 
-    def __init__(self, numbers: Iterator[int] | None = None, lost: set[str] | None = None) -> None:
-        self._numbers = itertools.count(1) if numbers is None else numbers
-        self.newest: dict[str, Tracked] = {}
-        self._whole: dict[str, Tracked] = {}
+    thrown: set[str]
+
+    def __init__(self, values: Mapping[str, jax.Array] | None = None, lost: set[str] | None = None) -> None:
+        self.values: dict[str, jax.Array] = dict(values or {})
+        self.written: set[str] = set()
         self.lost: set[str] = set() if lost is None else lost
+        self._before: dict[str, jax.Array] = {}
+        self._last_read: dict[str, StatePlace | None] = {}
 
     def within(self) -> KeptState:
-        """That of a part of the program, whose inputs are up to date."""
-        return KeptState(self._numbers, self.lost)
+        """That of a part of the program."""
+        kept = KeptState(self.values, self.lost)
+        kept.written |= self.written
+        return kept
 
-    def begin(self, inputs: Iterable[Tracked]) -> None:
-        """Know the inputs of the program, or of the part, which are the whole state there."""
-        self._whole = {x.state.label: x for x in inputs if x.state is not None}
+    def begin(self, inputs: Sequence[Tracked]) -> Sequence[Tracked]:
+        """Adopt inputs of the program, or of a part, that are the state; return them."""
+        self.values |= {
+            x.state.label: x.array for x in inputs if x.state is not None and x.state.places is None
+        }
+        self._before = dict(self.values)
+        return inputs
 
-    def marked(self, name: str, x: Tracked) -> Tracked:
-        """`x`, known as a new value of the state that the mark names."""
-        return replace(x, state=StateVersion(name.removeprefix(MARK), next(self._numbers)), twins={})
+    def end(self, outputs: Sequence[Tracked]) -> list[Tracked]:
+        """The outputs of the program with the newest state among them; note what the program throws away of it."""
+        returned = {x.state.label for x in outputs if x.state is not None and self.is_newest(x)}
+        self.thrown = self.written - returned
+        return list(map(self.newest, outputs))
+
+    @property
+    def changed(self) -> list[str]:
+        """Labels of the state that is not what it was as the part began."""
+        return [text for text, value in self.values.items() if value is not self._before[text]]
+
+    def is_newest(self, x: Tracked) -> bool:
+        """Whether a value is the newest one of the whole of its state."""
+        return x.state is not None and x.value is self.values[x.state.label]
+
+    def leaving(self, text: str) -> jax.Array:
+        """The newest value, of the dtype of the one that the part began with."""
+        return jax.lax.convert_element_type(self.values[text], self._before[text].dtype)
+
+    def newest(self, x: Tracked) -> Tracked:
+        """`x`; if it is state that has been written since, the newest value."""
+        if x.state is None or x.state.label not in self.written:
+            return x
+        value, places = self.values[x.state.label], x.state.places
+        value = value if places is None else value.reshape(-1)[places]
+        if value.shape != shape_of(x):  # the whole of it, in a step of a loop that has written a slice
+            self.lost.add(x.state.label)
+            return x
+        return replace(x, value=value, twins={})
+
+    def read(self, name: str, x: Tracked) -> Tracked:
+        """The newest value of the state that a mark names, in the place of `x`."""
+        text = name.removeprefix(READ)
+        self._last_read[text] = x.state if x.state is not None and x.state.label == text else None
+        return self.newest(x)
+
+    def write(self, name: str, x: Tracked, is_used: bool) -> Tracked:
+        """`x` as the new value of the state that a mark names, in the place that was read last.
+
+        Args:
+            name: of the mark.
+            x: the value.
+            is_used: whether the program goes on with it.
+        """
+        text = name.removeprefix(WRITTEN)
+        state = self._last_read[text]
+        if state is not None and self.put(state, x.array):
+            return replace(x, state=state, twins={})
+        if not is_used:
+            self.lost.add(text)  # one for each row of a batch that is mapped over, for example
+        return replace(x, state=None, twins={})
+
+    def put(self, state: StatePlace, value: jax.Array) -> bool:
+        """Keep a new value, if it has the shape of the old one."""
+        text, places = state
+        before = self.values[text]
+        if value.shape != (before.shape if places is None else places.shape):
+            return False
+        if places is not None:
+            if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+                return True  # a slot, of which only the cotangent counts
+            value = before.reshape(-1).at[places].set(value).reshape(before.shape)
+        self.values[text] = value
+        self.written.add(text)
+        return True
 
     def followed(self, eqn: Equation, inputs: list[Tracked], outputs: list[Tracked]) -> list[Tracked]:
         """The outputs of an operation; if it only moves numbers of state, with the places of these numbers."""
@@ -81,85 +152,6 @@ class KeptState:
         with jax.ensure_compile_time_eval():
             (after,) = moved.bind([before, *others])
         return [replace(outputs[0], state=state._replace(places=np.asarray(after)), twins={})]
-
-    def put(self, text: str, value: jax.Array, places: np.ndarray | None = None) -> None:
-        """Keep a value.
-
-        Args:
-            text: its label.
-            value: of the state, or of the numbers at some places in it.
-            places: None for all numbers, in their order.
-        """
-        if places is not None:
-            state = self.newest.get(text, self._whole.get(text))
-            if state is None or jnp.issubdtype(value.dtype, jax.dtypes.extended):
-                return  # a slot, of which only the cotangent counts
-            value = state.array.reshape(-1).at[places].set(value).reshape(shape_of(state))
-        self.newest[text] = Tracked(value, Origin.ACTIVATION, state=StateVersion(text, next(self._numbers)))
-
-    def thrown_away(self, x: Tracked) -> None:
-        """Keep a value of the program that nothing reads, if it is a new value of state."""
-        if x.state is None or x.state.number <= self._number(x.state.label):
-            return
-        if x.state.places is None:
-            self.newest[x.state.label] = x
-        else:
-            self.put(x.state.label, x.array, x.state.places)
-
-    def current(self, x: Tracked) -> Tracked:
-        """`x`, or the value that replaced it and was thrown away."""
-        if x.state is None or x.state.number >= self._number(x.state.label):
-            return x
-        newest, places = self.newest[x.state.label], x.state.places
-        if places is not None:
-            value = newest.array.reshape(-1)[places]
-            return replace(
-                newest,
-                value=value,
-                state=StateVersion(x.state.label, self._number(x.state.label), places),
-                twins={},
-            )
-        if shape_of(newest) == shape_of(x):
-            return newest
-        self.lost.add(x.state.label)  # one for each row of a batch that is mapped over
-        return x
-
-    def _number(self, text: str) -> int:
-        newest = self.newest.get(text)
-        return 0 if newest is None or newest.state is None else newest.state.number
-
-    def _shape(self, text: str) -> tuple[int, ...] | None:
-        return shape_of(self.newest[text]) if text in self.newest else None
-
-    def not_returned(self, outputs: Iterable[Tracked]) -> list[str]:
-        """Labels of what was thrown away, without newer values among the outputs."""
-        returned = {x.state.label: x.state.number for x in outputs if x.state is not None}
-        return [text for text in self.newest if returned.get(text, 0) < self._number(text)]
-
-    def crossing(self, outer: list[Tracked], inputs: list[Tracked], outputs: list[Tracked]) -> dict[str, int]:
-        """What a part of the program throws away: label -> place of the input that it came in by.
-
-        Args:
-            outer: the inputs of the part.
-            inputs: the same, as the part sees them.
-            outputs: of the part.
-        """
-        states = [(x.state.label, place) for place, x in enumerate(inputs) if x.state is not None]
-        # State may come in twice, but not by parts, of which a mark does not say which it was.
-        forms = {(x.state.label, shape_of(x), id(x.state.places)) for x in outer if x.state is not None}
-        times = collections.Counter(text for text, *_ in forms)
-        entered = {
-            text: place
-            for text, place in states
-            if shape_of(inputs[place]) == self._shape(text) and times[text] == 1
-        }
-        left = self.not_returned(outputs)
-        self.lost.update(text for text in left if text not in entered)
-        return {text: entered[text] for text in left if text in entered}
-
-    def value(self, text: str, like: Tracked) -> jax.Array:
-        """The newest value, of the dtype of an older one."""
-        return jax.lax.convert_element_type(self.newest[text].array, like.array.dtype)
 
     def warn_of_lost(self, model: nnx.Module) -> None:
         """Tell which state is lost."""
@@ -179,7 +171,7 @@ class KeptState:
         """Note the state that a part of the program which runs as it is throws away."""
         inner = (equation for body in eqn.bodies for equation in body.everywhere())
         labels = (equation.label for equation in inner if equation.is_read == (False,))
-        self.lost.update(label.removeprefix(MARK) for label in labels if label.startswith(MARK))
+        self.lost.update(label.removeprefix(WRITTEN) for label in labels if label.startswith(WRITTEN))
 
 
 def strong(x: jax.Array) -> jax.Array:
@@ -203,7 +195,7 @@ METHODS = ("__call__", "attend")
 
 @dataclass(frozen=True)
 class _Marks(Around):
-    """Marks the state that a call has changed.
+    """Marks the state that a call reads, and what it has changed.
 
     Attributes:
         held: of each Variable, its path in the called module, and its path in the model.
@@ -224,11 +216,14 @@ class _Marks(Around):
                 for name, part in state_parts(stack.enter_context(_writable(layer, inside)))
             ]
             before = [part.get_value() for part, _ in parts]
+            read = [checkpoint_name(old, READ + text) for old, (_, text) in zip(before, parts, strict=True)]
+            for (part, _), value in zip(parts, read, strict=True):
+                part.set_value(value)
             out = call(*args, **kwargs)
-            for (part, text), old in zip(parts, before, strict=True):
+            for (part, text), old, value in zip(parts, before, read, strict=True):
                 new = part.get_value()
-                if new is not old or self.always:
-                    part.set_value(checkpoint_name(new, MARK + text))
+                is_written = new is not value or self.always
+                part.set_value(checkpoint_name(new, WRITTEN + text) if is_written else old)
         return out
 
 
@@ -238,29 +233,30 @@ def _writable(layer: object, path: Path) -> Iterator[nnx.Variable[Any]]:
 
     NNX refuses a write to such a Variable, because the value would be lost; a mark keeps it.
     """
-    holder = layer
-    for name in path[:-1]:
-        holder = _children(holder)[name]
-    children = _children(holder)
-    variable = children[path[-1]]
+    holder, name = node_at(layer, path[:-1]), path[-1]
+    variable = node_at(holder, (name,))
     try:
         variable.set_value(variable.get_raw_value())
     except TraceContextError:
-        children[path[-1]] = variable.copy()
+        children, key = (vars(holder), str(name)) if isinstance(holder, nnx.Pytree) else (holder, name)
+        children[key] = variable.copy()
         try:
-            yield children[path[-1]]
+            yield children[key]
         finally:
-            children[path[-1]] = variable
+            children[key] = variable
     else:
         yield variable
 
 
-def _children(node: object) -> Any:
-    return node if isinstance(node, list | tuple | dict) else vars(node)
+def node_at(root: Any, path: Path) -> Any:
+    """What is at a path below a module."""
+    for key in path:
+        is_item = isinstance(root, list | tuple | dict | nnx.List | nnx.Dict)
+        root = root[key] if is_item else vars(root)[key]
+    return root
 
 
-@contextlib.contextmanager
-def state_marks(called: Path, is_leaf: Callable[[object], bool], always: bool) -> Iterator[None]:
+def mark_state(called: Path, is_leaf: Callable[[object], bool], always: bool) -> None:
     """Let every layer and every quantizer of private copies mark the state that its calls change.
 
     Args:
@@ -269,61 +265,28 @@ def state_marks(called: Path, is_leaf: Callable[[object], bool], always: bool) -
         always: whether state is marked although it has not changed.
     """
     paths = {id(variable): path for path, variable in nnx.to_flat_state(nnx.state(called, graph=True))}
-    marked: list[tuple[Any, str]] = []
-    for module, variables in _holders(called, is_leaf, set()):
+    for module, variables in _holders(called, is_leaf):
         state = tuple(
             (inside, paths[id(variable)]) for inside, variable in variables if id(variable) in paths
         )
         for method in METHODS if state else ():
             if callable(getattr(type(module), method, None)):
                 intercept(module, _Marks(state, always), method)
-                marked.append((module, method))
-    yield
-    for module, method in reversed(marked):
-        release(module, _Marks, method)
 
 
-Holder = tuple[Any, list[tuple[Path, Any]]]
-
-
-def _holders(node: object, is_leaf: Callable[[object], bool], visited: set[int]) -> Iterator[Holder]:
+def _holders(
+    called: Path, is_leaf: Callable[[object], bool]
+) -> list[tuple[nnx.Module, list[tuple[Path, Any]]]]:
     """The outermost modules whose calls change the state of quantizers, with that state by its path in them."""
-    if id(node) in visited:
-        return
-    visited.add(id(node))
-    if isinstance(node, nnx.Module) and (_is_quantizer(node) or is_leaf(node)):
-        below = list(_below(node, (), set()))
-        if any(_is_quantizer(child_node) for _, child_node in below):
-            state = [(path, child_node) for path, child_node in below if isinstance(child_node, STATE)]
-            yield node, state
-            return
-    for _, child in _items(node):
-        yield from _holders(child, is_leaf, visited)
+    holders: dict[Path, tuple[nnx.Module, list[tuple[Path, Any]]]] = {}
+    for path, node in nnx.iter_graph(called, graph=True):
+        if isinstance(node, nnx.Module) and (_is_quantizer(node) or is_leaf(node)):
+            below = list(nnx.iter_graph(node, graph=True))
+            if any(_is_quantizer(inner) for _, inner in below):
+                holders[path] = node, [entry for entry in below if isinstance(entry[1], STATE)]
+    inner = {path for path in holders if any(path[:end] in holders for end in range(len(path)))}
+    return [holder for path, holder in holders.items() if path not in inner]
 
 
 def _is_quantizer(node: object) -> bool:
     return isinstance(node, QuantProxyFromInjector | QuantizedOp)
-
-
-def _below(node: object, path: Path, visited: set[int]) -> Iterator[tuple[Path, Any]]:
-    """A module, and the modules and Variables in it, each once."""
-    if id(node) in visited:
-        return
-    visited.add(id(node))
-    yield path, node
-    for name, child in _items(node):
-        yield from _below(child, (*path, name), visited)
-
-
-def _items(node: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(node, nnx.Variable):
-        return
-    if isinstance(node, nnx.Pytree):
-        named: Any = vars(node).items()
-    elif isinstance(node, dict):
-        named = node.items()
-    else:
-        named = enumerate(node)
-    for name, child in named:
-        if isinstance(child, nnx.Pytree | nnx.Variable | dict | list | tuple):
-            yield name, child

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jqinject.ops.ste import custom_jvp
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import Move
 from jqinject.program.operations import contraction_arguments
@@ -194,7 +195,7 @@ SIGN_AND_EXPONENT = np.uint32(0xFF800000)
 UNROLLED = 8
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(3,))
+@custom_jvp(3)
 def low_rank_sum(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float) -> jax.Array:
     """`weight + scale * sum(a * b, -1)`, rounded to the weight's dtype.
 

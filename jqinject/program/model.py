@@ -17,9 +17,10 @@ from jqinject.program.call import Call
 from jqinject.program.class_swap import ClassMixin, derived_class
 from jqinject.program.finding import HELD, names_of, outputs_of
 from jqinject.program.interpreter import Interpreter
+from jqinject.program.kept_state import node_at
 from jqinject.program.policy import CacheSite, Policy, dotted
 from jqinject.program.quantizers import HeldQuantizers, Quantizers
-from jqinject.program.trace import node_at, trace
+from jqinject.program.trace import trace
 from jqinject.program.tracked_value import Path
 
 
@@ -67,19 +68,16 @@ class OpQuantizers(InnerModule):
         unstored: tuple[tuple[str, str], ...] = (),
         stacks: Mapping[str, int] | None = None,
     ) -> None:
+        optional = {
+            "weights": nnx.Dict(weights or {}),
+            "tied": tied,
+            "caches": caches,
+            "same": tuple(sorted((same or {}).items())),
+            "unstored": unstored,
+            "stacks": tuple(sorted((stacks or {}).items())),
+        }
         vars(self).update(policy=policy, held=nnx.Dict(held))
-        if weights:
-            vars(self).update(weights=nnx.Dict(weights))
-        if tied:
-            self.tied = tied
-        if caches:
-            self.caches = caches
-        if same:
-            self.same = tuple(sorted(same.items()))
-        if unstored:
-            self.unstored = unstored
-        if stacks:
-            self.stacks = tuple(sorted(stacks.items()))
+        vars(self).update((name, value) for name, value in optional.items() if len(value))
 
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""
@@ -172,7 +170,7 @@ def run(model: nnx.Module, policy: Policy, quantizers: Quantizers, call: Call) -
     """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
     program = with_adapters(model, trace(model, call, policy.is_leaf, HELD))
     names = names_of(model, call)
-    interpreter = Interpreter(policy, quantizers, constants_now=quantizers.constants_now, names=names)
+    interpreter = Interpreter(policy, quantizers, names)
     values = outputs_of(interpreter, program)
     interpreter.kept.warn_of_lost(model)
     called = (model, *call.modules)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jqinject.program.parameters import parameter
 from jqinject.program.passing import closed_over, in_slices
 from jqinject.program.quantizers import Finder
 from jqinject.program.run import Run
-from jqinject.program.tracked_value import Origin, Tracked, plain, shape_of
+from jqinject.program.tracked_value import Origin, StatePlace, Tracked, plain, shape_of
 
 
 def _inlined(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
@@ -44,8 +45,8 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
     assert scan is not None, "the table has it for loops of known length"
     constants, carry, xs = scan.split([parameter(run, x) for x in inputs])
     carries = scan.carries
-    depends = _depending_carries(scan, constants, carry, xs)
-    layers = scan.options["length"] if _steps_through_layers(scan, constants, depends, xs) else 0
+    facts = _Steps(scan, constants, carry, xs)
+    layers = scan.options["length"] if facts.through_layers else 0
     closed, slices = closed_over(constants), in_slices(xs)
     fixed, xs, consts = closed.arrays, slices.arrays, len(closed.arrays)
     inputs = [*fixed, *carry, *xs]
@@ -82,96 +83,61 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
 
         return steps
 
+    # State may come in twice, but not by slices, of which a mark does not say which it was.
+    times = collections.Counter(x.state.label for x in inputs if x.state is not None)
+    sliced = {x.state.label: x.state for x in xs if x.state is not None and times[x.state.label] == 1}
     inside = [
-        *(_as_it_is(x) for x in fixed),
-        *(_unknown_in_loop(x, grown) for x, grown in zip(carry, depends, strict=True)),
-        *(_slice(x) for x in xs),
+        *(replace(x.with_value(x.value), state=x.state) for x in fixed),
+        *(_unknown_in_loop(x, grown) for x, grown in zip(carry, facts.depends, strict=True)),
+        *(_slice(x, sliced) for x in xs),
     ]
-    return carried(run, body, inputs, loop, inside, consts, layers)
+    return carried(run, body, inputs, loop, Loop(inside, carries, layers, sliced))
 
 
-def _as_it_is(x: Tracked) -> Tracked:
-    return replace(x.with_value(x.value), state=x.state)
+Kinds = frozenset[str]
+NONE: Kinds = frozenset()
+_WEIGHT, _SLICE, _COUNTER, _INPUT = (frozenset({kind}) for kind in ("weight", "slice", "counter", "input"))
 
 
-def _depending_carries(
-    scan: Scan, constants: list[Tracked], carry: list[Tracked], xs: list[Tracked]
-) -> list[bool]:
-    """Which carried values depend on the model's inputs in some iteration: a cell's state may start as zeros.
+class _Steps:
+    """What values of a loop's body are made from: "weight", "slice" of one, "input" of the model, "counter".
+
+    A counter differs from step to step, whatever the model's inputs are.
 
     Args:
         scan: the loop.
         constants, carry, xs: its operands.
-    """
-    before, slices = ([x.is_activation for x in part] for part in (constants, xs))
 
-    def step(carry: list[bool]) -> list[bool]:
-        inputs = [*before, *carry, *slices]
-        return scan.body.run(inputs, _depends, lambda value: False)[: scan.carries]
-
-    return settled(step, [x.is_activation for x in carry], operator.or_)
-
-
-def _depends(eqn: Equation, inputs: list[bool]) -> list[bool]:
-    return [any(inputs)] * len(eqn.outputs)
-
-
-def _steps_through_layers(
-    scan: Scan, constants: list[Tracked], depends: list[bool], xs: list[Tracked]
-) -> bool:
-    """Whether each step of a scan has matrices of its own: it slices a parameter, or looks it up by its number.
-
-    Args:
-        scan: the loop.
-        constants: its operands that are the same in every step.
-        depends: which carried values depend on the model's inputs in some step.
-        xs: its operands that are sliced.
-    """
-    if any(x.is_weight and len(shape_of(x)) > 2 for x in xs):
-        return True
-    varies = [*depends, *(x.is_activation or x.is_weight for x in xs)]
-    kinds = [
-        *(_WEIGHT if x.is_weight else _INPUT if x.is_activation else frozenset() for x in constants),
-        *(_INPUT if depending else _COUNTER for depending in varies),
-    ]
-    return _LayerLookUps(scan.options["length"]).within(scan.body, kinds)
-
-
-Kinds = frozenset[str]
-_WEIGHT, _COUNTER, _INPUT = (frozenset({kind}) for kind in ("weight", "counter", "input"))
-
-
-class _LayerLookUps:
-    """Looks for matrices of a parameter that a loop's body looks up by a counter of its steps.
-
-    Values are what they are made from: "weight", "counter" (differs from step to step, whatever the model's inputs
-    are), "input".
-
-    Args:
-        length: the number of steps.
+    Attributes:
+        depends: for each carried value, whether it depends on the model's inputs in some step: a cell's state may start
+            as zeros.
+        through_layers: whether each step has matrices of its own: it slices a parameter, or looks it up by its number.
     """
 
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._has_look_up = False
+    def __init__(self, scan: Scan, constants: list[Tracked], carry: list[Tracked], xs: list[Tracked]) -> None:
+        fixed = [_WEIGHT if x.is_weight else _INPUT if x.is_activation else NONE for x in constants]
+        slices = [_SLICE if x.is_weight else _INPUT if x.is_activation else _COUNTER for x in xs]
+        self._length = scan.options["length"]
+        slices_layers = any(x.is_weight and len(shape_of(x)) > 2 for x in xs)
 
-    def within(self, body: Body, kinds: list[Kinds]) -> bool:
-        """Whether a body with such inputs has one."""
-        self._run(body, kinds)
-        return self._has_look_up
+        def step(carry: list[Kinds]) -> list[Kinds]:
+            self.through_layers = slices_layers
+            return self._run(scan.body, [*fixed, *carry, *slices])[: scan.carries]
+
+        start = [_INPUT if x.is_activation else _COUNTER for x in carry]
+        self.depends = ["input" in kinds for kinds in settled(step, start, operator.or_)]
 
     def _run(self, body: Body, kinds: list[Kinds]) -> list[Kinds]:
-        return body.run(kinds, self._step, lambda value: frozenset())
+        return body.run(kinds, self._made_from, lambda value: NONE)
 
-    def _step(self, eqn: Equation, inputs: list[Kinds]) -> list[Kinds]:
+    def _made_from(self, eqn: Equation, inputs: list[Kinds]) -> list[Kinds]:
         if eqn.name in ("dynamic_slice", "gather") and inputs[0] == _WEIGHT:
             shape, sizes = eqn.inputs[0].shape, eqn.params["slice_sizes"]
             of_layers = len(shape) > 2 and shape[0] >= self._length and sizes[0] == 1
-            self._has_look_up |= of_layers and frozenset[str]().union(*inputs[1:]) == _COUNTER
-        body = eqn.body
-        inside = [] if body is None else self._run(body, inputs)
+            self.through_layers |= of_layers and NONE.union(*inputs[1:]) == _COUNTER
         count = len(eqn.outputs)
-        return inside if len(inside) == count else [frozenset[str]().union(*inputs)] * count
+        inside = [] if eqn.body is None else self._run(eqn.body, inputs)
+        return inside if eqn.call is not None and len(inside) == count else [NONE.union(*inputs)] * count
 
 
 def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
@@ -185,12 +151,13 @@ def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
     )
 
 
-def _slice(x: Tracked) -> Tracked:
+def _slice(x: Tracked, sliced: Container[str]) -> Tracked:
     abstract = x.value if is_low_bit_cache(x.value) else jax.ShapeDtypeStruct(x.value.shape, x.value.dtype)
     inside = x.with_value(
         jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), abstract)
     )
-    inside.state = x.state
+    if x.state is not None and x.state.label in sliced:
+        inside.state = StatePlace(x.state.label)
     return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
 
 
@@ -236,110 +203,101 @@ OperationRun = Callable[[Any, list[Any]], tuple[list[Any], Any]]
 Part = Callable[[Run, list[Tracked]], list[Tracked]]
 
 
+@dataclass(frozen=True)
+class Loop:
+    """What the steps of a loop see of its inputs.
+
+    Attributes:
+        inside: the inputs, as a step sees them.
+        carries: how many values it carries.
+        layers: the length of a loop over stacked layers, whose steps have state of their own; else 0.
+        sliced: label -> state of the model's layers of which each step has a slice.
+    """
+
+    inside: list[Tracked]
+    carries: int
+    layers: int
+    sliced: Mapping[str, StatePlace]
+
+    def left(self, place: int, state: StatePlace | None) -> StatePlace | None:
+        """The state that an output of the loop is, given its number and the state that a step's output is."""
+        return None if state is None or place < self.carries else self.sliced.get(state.label)
+
+
 def carried(
     run: Run,
     body: Part,
     inputs: list[Tracked],
     wrap: Callable[[OperationRun], OperationRun],
-    inside: list[Tracked] | None = None,
-    constants: int = 0,
-    layers: int = 0,
+    loop: Loop | None = None,
 ) -> list[Tracked]:
     """Run a part of the program under a transformation that carries the quantizers' state.
 
-    State of the model's layers that the part throws away leaves it by further outputs. If a loop reads it as a
-    constant, every iteration leaves it to the next one.
+    State of the model's layers that the part writes and does not return leaves it by further outputs; a step of a loop
+    leaves it to the next one, unless each has a slice of it.
 
     Args:
         run: the interpreter of what surrounds the part.
         body: runs the part, given an interpreter and inputs.
         inputs: the inputs.
         wrap: transforms a function of state and values.
-        inside: the inputs as the part sees them, if they differ: the slices of a loop.
-        constants: how many inputs, from the first, are the same in every iteration of a loop.
-        layers: the length of a loop over stacked layers, which has a part of the quantizers' state for each step.
+        loop: what its steps see of the inputs; None if the part is no loop.
     """
-    inner = [_at_home(x) for x in (inputs if inside is None else inside)]
-    if not run.quantizers.has_state() and all(x.state is None for x in inputs):
-        return _without_state(run, body, inputs, inner, wrap, layers)
+    inner, layers = (inputs, 0) if loop is None else (loop.inside, loop.layers)
     finder = run.within(Finder(run.quantizers), layers=layers)
-    crossing: dict[str, int] = {}
+    returned: dict[str, int] = {}
 
     def look(values: list[Any]) -> list[Any]:
-        entered = _with_values(inner, values)
-        finder.kept.begin(entered)
-        passed = body(finder, entered)
-        crossing.update(finder.kept.crossing(inputs, inner, passed))
-        return [out.passed for out in passed]
+        outputs = body(finder, finder.kept.begin(_with_values(inner, values)))
+        for place, x in enumerate(outputs):
+            state = x.state if loop is None else loop.left(place, x.state)
+            if state is not None and finder.kept.is_newest(x):
+                returned[state.label] = place
+        return [out.passed for out in outputs]
 
-    jax.eval_shape(look, [x.passed for x in inner])
-    stacked = {name for name, site in finder.sites.items() if layers and len(site.stack) > len(run.stack)}
-    looped = {text: place for text, place in crossing.items() if place < constants}
-    single = [text for text in crossing if text not in looped]
-    before, outputs = run.counts.copy(), []
+    has_state = run.quantizers.has_state() or any(x.state is not None for x in inputs)
+    if has_state:  # else which sites there are need not be found out first
+        jax.eval_shape(look, [x.passed for x in inner])
+    stacked = {
+        name for name, site in finder.recorded.sites.items() if layers and len(site.stack) > len(run.stack)
+    }
+    thrown = [text for text in finder.kept.changed if text not in returned]
+    looped = [text for text in thrown if loop is not None and text not in loop.sliced]
+    single = [text for text in thrown if text not in looped]
+    before = run.counts.copy()
+    ran: list[tuple[Run, list[Tracked]]] = []
 
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
-        quantizers = run.quantizers.restored(state[0])
+        quantizers = run.quantizers.restored(state[0]) if has_state else run.quantizers
         part = run.within(quantizers, before, layers)
-        entered = _with_values(inner, values)
-        part.kept.begin(entered)
+        entered = part.kept.begin(_with_values(inner, values))
         for text, value in state[1].items():
-            part.kept.put(text, value)
-        outputs[:] = body(part, entered)
-        left = {text: part.kept.value(text, inner[place]) for text, place in crossing.items()}
-        passed = [*(out.passed for out in outputs), *(left[text] for text in single)]
-        return passed, (quantizers.state(finder.sites, stacked), {text: left[text] for text in looped})
+            part.kept.put(StatePlace(text), value)
+        outputs = body(part, entered)
+        ran[:] = [(part, outputs)]
+        passed = [*(out.passed for out in outputs), *map(part.kept.leaving, single)]
+        after = quantizers.state(finder.recorded.sites, stacked) if has_state else state[0]
+        return passed, (after, {text: part.kept.leaving(text) for text in looped})
 
-    entering = {text: strong(inputs[place].array) for text, place in looped.items()}
-    start = (run.quantizers.state(finder.sites, stacked), entering)
-    values, (state, left) = wrap(step)(start, [x.passed for x in inputs])
-    run.quantizers.update(state)
-    run.adopt(finder)
-    places = {x.state.label: x.state.places for x in inputs if x.state is not None}
-    for text, value in (*left.items(), *zip(single, values[len(outputs) :], strict=True)):
-        run.kept.put(text, value, places[text])
+    start = run.quantizers.state(finder.recorded.sites, stacked) if has_state else ((), ())
+    entering = {text: strong(run.kept.values[text]) for text in looped}
+    values, (state, left) = wrap(step)((start, entering), [x.passed for x in inputs])
+    ((part, outputs),) = ran
+    run.adopt(part)
+    if has_state:
+        run.quantizers.update(state)
+    left |= {text: values[place] for text, place in returned.items() if text in finder.kept.changed}
+    left |= dict(zip(single, values[len(outputs) :], strict=True))
+    for text, value in left.items():
+        run.kept.put(StatePlace(text) if loop is None else loop.sliced.get(text, StatePlace(text)), value)
     # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
     passed = [
         replace(x, low_rank=None, unrounded=None, chosen=None)
         for x in _with_values(outputs, values[: len(outputs)])
     ]
-    for x in passed:
-        if x.state is not None and x.state.places is None:
-            x.state = x.state._replace(places=places.get(x.state.label))
+    for place, x in enumerate(passed):
+        x.state = x.state if loop is None else loop.left(place, x.state)
     return passed
-
-
-def _without_state(
-    run: Run,
-    body: Part,
-    inputs: list[Tracked],
-    inner: list[Tracked],
-    wrap: Callable[[OperationRun], OperationRun],
-    layers: int,
-) -> list[Tracked]:
-    """As `carried`, where nothing has state: which sites there are need not be found out first."""
-    before, ran = run.counts.copy(), []
-
-    def step(state: object, values: list[jax.Array]) -> tuple[list[Any], Any]:
-        part = run.within(run.quantizers, before, layers)
-        entered = _with_values(inner, values)
-        part.kept.begin(entered)
-        outputs = body(part, entered)
-        ran[:] = [(part, outputs)]
-        return [out.passed for out in outputs], state
-
-    values, _ = wrap(step)((((), ()), ()), [x.passed for x in inputs])
-    ((part, outputs),) = ran
-    part.kept.crossing(inputs, inner, outputs)  # notes what is lost
-    run.adopt(part)
-    return [replace(x, low_rank=None) for x in _with_values(outputs, values)]
-
-
-def _at_home(x: Tracked) -> Tracked:
-    """An input of a part of the program, where it is the whole of its state."""
-    if x.state is None or x.state.places is None:
-        return x
-    return replace(x, state=x.state._replace(places=None), twins=x.twins)
 
 
 def _with_values(tracked: Sequence[Tracked], values: Sequence[jax.Array]) -> list[Tracked]:

@@ -180,7 +180,7 @@ def note_use(
     stacked, needing = axes.stacked, axes.along(shared)
     if mapped and stacked not in needing and len(axes.shape) - stacked > 2:
         stacked += 1
-    run.uses.append(
+    run.recorded.uses.append(
         WeightUse(
             x.weight_path,
             run.names.full(name),

@@ -52,66 +52,66 @@ def closed_over(inputs: Sequence[Tracked]) -> Passed:
 
 def in_slices(inputs: Sequence[Tracked]) -> Passed:
     """Inputs along whose first axis a loop runs, quantized weights as several arrays each."""
-    taken = [_taken_apart(x) for x in inputs]
-    arrays = [array for passed in taken for array in passed.arrays]
+    taken = [_parts_of(x) for x in inputs]
+    arrays = [array for parts in taken for part in parts for array in part.arrays]
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
         remaining = iter(slices)
-        return [x for passed in taken for x in passed.inside([next(remaining) for _ in passed.arrays])]
+        outputs: list[Tracked] = []
+        for x, parts in zip(inputs, taken, strict=True):
+            for part in parts:
+                x = part.put(x, [next(remaining) for _ in part.arrays])
+            outputs.append(x)
+        return outputs
 
     return Passed(arrays, inside)
+
+
+class Part(NamedTuple):
+    """Arrays of one input of a loop.
+
+    Attributes:
+        arrays: what is passed in.
+        put: the input as a step sees it, with the slices of these arrays in it.
+    """
+
+    arrays: list[Tracked]
+    put: Callable[[Tracked, list[Tracked]], Tracked]
 
 
 def _is_quantized_weight(x: Tracked) -> bool:
     return x.is_weight and (is_quantized(x.value) or x.chosen is not None)
 
 
-def _taken_apart(x: Tracked) -> Passed:
-    low_rank = x.low_rank
-    if low_rank is None:
-        return _with_unrounded(x)
-    passed = _with_unrounded(replace(x, low_rank=None, twins={}))
+def _parts_of(x: Tracked) -> list[Part]:
+    low_rank, unrounded, chosen = x.low_rank, x.unrounded, x.chosen
+    if low_rank is not None or unrounded is not None:
+        x = replace(x, low_rank=None, unrounded=None, chosen=None, twins={})
+    parts = [_value_of(x)]
+    stored = None if x.stored_numbers is None else x.stored_numbers.in_slices()
+    if stored is not None:
+        layers, behind = stored
 
-    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        *own, a, b = slices
-        return [
-            replace(weight, low_rank=replace(low_rank, a=a.value, b=b.value)) for weight in passed.inside(own)
-        ]
+        def with_stored(x: Tracked, slices: list[Tracked]) -> Tracked:
+            numbers = {name: part.value for name, part in zip(layers, slices, strict=True)}
+            return replace(x, stored=behind(x.value, numbers), twins={})
 
-    return Passed([*passed.arrays, Tracked(low_rank.a), Tracked(low_rank.b)], inside)
+        parts.append(Part([Tracked(array, x.origin) for array in layers.values()], with_stored))
+    if unrounded is not None:
+        parts.append(
+            Part([Tracked(unrounded)], lambda x, slices: replace(x, unrounded=slices[0].value, chosen=chosen))
+        )
+    if low_rank is not None:
 
+        def with_low_rank(x: Tracked, slices: list[Tracked]) -> Tracked:
+            a, b = (part.value for part in slices)
+            return replace(x, low_rank=replace(low_rank, a=a, b=b))
 
-def _with_unrounded(x: Tracked) -> Passed:
-    if x.unrounded is None:
-        return _with_stored(x)
-    passed = _with_stored(replace(x, unrounded=None, chosen=None, twins={}))
-
-    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        *own, unrounded = slices
-        return [replace(weight, unrounded=unrounded.value, chosen=x.chosen) for weight in passed.inside(own)]
-
-    return Passed([*passed.arrays, Tracked(x.unrounded)], inside)
-
-
-def _with_stored(x: Tracked) -> Passed:
-    passed, stored = _weight_taken_apart(x), x.stored_numbers
-    parts = None if stored is None else stored.in_slices()
-    if parts is None:
-        return passed
-    layers, behind = parts
-
-    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        own, numbers = slices[: len(passed.arrays)], slices[len(passed.arrays) :]
-        arrays = {name: x_inside.value for name, x_inside in zip(layers, numbers, strict=True)}
-        return [
-            replace(x_inside, stored=behind(x_inside.value, arrays), twins={})
-            for x_inside in passed.inside(own)
-        ]
-
-    return Passed([*passed.arrays, *(Tracked(arrays, x.origin) for arrays in layers.values())], inside)
+        parts.append(Part([Tracked(low_rank.a), Tracked(low_rank.b)], with_low_rank))
+    return parts
 
 
-def _weight_taken_apart(x: Tracked) -> Passed:
+def _value_of(x: Tracked) -> Part:
     tensor = x.value
     inner: Any = tensor
     if is_grouped(tensor):
@@ -119,7 +119,7 @@ def _weight_taken_apart(x: Tracked) -> Passed:
         inner = None if along == 0 else tensor.grouped if tensor.as_it_lies is None else tensor.as_it_lies
     numbers = _numbers(inner) if _is_quantized_weight(x) and shape_of(x) else None
     if numbers is None:
-        return Passed([x], list)
+        return Part([x], lambda _, slices: slices[0])
     length = shape_of(x)[0]
     full = {
         name: array if array.ndim == 0 else full_rank(array, inner.ndim) for name, array in numbers.items()
@@ -129,13 +129,12 @@ def _weight_taken_apart(x: Tracked) -> Passed:
         name: array if array.ndim == 0 else array[0] for name, array in full.items() if name not in sliced
     }
 
-    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        own = {name: one.value for name, one in zip(sliced, slices, strict=True)}
-        one = _tensor_like(inner, {**same, **own})
-        whole = tensor.moved(one, tensor.groups) if is_grouped(tensor) else one
-        return [x.with_value(whole)]
+    def inside(_: Tracked, slices: list[Tracked]) -> Tracked:
+        own = {name: part.value for name, part in zip(sliced, slices, strict=True)}
+        layer = _tensor_like(inner, {**same, **own})
+        return x.with_value(tensor.moved(layer, tensor.groups) if is_grouped(tensor) else layer)
 
-    return Passed([Tracked(full[name], x.origin) for name in sliced], inside)
+    return Part([Tracked(full[name], x.origin) for name in sliced], inside)
 
 
 def _numbers(tensor: QuantTensor) -> dict[str, jax.Array] | None:

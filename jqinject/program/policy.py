@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.jaxpr import Equation
@@ -155,29 +154,24 @@ class CacheSite:
     stacked: int = 0
 
 
-class Policy(Protocol):
-    """The questions that the interpreter asks."""
+class Policy:
+    """The questions that the interpreter asks; these answers leave everything as it is.
 
-    @property
-    @abstractmethod
-    def delayed(self) -> bool:
-        """Whether the operation that takes an output quantizes it, so that operations in between can be fused."""
+    Attributes:
+        delayed: whether the operation that takes an output quantizes it, so that operations in between can be fused.
+        follows_parameters: whether parameters are quantized in their own shape, and followed to where they are
+            contracted.
+        flattens_weights: whether weights with several output axes are contracted with one.
+    """
 
-    @abstractmethod
+    delayed = False
+    follows_parameters = False
+    flattens_weights = False
+
     def is_leaf(self, module: object) -> bool:
         """Whether a module is not looked into."""
+        return False
 
-    @property
-    @abstractmethod
-    def follows_parameters(self) -> bool:
-        """Whether parameters are quantized in their own shape, and followed to where they are contracted."""
-
-    @property
-    @abstractmethod
-    def flattens_weights(self) -> bool:
-        """Whether weights with several output axes are contracted with one."""
-
-    @abstractmethod
     def choose(
         self, path: str, operation: Operation, weight_path: Path = (), name: str = ""
     ) -> Choice | None:
@@ -190,7 +184,6 @@ class Policy(Protocol):
             name: of the operation in its method, `blocks.0.einsum1`.
         """
 
-    @abstractmethod
     def cache_quantizer(self, path: str, cache: str) -> object:
         """The quantizer of what is written into a cache; None leaves it float.
 
@@ -199,25 +192,23 @@ class Policy(Protocol):
             cache: the name of the array: `cache.layer_0.k` in the argument `cache`, or a Variable's path.
         """
 
-    @abstractmethod
     def unknown(self, path: str, name: str) -> None:
         """An operation that is not in the table changed an activation; raises if that is an error."""
 
-    @abstractmethod
     def not_an_activation(self, path: str, what: str) -> None:
         """A tensor was expected to depend on the model's inputs and does not; raises if that is an error."""
 
-    @abstractmethod
-    def channel_axes(self, summed: tuple[int, ...], ndim: int, is_weight: bool, /) -> tuple[int, ...]:
+    def channel_axes(self, summed: tuple[int, ...], ndim: int, is_weight: bool) -> tuple[int, ...]:
         """The axes of a contraction's operand that have a range for each index."""
+        return other_axes(summed, ndim) if is_weight else ()
 
-    @abstractmethod
     def model_input(self, x: Tracked) -> Tracked:
         """An input of the model."""
+        return x
 
-    @abstractmethod
-    def final_output(self, run: object, x: Tracked, index: int) -> Tracked:
+    def final_output(self, run: Any, x: Tracked, index: int) -> Tracked:
         """The model's output number `index`."""
+        return x
 
 
 class SummedAxes(NamedTuple):
@@ -273,3 +264,48 @@ class Occurrence(NamedTuple):
     read: Path
     equation: Equation
     name: str
+
+
+@dataclass
+class FoundSites:
+    """What a program, or a call of a model, quantizes.
+
+    Attributes:
+        sites: name -> site of a tensor.
+        uses: where parameters are contracted or looked up.
+        products: contractions of two activations.
+        adapted: the path of a parameter and the name of a contraction that its adapter takes part in, or of a look-up
+            whose rows are then contracted.
+        same: name of a site of one method -> its name in the program of an earlier one, of which it is a part.
+        occurrences: operations and layers, in order.
+    """
+
+    sites: dict[str, Site] = field(default_factory=dict)
+    uses: list[WeightUse] = field(default_factory=list)
+    products: list[ActivationProduct] = field(default_factory=list)
+    adapted: set[tuple[Path, str]] = field(default_factory=set)
+    same: dict[str, str] = field(default_factory=dict)
+    occurrences: list[Occurrence] = field(default_factory=list)
+
+    def adopt(self, part: FoundSites) -> None:
+        """Add those of a part, or of another call."""
+        self.sites |= part.sites
+        self.uses += part.uses
+        self.products += part.products
+        self.adapted |= part.adapted
+        self.occurrences += part.occurrences
+
+    def renamed(self, same: Mapping[str, str]) -> FoundSites:
+        """The same, where sites have the names that `same` has for them."""
+
+        def full(name: str) -> str:
+            return same.get(name, name)
+
+        return replace(
+            self,
+            sites={full(name): replace(site, name=full(name)) for name, site in self.sites.items()},
+            uses=[replace(use, beside=full(use.beside)) for use in self.uses],
+            products=[
+                replace(product, lhs=full(product.lhs), rhs=full(product.rhs)) for product in self.products
+            ],
+        )

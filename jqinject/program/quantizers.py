@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from flax import nnx
 
 from jqinject.dot.tensors.backward_quantizer import GradientFormat
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order, quantized_along
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_along
 from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.operations import contraction_arguments, weight_last
@@ -22,7 +22,6 @@ from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import (
     as_array,
     is_grouped,
-    is_quantized,
     on_integers,
     on_minifloats,
     on_table,
@@ -30,16 +29,15 @@ from jqinject.quant_tensor import (
 from jqinject.quant_tensor.shaping import full_rank
 
 
-class Quantizers(Protocol):
-    """The quantizers that the interpreter uses.
+class Quantizers:
+    """The quantizers that the interpreter uses; these ones leave everything as it is.
 
     Attributes:
         constants_now: whether values that depend on no input are computed while a call is traced.
     """
 
-    constants_now: bool
+    constants_now = False
 
-    @abstractmethod
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """`x`, quantized: a QuantTensor or an array.
 
@@ -48,12 +46,12 @@ class Quantizers(Protocol):
             x: the tensor; of a gradient's quantizer, the output whose gradient it is.
             token: of a contraction that goes on with the gradient's payload.
         """
+        return x
 
-    @abstractmethod
     def transformed(self, site: Site, x: jax.Array) -> jax.Array:
         """`x` through the transform before the quantizer of a site, and not quantized."""
+        return x
 
-    @abstractmethod
     def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> GradientFormat | None:
         """The numbers of the gradient of an output for a contraction that takes them backward; None for floats.
 
@@ -62,7 +60,6 @@ class Quantizers(Protocol):
             y: the abstract value of the output.
         """
 
-    @abstractmethod
     def contract(
         self,
         site: Site,
@@ -79,25 +76,25 @@ class Quantizers(Protocol):
             unrounded: what a quantized weight was made from; None if it is not known or needed.
             rest: further operands: how many rows each expert gets.
         """
+        return site.equation.bind([as_array(lhs), as_array(rhs), *rest])[0]
 
-    @abstractmethod
     def rounds_again(self, weight_path: Path) -> bool:
         """Whether a scheme takes another version of a parameter backward than the one that its quantizer makes."""
+        return False
 
-    @abstractmethod
     def holds(self, weight_path: Path) -> bool:
         """Whether a parameter has a quantizer."""
+        return False
 
     @property
-    @abstractmethod
     def mode(self) -> object:
         """Hashable; a tensor is quantized once for all operations that share a quantizer and a mode."""
+        return None
 
-    @abstractmethod
     def run(self, call: WeightCall) -> Tracked:
         """The output of a contraction or a look-up."""
+        return call.quantized()
 
-    @abstractmethod
     def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """`Tracked.chosen` of a quantized parameter.
 
@@ -105,60 +102,30 @@ class Quantizers(Protocol):
             name: its path as text.
         """
 
-    @abstractmethod
-    def arithmetic(
-        self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., object]
-    ) -> jax.Array:
+    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., Any]) -> jax.Array:
         """Return the result of an arithmetic operation, by `evaluate` unless it is written in another way."""
+        (value,) = evaluate([x.array for x in operands])
+        return value
 
-    @abstractmethod
     def has_state(self) -> bool:
         """Whether any quantizer has arrays."""
+        return False
 
-    @abstractmethod
     def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
         """The arrays that the quantizers at some sites may change: a pair, of the sites that are not stacked and of
         those that are.
         """
+        return (), ()
 
-    @abstractmethod
-    def restored(self, state: object) -> Quantizers:
+    def restored(self, state: Any) -> Quantizers:
         """Quantizers like these, with that state."""
+        return self
 
-    @abstractmethod
-    def update(self, state: object) -> None:
+    def update(self, state: Any) -> None:
         """Adopt a state."""
 
 
-class AsWritten:
-    """Abstract: runs contractions with their quantizers, as they come."""
-
-    constants_now = False
-
-    @property
-    def mode(self) -> Any:
-        """See `Quantizers`."""
-        return None
-
-    def run(self, call: WeightCall) -> Tracked:
-        """See `Quantizers`."""
-        return call.quantized()
-
-    def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
-        """See `Quantizers`."""
-        return None
-
-    def transformed(self, site: Site, x: jax.Array) -> jax.Array:
-        """See `Quantizers`."""
-        return x
-
-    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., Any]) -> Any:
-        """See `Quantizers`."""
-        (value,) = evaluate([x.array for x in operands])
-        return value
-
-
-class Finder(AsWritten):
+class Finder(Quantizers):
     """Quantizes nothing: for a run that only finds the sites.
 
     Args:
@@ -166,46 +133,18 @@ class Finder(AsWritten):
     """
 
     def __init__(self, like: Quantizers | None = None) -> None:
-        self._like = like
+        self._like = like or Quantizers()
 
-    def holds(self, weight_path: tuple[Any, ...]) -> bool:
+    def holds(self, weight_path: Path) -> bool:
         """See `Quantizers`."""
-        return self._like is not None and self._like.holds(weight_path)
-
-    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
-        """`x` as it is."""
-        return x
-
-    def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> GradientFormat | None:
-        """None."""
-
-    def contract(
-        self, site: Site, lhs: object, rhs: object, unrounded: object, rest: Sequence[Any] = ()
-    ) -> Any:
-        """The contraction of floats."""
-        return site.equation.bind([as_array(lhs), as_array(rhs), *rest])[0]
+        return self._like.holds(weight_path)
 
     def rounds_again(self, weight_path: Path) -> bool:
         """See `Quantizers`."""
-        return self._like is not None and self._like.rounds_again(weight_path)
-
-    def has_state(self) -> bool:
-        """No."""
-        return False
-
-    def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
-        """None."""
-        return (), ()
-
-    def restored(self, state: object) -> Finder:
-        """Itself."""
-        return self
-
-    def update(self, state: object) -> None:
-        """Has no effect."""
+        return self._like.rounds_again(weight_path)
 
 
-class HeldQuantizers(AsWritten):
+class HeldQuantizers(Quantizers):
     """The quantizers that a model holds: by the names of their sites, and by the paths of parameters.
 
     Args:
@@ -232,7 +171,7 @@ class HeldQuantizers(AsWritten):
         self._graphdef: Any = None
         self._has_state: bool | None = None
 
-    def holds(self, weight_path: tuple[Any, ...]) -> bool:
+    def holds(self, weight_path: Path) -> bool:
         """See `Quantizers`."""
         return dotted(weight_path) in self._weights
 
@@ -316,10 +255,11 @@ class HeldQuantizers(AsWritten):
         self._graphdef, *states = nnx.split(tuple(chosen), shared, ..., graph=True)
         return tuple(states)
 
-    def restored(self, state: Any) -> HeldQuantizers:
+    def restored(self, state: Any) -> Quantizers:
         """Copies with that state."""
-        sites, weights, dropouts = nnx.merge(self._graphdef, *state)
-        return HeldQuantizers(sites, weights, self._stacked, dropouts, self._again)
+        same = copy.copy(self)
+        same._held, same._weights, same._dropouts = nnx.merge(self._graphdef, *state)
+        return same
 
     def update(self, state: Any) -> None:
         """Write a state into the quantizers."""
@@ -433,7 +373,4 @@ def quantized_in_rows(quantize: Callable[[jax.Array], Any], x: jax.Array, rows: 
     labelled = quantized_along(
         quantize, LabelledTensor(x, labels), tuple(labels[axis] for axis in rows), True
     )
-    moved = in_order(labelled, labels) if is_quantized(labelled.tensor) else None
-    if moved is not None:
-        return moved
-    return as_array(labelled.tensor).transpose([labelled.axis(label) for label in labels])
+    return labelled.in_order(labels).tensor

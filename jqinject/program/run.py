@@ -10,7 +10,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 
@@ -20,14 +20,13 @@ from jqinject.program.operations import Operation
 from jqinject.program.policy import (
     NO_AXES,
     PLAIN,
-    ActivationProduct,
     Choice,
+    FoundSites,
     Occurrence,
     Policy,
     Site,
     SiteNames,
     SummedAxes,
-    WeightUse,
 )
 from jqinject.program.quantizers import Quantizers
 from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
@@ -41,8 +40,10 @@ class Run:
     Args:
         policy: decides what is quantized.
         quantizers: quantize at a site, and keep its statistics.
-        constants_now: whether values that depend on no input are computed while the program is traced.
         names: of its sites in the model.
+
+    Attributes:
+        constants_now: see `Quantizers`; not in a part of the program.
     """
 
     equation: Equation
@@ -52,19 +53,14 @@ class Run:
         self,
         policy: Policy,
         quantizers: Quantizers,
-        constants_now: bool = False,
         names: SiteNames = PLAIN,
     ) -> None:
         self.policy = policy
         self.quantizers = quantizers
-        self.constants_now = constants_now
         self.names = names
+        self.constants_now = quantizers.constants_now
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
-        self.sites: dict[str, Site] = {}
-        self.uses: list[WeightUse] = []
-        self.adapted: set[tuple[Path, str]] = set()
-        self.products: list[ActivationProduct] = []
-        self.occurrences: list[Occurrence] = []
+        self.recorded = FoundSites()
         self.region: tuple[str, str] | None = None
         self.mapped = False
         self.stack: tuple[int, ...] = ()
@@ -80,13 +76,12 @@ class Run:
             path: of the module that equations without a mark of their own belong to.
         """
 
-    @abstractmethod
     def within(
         self,
         quantizers: Quantizers,
         counts: collections.Counter[tuple[str, str]] | None = None,
         layers: int = 0,
-    ) -> Run:
+    ) -> Self:
         """A run of a part of the program.
 
         Args:
@@ -94,15 +89,18 @@ class Run:
             counts: of operations before it; None for the current ones.
             layers: the number of its steps if it is a loop over stacked layers.
         """
+        run = type(self)(self.policy, quantizers, self.names)
+        run.constants_now = False
+        run.counts = (self.counts if counts is None else counts).copy()
+        run.region, run.mapped, run.equation = self.region, self.mapped, self.equation
+        run.kept = self.kept.within()
+        run.stack = (*self.stack, layers) if layers else self.stack
+        return run
 
     def adopt(self, part: Run) -> None:
         """Take over what the run of a part of the program came across."""
         self.counts = part.counts
-        self.sites |= part.sites
-        self.uses += part.uses
-        self.products += part.products
-        self.occurrences += part.occurrences
-        self.adapted |= part.adapted
+        self.recorded.adopt(part.recorded)
 
     def constant(self, compute: Callable[[], V]) -> V:
         """The result of `compute`, which depends on no input; computed while tracing if `constants_now`."""
@@ -128,11 +126,13 @@ class Run:
 
     def note(self, path: str, operation: str, name: str, read: Path) -> None:
         """Note an operation, or the call of a layer; see `Occurrence`."""
-        self.occurrences.append(Occurrence(path, operation, read, self.equation, self.names.prefix + name))
+        self.recorded.occurrences.append(
+            Occurrence(path, operation, read, self.equation, self.names.prefix + name)
+        )
 
     def add(self, site: Site) -> Site:
         """Note a site."""
-        self.sites[site.name] = site
+        self.recorded.sites[site.name] = site
         return site
 
     def quantized(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jqinject.program.class_swap import Around, intercept, release
+from jqinject.program.class_swap import Around, intercept
 
 SCOPE = "jqinject_module({})"
 SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
@@ -26,22 +26,14 @@ ATTEND = "attend"
 RAISED_IN = "raised in the module at"
 
 # Modules that count as one operation.
-NNX_REGIONS: tuple[tuple[type, str], ...] = (
-    (nnx.BatchNorm, "batch_norm_op"),
-    (nnx.LayerNorm, "norm_op"),
-    (nnx.RMSNorm, "norm_op"),
-    (nnx.GroupNorm, "norm_op"),
-    (nnx.InstanceNorm, "norm_op"),
-    (nnx.Dropout, "dropout"),
-)
-LINEN_REGIONS: tuple[tuple[type, str], ...] = (
-    (linen.BatchNorm, "batch_norm_op"),
-    (linen.LayerNorm, "norm_op"),
-    (linen.RMSNorm, "norm_op"),
-    (linen.GroupNorm, "norm_op"),
-    (linen.InstanceNorm, "norm_op"),
-    (linen.Dropout, "dropout"),
-)
+REGIONS: Mapping[str, tuple[type, ...]] = {
+    "batch_norm_op": (nnx.BatchNorm, linen.BatchNorm),
+    "norm_op": (
+        *(nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm),
+        *(linen.LayerNorm, linen.RMSNorm, linen.GroupNorm, linen.InstanceNorm),
+    ),
+    "dropout": (nnx.Dropout, linen.Dropout),
+}
 
 
 def path_in(name_stack: object) -> str | None:
@@ -77,8 +69,7 @@ def region_of(module: object, is_leaf: Callable[[object], bool]) -> str | None:
     if is_leaf(module):
         ends_quantized = vars(module).get("output_quant") or vars(module).get("act_quant")
         return LAYER if ends_quantized is None else QUANTIZED_LAYER
-    regions = LINEN_REGIONS if isinstance(module, linen.Module) else NNX_REGIONS
-    return next((name for kind, name in regions if isinstance(module, kind)), None)
+    return next((name for name, kinds in REGIONS.items() if isinstance(module, kinds)), None)
 
 
 @dataclass(frozen=True)
@@ -124,9 +115,6 @@ def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> Iterator[Non
     has_linen = any(isinstance(module, nnx.bridge.ToNNX) for _, module in modules)
     with linen_scopes(is_leaf) if has_linen else contextlib.nullcontext():
         yield
-    for _, module in list(nnx.iter_modules(model, graph=True)):
-        for method in ("__call__", ATTEND):
-            release(module, _Scope, method)
 
 
 def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -15,10 +15,10 @@ from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
 from jqinject.program.call import ARRAYS, Call, SplitCall
 from jqinject.program.class_swap import original_class
 from jqinject.program.jaxpr import Body
-from jqinject.program.kept_state import STATE, KeptState, label, state_marks
+from jqinject.program.kept_state import STATE, KeptState, label, mark_state
 from jqinject.program.policy import dotted
 from jqinject.program.scopes import scopes
-from jqinject.program.tracked_value import Origin, Path, StateVersion, Tracked
+from jqinject.program.tracked_value import Origin, Path, StatePlace, Tracked
 
 
 class Program(NamedTuple):
@@ -44,14 +44,14 @@ class Program(NamedTuple):
 
         Args:
             values: the outputs of the program.
-            state: state that parts of the program threw away.
+            state: of the model's layers, after the program.
         """
         first = len(values) - len(self.new_state)
         rows = zip(self.new_state, self.body.returns_input[first:], values[first:], strict=True)
         return [
             (path, variable, value)
             for (path, variable), is_input, value in rows
-            if not is_input or label(path) in state.newest
+            if not is_input or label(path) in state.written
         ]
 
 
@@ -77,11 +77,8 @@ def trace(
         change_class(copy, original_class(type(copy)))
         # Hidden from the forward: a bridge to Linen would treat every attribute as its own.
         put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
-        with (
-            scopes(copy, is_leaf),
-            state_marks((copy, *copied_call.modules), is_leaf, mark_all),
-            dequantized_for_linen(copy),
-        ):
+        with scopes(copy, is_leaf), dequantized_for_linen(copy):
+            mark_state((copy, *copied_call.modules), is_leaf, mark_all)
             out = copied_call(copy)
         vars(copy).update(put_aside)
         traced["state"] = flat_parts(nnx.state((copy, *copied_call.modules), graph=True))
@@ -134,7 +131,7 @@ def _state_input(
     keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
-    state = StateVersion(label(keys)) if isinstance(variable, STATE) else None
+    state = StatePlace(label(keys)) if isinstance(variable, STATE) else None
     if isinstance(variable, nnx.Param):
         return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
     if isinstance(variable, FrozenParam):
@@ -143,14 +140,6 @@ def _state_input(
         return Tracked(leaf, state=state)
     name = dotted((*modules[keys[0]], *holder[1:]))
     return Tracked(leaf, state=state, cache=name, cache_ndim=len(leaf.shape))
-
-
-def node_at(root: Any, path: Path) -> Any:
-    """What is at a path below a module."""
-    for key in path:
-        is_item = isinstance(root, list | tuple | dict | nnx.List | nnx.Dict)
-        root = root[key] if is_item else vars(root)[key]
-    return root
 
 
 @contextlib.contextmanager

@@ -47,17 +47,15 @@ class Masked:
     filled: Callable[[jax.Array], jax.Array]
 
 
-class StateVersion(NamedTuple):
-    """Which state of the model a value is. See `kept_state`.
+class StatePlace(NamedTuple):
+    """Which state of the model's layers a value is. See `kept_state`.
 
     Attributes:
         label: path of the Variable, as text.
-        number: 0 as the program begins, and larger for every later value.
         places: where these numbers are in the whole state, if the program has moved it: an index for each of them.
     """
 
     label: str
-    number: int = 0
     places: np.ndarray | None = None
 
 
@@ -111,7 +109,7 @@ class Tracked:
     chosen: Callable[[Any, Any], Any] | None = None
     low_rank: LowRankProduct | None = None
     masked: Masked | None = None
-    state: StateVersion | None = None
+    state: StatePlace | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
 
     @property

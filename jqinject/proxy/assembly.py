@@ -153,7 +153,7 @@ def map_stack(
     streams = None if rngs is None else rngs.split(sizes)
     graphdef, state = nnx.split((layers, streams), graph=True)
 
-    def of_one(state: nnx.State) -> Any:
+    def of_one(state: nnx.State[Any, Any]) -> Any:
         return function(*nnx.merge(graphdef, state))
 
     mapped: Callable[[Any], Any] = of_one
@@ -166,7 +166,7 @@ def _over_leading_axis(function: Callable[[Any], Any], size: int, one_by_one: bo
     def axis_of(leaf: Any) -> int | None:
         return 0 if leaf.ndim and leaf.shape[0] == size else None
 
-    def at(state: nnx.State, i: Any) -> Any:
+    def at(state: nnx.State[Any, Any], i: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf if axis_of(leaf) is None else leaf[i], state)
 
     if one_by_one:

@@ -1,6 +1,4 @@
-"""The layers of a proxy, its ranges, and its transform.
-
-Which layers a proxy serves, kept outside of both.
+"""Which layers a proxy serves, kept outside of both; its check of static ranges, and its transform.
 
 A proxy keeps no layer: as a child it would be a cycle, as static metadata it would retrace and lead clones back to the
 original. The truth is the model: the layers that hold the proxy. What stands here is a weak index of it, filled
@@ -12,10 +10,6 @@ original. The truth is the model: the layers that hold the proxy. What stands he
 
 A read only completes what is missing: a proxy of which as many layers are known as it serves is never linked anew, so
 reading it changes nothing.
-
-The static ranges that a quantizer holds.
-
-The transform that an injector declares before its quantizer: `pre_transform`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What a quantizer's declaration says, and the names that errors use.
+"""What an injector and its quantizer say about the numbers that they make, and who is named when one fails.
 
-Notes on errors: which quantizer of which layer failed, and which of its parts are the user's own.
-
-An injector with the overrides given where it is used, and the check that each override is read.
-
-What an injector and its quantizer say about the numbers that they make.
+Notes on errors name the quantizer, its layer, and the parts that are the user's own. Overrides given where an injector
+is used are checked: each must be read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
-"""Proxies of weights and biases.
-
-What a weight quantizer may have to know of the input that its weight is contracted with.
-
-The proxy of weights.
-
-The proxy of biases.
+"""The proxies of weights and biases, and what a weight quantizer may have to know of the input that its weight is
+contracted with.
 """
 
 from typing import Any, ClassVar, NamedTuple, final

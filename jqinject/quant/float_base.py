@@ -28,7 +28,7 @@ OCP_NAN = {(8, 3, 4): ("111",), (8, 2, 5): ("01", "11", "10")}
 
 def _codes(table: dict[tuple[int, int, int], tuple[str, ...]]) -> Any:
     @value
-    def codes(bit_width, mantissa_bit_width, exponent_bit_width):
+    def codes(bit_width: int, mantissa_bit_width: int, exponent_bit_width: int) -> tuple[str, ...] | None:
         return table.get((bit_width, mantissa_bit_width, exponent_bit_width))
 
     return codes

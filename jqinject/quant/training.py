@@ -313,7 +313,7 @@ class NVFP4WeightInBlocks(blocks.NVFP4TrainingWeight):
 
 
 @value
-def weight_of_dgrad(weight_block):
+def weight_of_dgrad(weight_block: int | tuple[int, int] | None) -> object:
     """`dgrad_rhs`: of square blocks what the forward product took, else the weight quantized along its outputs."""
     square = isinstance(weight_block, tuple) and weight_block[0] == weight_block[1]
     return Kept.FPROP if square else this.fprop_rhs
@@ -389,7 +389,7 @@ class QuartetGradient(QuartetThreeQuarters, GradQuantSolver):
 
 
 @value
-def signs_of(hadamard, random_signs):
+def signs_of(hadamard: object, random_signs: bool) -> bool:
     """Whether signs are drawn; without a transform there is nothing to draw them for."""
     return random_signs and hadamard is not None
 

@@ -86,7 +86,7 @@ def test_convolutions_use_the_same_entry():
     conv = Convolution.of(
         x.shape, w.shape, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), dtype=jnp.float32
     )
-    np.testing.assert_array_equal(contract(x, w, conv), conv.numbers(x.value, w.value, jnp.float32))
+    np.testing.assert_array_equal(contract(x, w, conv), conv(x.value, w.value))
     assert "int8" in str(jax.make_jaxpr(lambda x, w: contract(x, w, conv))(x, w))
     with pytest.raises(ValueError, match="a convolution has no contraction of 8-bit floats"):
         contract(x, w, conv, numbers="fp8")

@@ -7,7 +7,6 @@ import pytest
 
 from jqinject.dot import LocalAqt, QDotGeneral, Scheme
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.inject import Binding
@@ -44,21 +43,26 @@ def quantized(operand, x, axes):
 
 
 def contract(pair, x, w, dims, dtype, permutation, sums=PLAIN):
-    labels = Labelling.of(dims)
-    a, b = LabelledTensor(x, labels.lhs), LabelledTensor(w, labels.rhs)
-    a, b, summed = in_tiles(sums.tiles, a, b, labels.out)
+    a, b = LabelledTensor(x, dims.lhs), LabelledTensor(w, dims.rhs)
+    a, b, summed = in_tiles(sums.tiles, a, b, dims.out)
     a, b = (
         LabelledTensor(quantized(operand, t.tensor, tuple(map(t.axis, summed))), t.labels)
         for operand, t in zip(pair, (a, b), strict=True)
     )
-    return product(a, b, tuple(labels.out[axis] for axis in permutation), dtype, sums)
+    return product(a, b, tuple(dims.out[axis] for axis in permutation), dtype, sums)
+
+
+def rhs_first(dims):
+    """The right operand's free axes before the left's."""
+    places = [dims.out.index(label) for label in dims.swapped().result]
+    return tuple(places)
 
 
 def check(pair, left, right, numbers, permutation=None, dtype=jnp.float32, sums=PLAIN):
     x, w = operands(left, right)
     dims = Dimensions.of(len(left), len(right), numbers)
-    permutation = dims.rhs_first if permutation is None else permutation
-    same = tuple(range(dims.out_ndim))
+    permutation = rhs_first(dims) if permutation is None else permutation
+    same = tuple(range(len(dims.out)))
     permuted = jax.jit(lambda x, w: contract(pair, x, w, dims, dtype, permutation, sums))(x, w)
     after = jax.jit(lambda x, w: contract(pair, x, w, dims, dtype, same, sums).transpose(permutation))(x, w)
     assert permuted.dtype == dtype
@@ -124,9 +128,7 @@ def test_integers_are_not_transposed_in_the_program():
     specs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (left, right)]
 
     def program(pair):
-        return str(
-            jax.make_jaxpr(lambda x, w: contract(pair, x, w, dims, jnp.float32, dims.rhs_first))(*specs)
-        )
+        return str(jax.make_jaxpr(lambda x, w: contract(pair, x, w, dims, jnp.float32, (1, 0)))(*specs))
 
     # Each operand is laid out anew by the CPU's kernel, in the order that it has; the output is not.
     assert "transpose[permutation=(1, 0)]" not in program((INT8, INT8))

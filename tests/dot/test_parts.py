@@ -97,7 +97,7 @@ def test_there_are_as_many_parts_as_the_dtypes_need(left, right, parts):
     one = jnp.ones(())
 
     def contract(x, w):
-        dims = Dimensions(2, 2, (1,), (0,), (), ())
+        dims = Dimensions.of(2, 2, (((1,), (0,)), ((), ())))
         return affine_dot_general(Affine(x, one), Affine(w, one), dims, jnp.float32)
 
     assert str(jax.make_jaxpr(contract)(x, w)).count("= one_device[") == parts

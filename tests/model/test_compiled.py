@@ -14,9 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jqinject
 from jqinject import Rule, compiled, freeze, quantize, quantized_cache
-from jqinject.model.serving.held_state import SMALL, PackedArrays, unchanged_inputs
 from jqinject.nn import QuantLinear
-from jqinject.program.jaxpr import Body
 from jqinject.quant import Int8ActPerTensorFloat, Int8DynamicActPerRowFloat, Int8WeightPerChannelFloat
 from tests.model._generating_models import Decoder, OwnDecoder, RematAttention, init_cache
 
@@ -78,27 +76,6 @@ def test_weights_are_arguments_and_shared_with_the_model(served: Any, answer: An
     again = answer.model()
     assert again.up.frozen.numbers["value"] is served.up.frozen.numbers["value"]
     assert (again(X) == served(X)).all()
-
-
-def test_small_arrays_of_one_dtype_are_one_argument() -> None:
-    weak, large = jnp.asarray(0.5), jnp.zeros(SMALL // 4 + 1)
-    given = (
-        jnp.ones((2, 3)),
-        weak,
-        jnp.arange(4),
-        jnp.zeros((0, 2)),
-        large,
-        jnp.arange(5.0),
-        jax.random.key(0),
-    )
-    packed = PackedArrays.of(given)
-    assert [x.shape for x in packed.flat] == [(11,)], (
-        "a float alone, an integer alone and a key stay as they are"
-    )
-    assert packed.unpacked[0] is weak and packed.unpacked[2] is large
-    for found, expected in zip(jax.jit(lambda packed: packed.arrays())(packed), given, strict=True):
-        assert jax.typeof(found) == jax.typeof(expected)
-        assert (found == expected).all()
 
 
 def test_each_size_is_compiled_once(served: Any) -> None:
@@ -227,16 +204,6 @@ def test_blocks_that_are_rematerialized_or_looped_over_change_nothing() -> None:
 
     model = Looped()
     assert jnp.allclose(compiled(model, X[:, :4])(X[:, :4]), model(X[:, :4]))
-
-
-def test_what_passes_through_a_program_is_known() -> None:
-    def run(w: Any, x: Any) -> Any:
-        branch = jax.lax.cond(x > 0, lambda w, x: (w, x + 1), lambda w, x: (w, x), w, x)
-        loop = jax.lax.fori_loop(0, 3, lambda _, c: (c[0], c[1] * 2), branch)
-        swapped = jax.lax.scan(lambda c, _: ((c[1], c[0]), None), loop, length=2)[0]
-        return (*jax.jit(lambda w, x: (x, w))(*loop), *swapped)
-
-    assert unchanged_inputs(Body.of(jax.make_jaxpr(run)(1.0, 2.0))) == [None, 0, None, None]
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_a_clone_uses_the_library_of_the_installed_package(compiled, tmp_path):
 
 
 def product(x, y):
-    return integer_contraction(x, y, Dimensions(2, 2, (1,), (1,), (), ()), jnp.dtype(jnp.int32))
+    return integer_contraction(x, y, Dimensions.of(2, 2, (((1,), (1,)), ((), ()))), jnp.dtype(jnp.int32))
 
 
 def test_a_program_that_is_divided_or_exported_has_no_kernel(kernel):

@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.program import Around, QuantizedProgram, change_class, intercept, quantized_class
-from jqinject.program.class_swap import derived_class, original_class, release
+from jqinject.program.class_swap import derived_class, original_class
 
 
 class Doubled(Around):
@@ -48,19 +48,13 @@ def test_one_class_for_all_modules_of_a_class():
     assert len(nnx.Linear.__subclasses__()) == before
 
 
-def test_the_last_one_that_was_added_is_called_first_and_each_is_taken_away():
+def test_the_last_one_that_was_added_is_called_first():
     module = layer()
     expected = module(X)
     intercept(module, Shifted())
     intercept(module, Doubled())
     np.testing.assert_allclose(module(X), 2 * (expected + 1))
     np.testing.assert_allclose(nnx.jit(lambda m, x: m(x))(module, X), 2 * (expected + 1), rtol=1e-6)
-    release(module, Doubled)
-    np.testing.assert_allclose(module(X), expected + 1)
-    release(module, Doubled)
-    release(module, Shifted)
-    assert type(module) is nnx.Linear and nnx.graphdef(module) == nnx.graphdef(layer())
-    np.testing.assert_array_equal(module(X), expected)
 
 
 def test_classes_are_pickled_by_what_they_were_made_from():

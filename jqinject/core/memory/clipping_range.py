@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, cast
 
 import jax
@@ -26,7 +26,7 @@ from jqinject.ops.groups import checked_group_size
 from jqinject.ops.lean import choose, shaped
 from jqinject.ops.power import by_reciprocal, divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
-from jqinject.ops.ste import Primals, Tangents, nearest
+from jqinject.ops.ste import Primals, Tangents, custom_jvp, nearest
 
 
 def _check_apart(group_dim: int, channelwise_axes: Sequence[int]) -> None:
@@ -474,7 +474,7 @@ def scale_and_zero_point(
     return _of_two_ends(bit_width, ends.high, ends.low)[:2]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
+@custom_jvp(0)
 def _of_two_ends(bit_width: int, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Scale, zero point, and whether the scale was too small."""
     lowest = -(2.0 ** (bit_width - 1))

@@ -29,9 +29,9 @@ from jqinject.core.memory.memory_policy import (
     Kind,
     MemoryPolicy,
     Number,
-    _kept,
     collected_after,
     completed_entries,
+    kept_parameters,
 )
 from jqinject.core.scaling.rule import ONE, RESTRICTIONS, SCALE_FLOOR, ScaleRule
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
@@ -160,7 +160,7 @@ class Memory(Component):
             concat_dim=arguments.get(f"{of}_stats_input_concat_dim", 0),
             broadcastable=arguments.get("dynamic_scaling_broadcastable_fn"),
             in_groups=in_groups,
-            tracked_parameters=_kept(tracked, arguments.get("force_parameter", False), where),
+            tracked_parameters=kept_parameters(tracked, arguments.get("force_parameter", False), where),
             affine_rescaling=None if factor is None else AffineRescaling(shape, factor, shift),
         )
         self.remember(policy, {AVERAGED[kind]: self.empty} if kind in AVERAGED else {})

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -38,7 +38,7 @@ from jqinject.core.state import QuantParam, QuantStat, float_array
 from jqinject.ops.lean import all_finite, choose, no_change
 from jqinject.ops.processes import one_program
 from jqinject.ops.reductions import running_mean
-from jqinject.ops.ste import Primals, Tangents
+from jqinject.ops.ste import Primals, Tangents, custom_jvp
 
 
 class Number(NamedTuple):
@@ -119,7 +119,10 @@ def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) ->
     return (jnp if traced else np).full(sizes, value)
 
 
-def _kept(tracked: list[Any], force_parameter: bool, where: str) -> nnx.List[nnx.Variable[Any]] | None:
+def kept_parameters(
+    tracked: list[Any], force_parameter: bool, where: str
+) -> nnx.List[nnx.Variable[Any]] | None:
+    """The Variables that several layers share a quantizer of, which it reads at every call; None for a single one."""
     if force_parameter and not tracked:
         raise ValueError(
             f"{where}: force_parameter=True needs a parameter in tracked_parameter_list, got none."
@@ -220,7 +223,7 @@ def mean(numbers: Numbers, count: jax.Array, sums: Numbers) -> Numbers:
     return tuple(choose(some, total / divisor, number) for total, number in zip(sums, numbers, strict=True))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
+@custom_jvp(0)
 def mean_after(
     policy: MemoryPolicy, numbers: Numbers, count: jax.Array, sums: Numbers
 ) -> tuple[Numbers, jax.Array, Numbers, jax.Array]:
@@ -247,7 +250,7 @@ def _mean_after_jvp(policy: MemoryPolicy, primals: Primals, tangents: Tangents) 
 mean_after.defjvp(_mean_after_jvp, symbolic_zeros=True)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+@custom_jvp(0, 1)
 @one_program("policy", "least")
 def collected_after(
     policy: MemoryPolicy,

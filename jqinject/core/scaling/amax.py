@@ -23,7 +23,7 @@ from jqinject.ops.lean import choose, known_zeros, no_change
 from jqinject.ops.observe import SLOT_SIZE, fork, gathered, over_axis
 from jqinject.ops.processes import on_host
 from jqinject.ops.sharding import sharded_as
-from jqinject.ops.ste import Primals, Tangents
+from jqinject.ops.ste import Primals, Tangents, custom_jvp
 from jqinject.quant_tensor import is_concrete
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -50,7 +50,7 @@ def scale_of_amax(amax: jax.Array, last: jax.Array, threshold: Any, margin: floa
     return jax.lax.select(usable, scale, sharded_as(jnp.broadcast_to(last, scale.shape), scale))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
+@custom_jvp(0)
 def _without_gradient(function: Callable[..., Any], *arrays: jax.Array) -> Any:
     return function(*map(jnp.asarray, arrays))  # of a Python float under `grad`, a Python float is left
 

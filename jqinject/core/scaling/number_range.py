@@ -1,10 +1,10 @@
-"""How many steps a range spans: integers, minifloats, truncated integers.
+"""How many steps of the grid the scale maps a range to.
 
-How many integer steps a scale spans: `int_scaling_impl(bit_width)`.
-
-The number that minifloat scales map to: the largest.
-
-Divisors of truncated accumulators: `trunc_scaling_impl(q, b_in, b_out, signed)`.
+| component | of | result |
+|---|---|---|
+| `int_scaling_impl(bit_width)` | integers | the steps from 0 to the largest |
+| `float_scaling_impl` | minifloats | their largest number |
+| `trunc_scaling_impl(q, b_in, b_out, signed)` | truncated accumulators | the divisor |
 """
 
 from __future__ import annotations

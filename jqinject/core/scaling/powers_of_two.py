@@ -1,10 +1,7 @@
-"""Exponents that a group shares, and scales that are quantized themselves.
+"""Scales that are powers of two which a block shares, by the rules of the microscaling formats, and scales that are
+themselves quantized.
 
-Rounding of a power-of-two scale's exponent: up only if something would be clamped.
-
-Powers of two that blocks share, by the rules of the microscaling formats.
-
-Scales that are themselves quantized.
+A power of two may be rounded so that it grows only if something would be clamped.
 """
 
 from __future__ import annotations

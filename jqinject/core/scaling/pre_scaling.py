@@ -1,10 +1,7 @@
-"""Learned norms of weights, and bounds that keep an accumulator from overflowing.
+"""What decoupled quantizers do before they round: scales from learned norms, and zero points that are only added.
 
-The scale before rounding, from a weight's learned and actual norms.
-
-Scales that keep a weight's integers small enough that accumulators cannot overflow: A2Q and A2Q+.
-
-Zero points that are added before rounding and not subtracted after.
+The scale before rounding comes from a weight's learned norm and its actual one. A2Q and A2Q+ bound the learned norm, so
+that the weight's integers are small enough for an accumulator never to overflow.
 """
 
 from __future__ import annotations

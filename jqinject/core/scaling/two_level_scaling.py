@@ -1,6 +1,5 @@
-"""Scales of blocks in minifloats, over a scale of the tensor.
-
-Scales of blocks in two levels: a minifloat for each block, and one float32 number that they share.
+"""Scales of blocks in two levels, from the given tensor at every call: a minifloat for each block, and one float32
+number that they share.
 
 `x` is rounded as `x * factor`, and `value = minifloat * block * shared`. Libraries take `factor` from the two levels in
 different orders of float32 operations, which moves numbers on rounding ties: each order is a component here.
@@ -12,8 +11,6 @@ different orders of float32 operations, which moves numbers on rounding ties: ea
 | `LeastNormalScales`     | `e4m3(max(a / 6 / t, 2**-6))`        | `(1 / t) / s`         |
 
 `a` is the largest magnitude of a block, `A` that of the tensor, `t = A / 2688`, and 2688 = 6 * 448.
-
-Scales of blocks in two levels, from the given tensor at every call.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ def remember(stat: Any, shape: Sequence[int] | None, **more: float) -> None:
 def _search(
     graphdef: Any,
     cuts: tuple[Cut | None, ...],
-    state: nnx.State,
+    state: nnx.State[Any, Any],
     tensors: tuple[jax.Array, ...],
     scale: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -1,12 +1,9 @@
-"""Statistics in two phases, measured where the tensor lies, without moving it.
+"""The base of statistics, measured where the tensor lies, without moving it.
 
-The base of statistics that can be switched off at run time without leaving a gradient computation.
-
-A statistic of blocks over two axes, from one of groups along one axis.
-
-A statistic of a viewed tensor without moving the tensor.
-
-Reducing the tensor axes behind a view's axis saves the view: a transposition, and for sharded tensors a gather.
+A statistic has two phases, the measurement and its derivative, so that one that is switched off at run time leaves no
+computation of a gradient behind. It reduces the axes of the tensor that are behind the axis of a view, which saves the
+view: a transposition, and for sharded tensors a gather. One of blocks over two axes is made from that of groups along
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, cast
 
 import jax
@@ -29,6 +26,7 @@ from jqinject.ops.cut import Cut, warn_if_gathered
 from jqinject.ops.groups import check_divides, elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.reductions import Axes, Measured, Over, Tensors, map_tensors, parts_of
 from jqinject.ops.sharding import check_same_places, names_of
+from jqinject.ops.ste import Primals, Tangents, custom_jvp
 
 
 class TwoPhaseStat(ABC):
@@ -173,13 +171,13 @@ class Reduction(TwoPhaseStat):
     statistic = TwoPhaseStat.finished
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
+@custom_jvp(0)
 def _measured(stat: TwoPhaseStat, x: Tensors, active: jax.Array | None) -> Any:
     return stat.measure(x) if active is None else where_active(active, stat.measure, x)
 
 
 @_measured.defjvp
-def _(stat, primals, tangents):
+def _(stat: TwoPhaseStat, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
     (x, active), (dx, _) = primals, tangents
     measured = _measured(stat, x, active)
     if active is None:

@@ -29,6 +29,7 @@ from jqinject.native.stored_matmul import StoredRows, float_matmul
 from jqinject.ops.groups import split_groups
 from jqinject.ops.processes import on_one_device
 from jqinject.ops.sharding import varying_with
+from jqinject.ops.ste import custom_jvp
 
 FLOATS = tuple(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
@@ -103,7 +104,7 @@ def _numbers(static: StoredDot, arrays: tuple[jax.Array, ...]) -> dict[str, jax.
     return dict(zip(names, arrays, strict=True))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
+@custom_jvp(0)
 def _dot(static: StoredDot, x: jax.Array, *arrays: jax.Array) -> jax.Array:
     meshes = (jax.typeof(array).sharding.mesh for array in (x, *arrays))
     if static.out_sharding is not None or any(not mesh.empty and mesh.explicit_axes for mesh in meshes):
@@ -177,7 +178,7 @@ def _product(
         grouped = (dims.rhs_contract.index(axis),)
         left = dims.lhs_contract[grouped[0]]
         x = split_groups(x, groups.size, left)
-        dims = dims.in_groups(left, axis)
+        dims = dims.in_groups(left)
     rows = rows_of(tuple(x.shape), shape, dims, grouped)
     if rows is None:
         return None

@@ -1,44 +1,83 @@
-"""Dimension numbers of a contraction, forward and backward."""
+"""The axes of a contraction by label, from which dimension numbers and the places of scales follow.
+
+| label | axis |
+|---|---|
+| `("batch", i)` | batch: of both operands and the output |
+| `("lhs", axis)` | of the left operand and the output |
+| `("rhs", axis)` | of the right operand and the output |
+| `("summed", i)` | of both operands, summed over in the forward contraction |
+| `("tile", *label)` | the tiles that another axis was cut into |
+| `("group", *label)` | the groups of integers that another axis was cut into |
+
+Labels of both operands are summed, or batch axes if the output has them: forward and backward alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import jax
 
 from jqinject.quant_tensor import QuantTensor
-from jqinject.quant_tensor.group_layout import with_two_axes
 
 Operand: TypeAlias = jax.Array | QuantTensor
 OutSharding: TypeAlias = jax.sharding.NamedSharding | jax.sharding.PartitionSpec | None
+Label = tuple[str | int, ...]
+Labels = tuple[Label, ...]
+Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """The axes of `lax.dot_general`, as tuples of ints counted from the front.
+    """The labels of the axes of two operands and of their product.
 
-    Attributes:
-        lhs_ndim, rhs_ndim: axes of the operands.
-        lhs_contract, rhs_contract: contracted axes, pairwise.
-        lhs_batch, rhs_batch: batch axes, pairwise.
+    Example:
+        >>> x, y, k = ("lhs", 0), ("rhs", 1), ("summed", 0)
+        >>> dims = Dimensions((x, y), (k, y), (k, x))
+        >>> dims.numbers, dims.order
+        ((((1,), (1,)), ((), ())), (1, 0))
     """
 
-    lhs_ndim: int
-    rhs_ndim: int
-    lhs_contract: tuple[int, ...]
-    rhs_contract: tuple[int, ...]
-    lhs_batch: tuple[int, ...]
-    rhs_batch: tuple[int, ...]
+    lhs: Labels
+    rhs: Labels
+    out: Labels
 
     @classmethod
     def of(cls, lhs_ndim: int, rhs_ndim: int, dimension_numbers: Any) -> Dimensions:
-        """From `lax.dot_general`'s `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`."""
+        """From `lax.dot_general`'s `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`.
+
+        Example:
+            >>> Dimensions.of(2, 2, (((1,), (0,)), ((), ()))).out
+            (('lhs', 0), ('rhs', 1))
+        """
         (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
         axes = tuple(lhs_contract), tuple(rhs_contract), tuple(lhs_batch), tuple(rhs_batch)
-        return _counted_from_front(lhs_ndim, rhs_ndim, *axes)
+        return _labelled(lhs_ndim, rhs_ndim, *axes)
+
+    @classmethod
+    @lru_cache(maxsize=1024)
+    def of_equation(cls, lhs: str, rhs: str, out: str) -> Dimensions:
+        """From the letters of an einsum.
+
+        Example:
+            >>> Dimensions.of_equation("df", "bd", "bf").order
+            (1, 0)
+        """
+        batch = [name for name in out if name in lhs and name in rhs]
+        summed = [name for name in lhs if name in rhs and name not in out]
+        pairs = [[[names.index(name) for name in axes] for names in (lhs, rhs)] for axes in (summed, batch)]
+        dims = cls.of(len(lhs), len(rhs), pairs)
+        labels = dict(zip(lhs, dims.lhs, strict=True)) | dict(zip(rhs, dims.rhs, strict=True))
+        return cls(dims.lhs, dims.rhs, tuple(labels[name] for name in out))
+
+    @cached_property
+    def summed(self) -> Labels:
+        """The summed axes, in the order of their numbers."""
+        both = [label for label in self.lhs if label in self.rhs and label not in self.out]
+        return tuple(sorted(both, key=lambda label: label[-1]))
 
     @cached_property
     def numbers(self) -> Any:
@@ -46,49 +85,68 @@ class Dimensions:
         return (self.lhs_contract, self.rhs_contract), (self.lhs_batch, self.rhs_batch)
 
     @cached_property
+    def lhs_contract(self) -> tuple[int, ...]:
+        """Summed axes of the left operand."""
+        return tuple(map(self.lhs.index, self.summed))
+
+    @cached_property
+    def rhs_contract(self) -> tuple[int, ...]:
+        """Summed axes of the right operand, paired with those of the left."""
+        return tuple(map(self.rhs.index, self.summed))
+
+    @cached_property
+    def lhs_batch(self) -> tuple[int, ...]:
+        """Batch axes of the left operand."""
+        return tuple(self.lhs.index(label) for label in self.out if label in self.lhs and label in self.rhs)
+
+    @cached_property
+    def rhs_batch(self) -> tuple[int, ...]:
+        """Batch axes of the right operand, paired with those of the left."""
+        return tuple(self.rhs.index(self.lhs[axis]) for axis in self.lhs_batch)
+
+    @cached_property
     def lhs_free(self) -> tuple[int, ...]:
-        """Free axes of the left operand."""
-        return _without(self.lhs_ndim, self.lhs_contract, self.lhs_batch)
+        """Axes of the left operand alone."""
+        return tuple(axis for axis, label in enumerate(self.lhs) if label not in self.rhs)
 
     @cached_property
     def rhs_free(self) -> tuple[int, ...]:
-        """Free axes of the right operand."""
-        return _without(self.rhs_ndim, self.rhs_contract, self.rhs_batch)
+        """Axes of the right operand alone."""
+        return tuple(axis for axis, label in enumerate(self.rhs) if label not in self.lhs)
 
     @cached_property
-    def out_ndim(self) -> int:
-        """Axes of the output: batch, free axes of the left, then of the right operand."""
-        return len(self.lhs_batch) + len(self.lhs_free) + len(self.rhs_free)
+    def result(self) -> Labels:
+        """The axes of `lax.dot_general`'s output: batch, then free ones of the left, then of the right operand."""
+        left = (self.lhs[axis] for axis in (*self.lhs_batch, *self.lhs_free))
+        return (*left, *(self.rhs[axis] for axis in self.rhs_free))
 
     @cached_property
-    def lhs_places(self) -> dict[int, int]:
-        """Axis of the left operand -> axis of the output."""
-        return {axis: place for place, axis in enumerate((*self.lhs_batch, *self.lhs_free))}
+    def order(self) -> tuple[int, ...]:
+        """The permutation of `result` to `out`."""
+        return tuple(map(self.result.index, self.out))
 
     @cached_property
-    def rhs_places(self) -> dict[int, int]:
-        """Axis of the right operand -> axis of the output."""
-        after = len(self.lhs_batch) + len(self.lhs_free)
-        places = {axis: place for place, axis in enumerate(self.rhs_batch)}
-        return places | {axis: after + place for place, axis in enumerate(self.rhs_free)}
+    def plain(self) -> Dimensions:
+        """With the output in the order of `result`."""
+        return Dimensions(self.lhs, self.rhs, self.result)
+
+    @cached_property
+    def is_ordered(self) -> bool:
+        """Whether `lax.dot_general` has the axes in the order of `out`."""
+        return self.result == self.out
+
+    def ordered(self, y: jax.Array) -> jax.Array:
+        """An array with the axes of `result` in the order of `out`."""
+        return y if self.is_ordered else y.transpose(self.order)
 
     def out_shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output of operands of these shapes."""
-        left = (lhs[axis] for axis in (*self.lhs_batch, *self.lhs_free))
-        return (*left, *(rhs[axis] for axis in self.rhs_free))
-
-    @property
-    def rhs_first(self) -> tuple[int, ...]:
-        """The output permutation of `swapped`: the right operand's free axes before the left's."""
-        batch, left = len(self.lhs_batch), len(self.lhs_free)
-        axes = tuple(range(self.out_ndim))
-        return axes[:batch] + axes[batch + left :] + axes[batch : batch + left]
+        sizes = dict(zip(self.rhs, rhs, strict=True)) | dict(zip(self.lhs, lhs, strict=True))
+        return tuple(map(sizes.__getitem__, self.out))
 
     def swapped(self) -> Dimensions:
-        """With the operands in the other order."""
-        return Dimensions(
-            self.rhs_ndim, self.lhs_ndim, self.rhs_contract, self.lhs_contract, self.rhs_batch, self.lhs_batch
-        )
+        """With the operands in the other order, and the same output."""
+        return Dimensions(self.rhs, self.lhs, self.out)
 
     @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
     def with_right(self, places: tuple[int, ...]) -> Dimensions:
@@ -97,63 +155,71 @@ class Dimensions:
         Args:
             places: where each axis is then.
         """
-        moved = (tuple(map(places.__getitem__, axes)) for axes in (self.rhs_contract, self.rhs_batch))
-        return Dimensions.of(
-            self.lhs_ndim,
-            self.rhs_ndim,
-            tuple(zip((self.lhs_contract, self.lhs_batch), moved, strict=True)),
-        )
+        labels = dict(zip(places, self.rhs, strict=True))
+        return Dimensions(self.lhs, tuple(labels[place] for place in range(len(places))), self.out)
 
-    def along(self, pairs: list[int]) -> Dimensions:
+    @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
+    def along(self, pairs: tuple[int, ...]) -> Dimensions:
         """With some summed axes as leading batch axes instead."""
-        rest = [pair for pair in range(len(self.lhs_contract)) if pair not in pairs]
-        return replace(
-            self,
-            lhs_contract=tuple(self.lhs_contract[pair] for pair in rest),
-            rhs_contract=tuple(self.rhs_contract[pair] for pair in rest),
-            lhs_batch=(*(self.lhs_contract[pair] for pair in pairs), *self.lhs_batch),
-            rhs_batch=(*(self.rhs_contract[pair] for pair in pairs), *self.rhs_batch),
-        )
+        return Dimensions(self.lhs, self.rhs, (*(self.summed[pair] for pair in pairs), *self.out))
 
-    def in_groups(self, left: int, right: int) -> Dimensions:
-        """Of operands whose summed axes `left` and `right` have become two: groups, and their elements."""
-        return Dimensions(
-            self.lhs_ndim + 1,
-            self.rhs_ndim + 1,
-            with_two_axes(self.lhs_contract, left),
-            with_two_axes(self.rhs_contract, right),
-            with_two_axes(self.lhs_batch, left),
-            with_two_axes(self.rhs_batch, right),
+    @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
+    def in_groups(self, left: int) -> Dimensions:
+        """Of operands whose summed axis, `left` of the left one, has become two: groups, and their elements."""
+        label = self.lhs[left]
+        lhs, rhs = (
+            tuple(
+                part for name in labels for part in ((("group", *name), name) if name == label else (name,))
+            )
+            for labels in (self.lhs, self.rhs)
         )
+        return Dimensions(lhs, rhs, self.out)
 
 
 @lru_cache(maxsize=1024)
-def _counted_from_front(lhs_ndim: int, rhs_ndim: int, *axes: tuple[int, ...]) -> Dimensions:
+def _labelled(
+    lhs_ndim: int,
+    rhs_ndim: int,
+    lhs_contract: tuple[int, ...],
+    rhs_contract: tuple[int, ...],
+    lhs_batch: tuple[int, ...],
+    rhs_batch: tuple[int, ...],
+) -> Dimensions:
     """The same instance for the same axes, so that derived facts are computed once."""
-    ndims = lhs_ndim, rhs_ndim, lhs_ndim, rhs_ndim
-    counted = (tuple(axis % ndim for axis in part) for part, ndim in zip(axes, ndims, strict=True))
-    return Dimensions(lhs_ndim, rhs_ndim, *counted)
+    lhs: list[Label] = [("lhs", axis) for axis in range(lhs_ndim)]
+    rhs: list[Label] = [("rhs", axis) for axis in range(rhs_ndim)]
+    for kind, left_axes, right_axes in (
+        ("batch", lhs_batch, rhs_batch),
+        ("summed", lhs_contract, rhs_contract),
+    ):
+        for number, (left, right) in enumerate(zip(left_axes, right_axes, strict=True)):
+            lhs[left] = rhs[right] = (kind, number)
+    free = (label for label in (*lhs, *rhs) if label[0] in ("lhs", "rhs"))
+    batch = (("batch", number) for number in range(len(lhs_batch)))
+    return Dimensions(tuple(lhs), tuple(rhs), (*batch, *free))
 
 
-def _without(ndim: int, *taken: Sequence[int]) -> tuple[int, ...]:
-    excluded = {axis for axes in taken for axis in axes}
-    return tuple(axis for axis in range(ndim) if axis not in excluded)
+def tile_of(label: Label) -> Label:
+    """The label of an axis's tiles."""
+    return ("tile", *label)
 
 
-def scale_in_output(
-    scale: jax.Array, ndim: int, places: Mapping[int, int], out_ndim: int
-) -> jax.Array | None:
-    """An operand's scale laid out to multiply the output; None if it varies along a summed axis.
+def scale_in_output(scale: jax.Array, axes: Sequence[Hashable], out: Sequence[Hashable]) -> jax.Array | None:
+    """A scale laid out to multiply another array; None if it varies along an axis that this lacks.
 
     Args:
-        scale: broadcasts against the operand.
-        ndim: axes of the operand.
-        places: axis of the operand -> axis of the output.
-        out_ndim: axes of the output.
+        scale: broadcasts against an array whose axes have the labels `axes`.
+        axes: these labels.
+        out: those of the other array.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> scale_in_output(jnp.ones((3, 1)), "ab", "ba").shape
+        (1, 3)
     """
     if scale.size == 1:
         return scale.reshape(()) if scale.ndim else scale
-    layout = _layout(scale.shape, ndim, tuple(places.items()), out_ndim)
+    layout = _layout(scale.shape, tuple(axes), tuple(out))
     if layout is None:
         return None
     dense, order, shape = layout
@@ -162,15 +228,27 @@ def scale_in_output(
     return scale.reshape(shape) if scale.shape != shape else scale
 
 
-Shapes = tuple[tuple[int, ...], ...]
+@lru_cache(maxsize=1024)
+def _layout(
+    shape: tuple[int, ...], axes: tuple[Hashable, ...], out: tuple[Hashable, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """A scale's shape without ones, its transposition, and its shape in the output."""
+    sizes = {
+        label: size for label, size in zip(axes[len(axes) - len(shape) :], shape, strict=True) if size != 1
+    }
+    if not sizes.keys() <= {*out}:
+        return None
+    varying = list(sizes)
+    order = sorted(range(len(varying)), key=lambda axis: out.index(varying[axis]))
+    return tuple(sizes.values()), tuple(order), tuple(sizes.get(label, 1) for label in out)
 
 
 @lru_cache(maxsize=1024)
-def varying_pairs(dims: Dimensions, lhs: Shapes, rhs: Shapes) -> list[int]:
+def varying_pairs(dims: Dimensions, lhs: Shapes, rhs: Shapes) -> tuple[int, ...]:
     """The pairs of summed axes along which a scale or zero point varies, given their shapes."""
-    left, right = scaled_axes(lhs, dims.lhs_ndim), scaled_axes(rhs, dims.rhs_ndim)
+    left, right = scaled_axes(lhs, len(dims.lhs)), scaled_axes(rhs, len(dims.rhs))
     pairs = zip(dims.lhs_contract, dims.rhs_contract, strict=True)
-    return [pair for pair, (a, b) in enumerate(pairs) if a in left or b in right]
+    return tuple(pair for pair, (a, b) in enumerate(pairs) if a in left or b in right)
 
 
 @lru_cache(maxsize=1024)
@@ -184,24 +262,6 @@ def scaled_axes(shapes: Shapes, ndim: int) -> frozenset[int]:
     return frozenset(
         axis + ndim - len(shape) for shape in shapes for axis, size in enumerate(shape) if size != 1
     )
-
-
-@lru_cache(maxsize=1024)
-def _layout(
-    shape: tuple[int, ...], ndim: int, places: tuple[tuple[int, int], ...], out_ndim: int
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """A scale's shape without ones, its transposition, and its shape in the output."""
-    place = dict(places)
-    sizes = (*(1,) * (ndim - len(shape)), *shape)
-    varying = [axis for axis, size in enumerate(sizes) if size != 1]
-    if any(axis not in place for axis in varying):
-        return None
-    order = sorted(varying, key=lambda axis: place[axis])
-    expanded = [1] * out_ndim
-    for axis in varying:
-        expanded[place[axis]] = sizes[axis]
-    dense = tuple(sizes[axis] for axis in varying)
-    return dense, tuple(varying.index(axis) for axis in order), tuple(expanded)
 
 
 def checked_dimensions(

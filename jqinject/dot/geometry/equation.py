@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
-from jqinject.dot.geometry.labels import dimensions_of
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -115,16 +114,12 @@ class EinsumLabels:
         return lhs, rhs, EinsumLabels(left, right, self.out)
 
     def dimensions(self) -> Dimensions:
-        """Of a prepared equation: labels of both operands are summed, or batch axes if the output has them."""
-        return self._contraction[0]
+        """Of a prepared equation, with the output in the order of `lax.dot_general`."""
+        return Dimensions.of_equation(self.lhs, self.rhs, self.out).plain
 
     def permutation(self) -> tuple[int, ...]:
         """The permutation of the `dot_general`'s output to the equation's order."""
-        return self._contraction[1]
-
-    @property
-    def _contraction(self) -> tuple[Dimensions, tuple[int, ...]]:
-        return dimensions_of(tuple(self.lhs), tuple(self.rhs), tuple(self.out))
+        return Dimensions.of_equation(self.lhs, self.rhs, self.out).order
 
 
 def _spelled(labels: str, ndim: int, equation: str) -> tuple[str, str]:

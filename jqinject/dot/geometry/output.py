@@ -157,7 +157,7 @@ def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: object
 def _operand_scale(operand: IntQuantTensor, places: Mapping[int, int], out_ndim: int) -> jax.Array | None:
     """The operand's scale in the output's rank, its axis `a` put at `places[a]`; None if it varies along
     another axis."""
-    expanded = scale_in_output(operand.scale, operand.ndim, places, out_ndim)
+    expanded = scale_in_output(operand.scale, [places.get(a) for a in range(operand.ndim)], range(out_ndim))
     return expanded.reshape((1,) * out_ndim) if expanded is not None and expanded.ndim == 0 else expanded
 
 

@@ -18,42 +18,6 @@ from jax.typing import DTypeLike
 Block = tuple[tuple[int, int], ...]
 
 
-def integer_accumulator(dtype: DTypeLike | None, terms: int, lhs_largest: int, rhs_largest: int) -> np.dtype:
-    """The dtype in which `terms` products of integers are summed: `dtype`, or int32 for None.
-
-    `bits = ceil(log2(terms * lhs_largest * rhs_largest + 1)) + 1` are needed. Sums too long for int32 are cut into
-    parts of up to `longest_sum` products.
-
-    Args:
-        dtype: a signed integer dtype, or None.
-        terms: the products summed into one output.
-        lhs_largest, rhs_largest: the largest magnitudes of the operands.
-
-    Raises:
-        TypeError: `dtype` is not a signed integer.
-        ValueError: it has fewer bits than needed, and fewer than int32.
-
-    Differs from AQT: None means int32. In AQT the sum of two int8 operands wraps around in int8.
-
-    Example:
-        >>> integer_accumulator(None, 1024, 127, 127)
-        dtype('int32')
-        >>> integer_accumulator(jnp.int16, 1024, 127, 127)
-        Traceback (most recent call last):
-        ...
-        ValueError: an accumulator of int16 can overflow: 1024 products of up to 127 * 127 need 25 bits...
-    """
-    accumulator = checked_accumulator(dtype)
-    needed = (terms * lhs_largest * rhs_largest).bit_length() + 1
-    bits = jnp.iinfo(accumulator).bits
-    if needed > bits and (bits < 32 or lhs_largest * rhs_largest > jnp.iinfo(accumulator).max):
-        raise ValueError(
-            f"an accumulator of {accumulator.name} can overflow: {terms} products of up to {lhs_largest} * "
-            f"{rhs_largest} need {needed} bits.\n  cure: " + _cure(bits)
-        )
-    return accumulator
-
-
 def checked_accumulator(dtype: DTypeLike | None) -> np.dtype:
     """A dtype in which integers are summed; int32 for None.
 
@@ -77,36 +41,6 @@ def checked_accumulator(dtype: DTypeLike | None) -> np.dtype:
     return accumulator
 
 
-def _cure(bits: int) -> str:
-    return "accumulator_dtype=jnp.int32" if bits < 32 else "fewer bits an operand"
-
-
-def largest_magnitude(dtype: DTypeLike, zero_point: object = None) -> int:
-    """Of `q - zero_point`, for integers q of a dtype and a zero point among them; None without one.
-
-    Example:
-        >>> largest_magnitude(jnp.int8), largest_magnitude(jnp.int8, 3.0), largest_magnitude(jnp.int4)
-        (128, 255, 8)
-    """
-    info = jnp.iinfo(dtype)
-    least, largest = int(info.min), int(info.max)
-    return max(-least, largest) if zero_point is None else largest - least
-
-
-def longest_sum(accumulator: np.dtype, lhs_largest: int, rhs_largest: int) -> int:
-    """How many products an accumulator can always sum.
-
-    Args:
-        accumulator: a signed integer dtype.
-        lhs_largest, rhs_largest: the largest magnitudes of the operands.
-
-    Example:
-        >>> longest_sum(np.dtype("int32"), 255, 128), longest_sum(np.dtype("int32"), 8, 128)
-        (65793, 2097151)
-    """
-    return int(jnp.iinfo(accumulator).max) // max(lhs_largest * rhs_largest, 1)
-
-
 @lru_cache(maxsize=1024)
 def accumulation(
     lengths: tuple[int, ...],
@@ -114,16 +48,48 @@ def accumulation(
     rhs: tuple[Any, bool],
     accumulator_dtype: DTypeLike | None,
 ) -> tuple[np.dtype, int]:
-    """The dtype of the sums, and how many products it holds.
+    """The dtype in which products of integers are summed, and how many of them it always holds.
+
+    `ceil(log2(terms * largest_l * largest_r + 1)) + 1` bits are needed, of operands with these largest magnitudes.
 
     Args:
         lengths: of the summed axes.
         lhs, rhs: dtype of an operand, and whether it has a zero point.
-        accumulator_dtype: None means int32.
+        accumulator_dtype: a signed integer dtype; None means int32.
+
+    Raises:
+        TypeError: it is not a signed integer.
+        ValueError: it has fewer bits than needed, and fewer than int32.
+
+    Differs from AQT: None means int32. In AQT the sum of two int8 operands wraps around in int8.
+
+    Example:
+        >>> int8 = np.dtype("int8"), False
+        >>> accumulation((1024,), int8, int8, None)
+        (dtype('int32'), 131071)
+        >>> accumulation((1024,), int8, int8, jnp.int16)
+        Traceback (most recent call last):
+        ...
+        ValueError: an accumulator of int16 can overflow: 1024 products of up to 128 * 128 need 26 bits...
     """
-    spans = [largest_magnitude(dtype, 0 if has_zero_point else None) for dtype, has_zero_point in (lhs, rhs)]
-    accumulator = integer_accumulator(accumulator_dtype, math.prod(lengths), *spans)
-    return accumulator, longest_sum(accumulator, *spans)
+    accumulator, terms = checked_accumulator(accumulator_dtype), math.prod(lengths)
+    left, right = (_largest_magnitude(*operand) for operand in (lhs, rhs))
+    needed = (terms * left * right).bit_length() + 1
+    info = jnp.iinfo(accumulator)
+    if needed > info.bits and (info.bits < 32 or left * right > info.max):
+        cure = "accumulator_dtype=jnp.int32" if info.bits < 32 else "fewer bits an operand"
+        raise ValueError(
+            f"an accumulator of {accumulator.name} can overflow: {terms} products of up to {left} * {right} need "
+            f"{needed} bits.\n  cure: {cure}"
+        )
+    return accumulator, int(info.max) // max(left * right, 1)
+
+
+def _largest_magnitude(dtype: DTypeLike, has_zero_point: bool) -> int:
+    """Of `q - zero_point`, for integers q of a dtype and a zero point among them."""
+    info = jnp.iinfo(dtype)
+    least, largest = int(info.min), int(info.max)
+    return largest - least if has_zero_point else max(-least, largest)
 
 
 def blocks(lengths: Sequence[int], longest: int) -> list[Block]:

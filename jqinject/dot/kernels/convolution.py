@@ -12,18 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import OutSharding, scale_in_output, scaled_axes
-from jqinject.dot.kernels.accumulate import (
-    Block,
-    in_parts,
-    integer_accumulator,
-    largest_magnitude,
-    longest_sum,
-    part,
-)
-from jqinject.dot.kernels.integer import Affine, are_sharded
+from jqinject.dot.geometry.dimensions import Dimensions, Labels, OutSharding, scale_in_output, scaled_axes
+from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
+from jqinject.dot.kernels.integer import Affine, are_sharded, corrected
 from jqinject.dot.kernels.kernel_table import Window, integer_convolution
 from jqinject.ops.sharding import sharded_as
+from jqinject.ops.ste import nearest
 from jqinject.quant_tensor import QuantTensor
 
 Spec = tuple[int, ...]
@@ -178,62 +172,67 @@ class Convolution:
         """The axis of the right operand that becomes the output's features."""
         return self.specs[1][0]
 
-    def numbers(self, lhs: jax.Array, rhs: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """The convolution of plain arrays, summed in `dtype`.
+    def summed(self, product: str) -> tuple[Labels, Labels]:
+        """The axes of both operands of a product that share a scale.
 
-        Args:
-            lhs, rhs: arrays of one dtype.
-            dtype: of the output.
+        All but examples and outputs; in "dgrad" all but examples and inputs, in "wgrad" all but inputs and outputs.
         """
+        (batch, feature, *_), (outputs, inputs, *_), (out_batch, out_feature, *_) = self.specs
+        lhs, rhs, out = self.axes.lhs, self.axes.rhs, self.axes.out
+        pair = {
+            "fprop": ((lhs, batch), (rhs, outputs)),
+            "dgrad": ((out, out_batch), (rhs, inputs)),
+            "wgrad": ((out, out_feature), (lhs, feature)),
+        }[product]
+        first, second = (labels[:axis] + labels[axis + 1 :] for labels, axis in pair)
+        return first, second
+
+    @property
+    def axes(self) -> Dimensions:
+        """The axes of the operands and of the output, each with a label of its own."""
+        left, right, out = (
+            tuple((name, axis) for axis in range(len(spec)))
+            for name, spec in zip(("lhs", "rhs", "out"), self.specs, strict=True)
+        )
+        return Dimensions(left, right, out)
+
+    def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        """The convolution of plain arrays of one dtype, summed in `dtype`."""
         return jax.lax.conv_general_dilated(
             lhs,
             rhs,
             padding=self.padding,
             lhs_dilation=self.lhs_dilation,
             dimension_numbers=jax.lax.ConvDimensionNumbers(*self.specs),
-            preferred_element_type=dtype,
+            preferred_element_type=self.dtype,
             out_sharding=self.out_sharding,
             **dict(self.options),
         )
 
-    def of_integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
+    def integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
         """The convolution of integers, in `dtype`; `lhs` may have one zero point, `rhs` one for each output feature.
 
         Padding consists of zeros, stored in `lhs` as its zero point.
         """
         lhs, rhs = lhs.signed(), rhs.signed()
-        zero = None if lhs.zero_point is None else jnp.round(lhs.zero_point.reshape(())).astype(jnp.int32)
-        y = self._summed(lhs.payload, rhs.payload, zero, rhs.zero_point, rhs.sums)
-        for scale in (self._of_lhs(lhs.scale), self._of_rhs(rhs.scale)):
-            y = y.astype(jnp.float32) * sharded_as(scale, y)
-        return y.astype(self.dtype)
-
-    def _summed(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        lhs_zero: jax.Array | None = None,
-        rhs_zero: jax.Array | None = None,
-        rhs_sums: jax.Array | None = None,
-    ) -> jax.Array:
-        """`sum (q_l - z_l) (q_r - z_r)`: int32, or float32 from parts if int32 cannot hold it."""
-        axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
-        lengths = [rhs.shape[axis] for axis in axes]
-        spans = largest_magnitude(lhs.dtype, lhs_zero), largest_magnitude(rhs.dtype, rhs_zero)
-        accumulator = integer_accumulator(self.accumulator_dtype, math.prod(lengths), *spans)
+        axes = tuple(axis for axis in range(rhs.payload.ndim) if axis != self.channel_axis)
+        lengths = tuple(rhs.payload.shape[axis] for axis in axes)
+        dtypes = ((x.payload.dtype, x.zero_point is not None) for x in (lhs, rhs))
+        accumulator, longest = accumulation(lengths, *dtypes, self.accumulator_dtype)
         padded = self
-        if lhs_zero is not None:
-            lhs = self._with_border(lhs, lhs_zero)
+        if lhs.zero_point is not None:
+            lhs = lhs._replace(payload=self._with_border(lhs))
             space = len(self.padding)
             padded = replace(self, padding=((0, 0),) * space, lhs_dilation=(1,) * space)
 
         def contract(block: Block) -> jax.Array:
-            right = part(rhs, axes, block)
-            sums = rhs_sums if right is rhs else None
-            conv, left = padded._of_block(lhs, rhs.shape, dict(zip(axes, block, strict=True)))
-            return conv._exact(left, right, accumulator, lhs_zero, rhs_zero, sums)
+            conv, left = padded._of_block(lhs.payload, rhs.payload.shape, dict(zip(axes, block, strict=True)))
+            return conv._exact(lhs._replace(payload=left), rhs.part(axes, block), accumulator)
 
-        return in_parts(lengths, longest_sum(accumulator, *spans), contract)
+        y = in_parts(lengths, longest, contract)
+        for side, scale in enumerate((lhs.scale, rhs.scale)):
+            y = y.astype(jnp.float32) * sharded_as(self._in_output(scale, side), y)
+        return y.astype(self.dtype)
 
     def _of_block(
         self, lhs: jax.Array, rhs_shape: tuple[int, ...], block: dict[int, tuple[int, int]]
@@ -255,40 +254,38 @@ class Convolution:
         ]
         return replace(self, padding=tuple(padding)), lhs
 
-    def _exact(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        accumulator: np.dtype,
-        lhs_zero: jax.Array | None,
-        rhs_zero: jax.Array | None,
-        rhs_sums: jax.Array | None,
-    ) -> jax.Array:
-        """The sum in an accumulator that holds it; a left operand with a zero point is already padded."""
-        y = self._integers(lhs, rhs, accumulator)
-        if lhs_zero is not None:
-            if rhs_sums is None:
-                axes = tuple(axis for axis in range(rhs.ndim) if axis != self.channel_axis)
-                rhs_sums = jnp.sum(rhs, axis=axes, keepdims=True, dtype=accumulator)
-            y = y - lhs_zero.astype(accumulator) * sharded_as(self._of_rhs(rhs_sums), y)
-        if rhs_zero is None:
-            return y
-        groups = dict(self.options)["feature_group_count"] * dict(self.options)["batch_group_count"]
-        ones = jnp.ones(
-            [groups if n == self.channel_axis else size for n, size in enumerate(rhs.shape)], jnp.int8
+    def _exact(self, lhs: Affine, rhs: Affine, accumulator: np.dtype) -> jax.Array:
+        """`sum (q_l - z_l) (q_r - z_r)` in an accumulator that holds it; `lhs` with a zero point is already padded."""
+        y = self._integers(lhs.payload, rhs.payload, accumulator)
+        channel, shape = self.channel_axis, rhs.payload.shape
+        axes = tuple(axis for axis in range(len(shape)) if axis != channel)
+
+        def laid_out(x: jax.Array) -> jax.Array:
+            return sharded_as(self._in_output(x, 1), y)
+
+        def covered() -> jax.Array:
+            """The sums of the left operand that each window position covers."""
+            groups = dict(self.options)["feature_group_count"] * dict(self.options)["batch_group_count"]
+            ones = jnp.ones((*shape[:channel], groups, *shape[channel + 1 :]), jnp.int8)
+            sums = replace(self, out_sharding=None)._integers(lhs.payload, ones, accumulator)
+            return sharded_as(jnp.repeat(sums, shape[channel] // groups, axis=self.specs[2][1]), y)
+
+        left, right = (
+            None if x.zero_point is None else nearest(x.zero_point).astype(accumulator) for x in (lhs, rhs)
         )
-        covered = replace(self, out_sharding=None)._integers(lhs, ones, accumulator)
-        if lhs_zero is not None:
-            covered = covered - math.prod(ones.shape) // groups * lhs_zero.astype(accumulator)
-        repeated = jnp.repeat(covered, rhs.shape[self.channel_axis] // groups, axis=self.specs[2][1])
-        covered = sharded_as(repeated, y)
-        return y - sharded_as(self._of_rhs(jnp.round(rhs_zero).astype(accumulator)), y) * covered
+        return corrected(
+            y,
+            None if left is None else left.reshape(()),
+            None if right is None else laid_out(right),
+            covered,
+            lambda: laid_out(rhs.summed(axes, accumulator)),
+            math.prod(shape[axis] for axis in axes),
+        )
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
-        plain = _ByXla(self, accumulator)
         lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
         window = None if are_sharded(lhs, rhs) else self._window()
-        return integer_convolution(lhs, rhs, accumulator, plain, window)
+        return integer_convolution(lhs, rhs, accumulator, replace(self, dtype=accumulator), window)
 
     def _window(self) -> Window | None:
         """The window; None with groups or a dilated input, which are not a plain product."""
@@ -299,41 +296,19 @@ class Convolution:
             return None
         return Window(self.specs, self.padding, options["window_strides"], options["rhs_dilation"])
 
-    def _with_border(self, payload: jax.Array, zero: jax.Array) -> jax.Array:
-        config = [(0, 0, 0)] * payload.ndim
+    def _with_border(self, lhs: Affine) -> jax.Array:
+        zero: Any = lhs.zero_point
+        config = [(0, 0, 0)] * lhs.payload.ndim
         for axis, (before, after), dilation in zip(
             self.specs[0][2:], self.padding, self.lhs_dilation, strict=True
         ):
             config[axis] = (before, after, dilation - 1)
-        return jax.lax.pad(payload, zero.astype(payload.dtype), config)
+        return jax.lax.pad(lhs.payload, nearest(zero).reshape(()).astype(lhs.payload.dtype), config)
 
-    def _of_lhs(self, scale: jax.Array | None) -> Any:
-        """The left operand's scale, which may differ between examples, laid out like the output."""
-        return _moved(scale, len(self.specs[0]), self.specs[0][0], self.specs[2][0], "lhs", "example")
-
-    def _of_rhs(self, scale: jax.Array | None) -> Any:
-        ndim, place = len(self.specs[1]), self.specs[2][1]
-        return _moved(scale, ndim, self.channel_axis, place, "rhs", "output feature")
-
-
-@dataclass(frozen=True)
-class _ByXla:
-    """The convolution of integers by XLA, compared by value."""
-
-    convolution: Convolution
-    accumulator: np.dtype
-
-    def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return self.convolution.numbers(lhs, rhs, self.accumulator)
-
-
-def _moved(scale: jax.Array | None, ndim: int, axis: int, place: int, side: str, what: str) -> Any:
-    if scale is None:
-        return None
-    placed = scale_in_output(scale, ndim, {axis: place}, ndim)
-    if placed is None:
-        raise ValueError(
-            f"the scale of {side} has shape {scale.shape}, but a convolution can only undo one scale, or one for each "
-            f"{what} (axis {axis}).\n  cure: quantize {side} so, or contraction='float'"
-        )
-    return placed
+    def _in_output(self, x: jax.Array, side: int) -> jax.Array:
+        """A scale of one operand, which may vary along its examples or output features, laid out like the output."""
+        spec, place = self.specs[side], self.specs[2][side]
+        labels = [place if axis == spec[0] else None for axis in range(len(spec))]
+        layout = scale_in_output(x, labels, range(len(spec)))
+        assert layout is not None, "checked by the table"
+        return layout

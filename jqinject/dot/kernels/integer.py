@@ -40,7 +40,6 @@ from jqinject.quant_tensor import IntQuantTensor, QuantTensor
 
 LEAST_GROUP = 128
 """Smaller groups are contracted as floats, unless integers are asked for. Qwix uses the same limit."""
-Contract = Callable[[Any, Any], jax.Array]
 
 
 class Affine(NamedTuple):
@@ -87,6 +86,17 @@ class Affine(NamedTuple):
         """The numbers, float32."""
         steps = self.payload.astype(jnp.float32)
         return (steps if self.zero_point is None else steps - self.zero_point) * self.scale
+
+    def summed(self, axes: tuple[int, ...], accumulator: DTypeLike) -> jax.Array:
+        """`sums`, computed unless they are known.
+
+        Args:
+            axes: the contracted axes.
+            accumulator: dtype of the sums.
+        """
+        if self.sums is not None:
+            return self.sums
+        return jnp.sum(self.payload, axis=axes, keepdims=True, dtype=accumulator)
 
     def part(self, axes: tuple[int, ...], block: Block) -> Affine:
         """The part in a block along some axes, over which neither scale nor zero point varies."""
@@ -186,11 +196,7 @@ def affine_dot_general(
     shapes = ((lhs.scale.shape,), (rhs.scale.shape,)) if plain else (lhs.shapes, rhs.shapes)
     grouped = varying_pairs(dims, *shapes)
     if grouped:
-        by_group = _GroupByGroup(dims.along(grouped), len(grouped), accumulator_dtype)
-        one_device = len(grouped) == 1 and accumulator_dtype is None
-        if one_device and not are_sharded(lhs.payload, rhs.payload):
-            return contract_groups(lhs, rhs, dims, grouped[0], by_group).astype(dtype)
-        return by_group(lhs, rhs).astype(dtype)
+        return dims.ordered(_contract_groups(lhs, rhs, dims, grouped, accumulator_dtype).astype(dtype))
     lengths = tuple(map(lhs.payload.shape.__getitem__, dims.lhs_contract))
     dtypes = (lhs.payload.dtype, lhs.zero_point is not None), (rhs.payload.dtype, rhs.zero_point is not None)
     accumulator, longest = accumulation(lengths, *dtypes, accumulator_dtype)
@@ -203,26 +209,18 @@ def affine_dot_general(
             return _exact(left, right, dims, accumulator, out_sharding)
 
         y = in_parts(lengths, longest, contract)
-    of_lhs = scale_in_output(lhs.scale, dims.lhs_ndim, dims.lhs_places, dims.out_ndim)
-    of_rhs = scale_in_output(rhs.scale, dims.rhs_ndim, dims.rhs_places, dims.out_ndim)
+    of_lhs: Any = lhs.scale
+    of_rhs: Any = rhs.scale
+    if of_lhs.ndim:
+        of_lhs = scale_in_output(of_lhs, dims.lhs, dims.result)
+    if of_rhs.ndim:
+        of_rhs = scale_in_output(of_rhs, dims.rhs, dims.result)
     assert of_lhs is not None and of_rhs is not None, "no scale varies along a sum, or it is a batch axis"
     mesh, of_scales = jax.typeof(y).sharding.mesh, (jax.typeof(of_lhs).sharding, jax.typeof(of_rhs).sharding)
     if not (mesh.empty and of_scales[0].mesh.empty and of_scales[1].mesh.empty):
         of_lhs, of_rhs = sharded_as(of_lhs, y), sharded_as(of_rhs, y)
-    return (y.astype(jnp.float32) * (of_lhs * of_rhs)).astype(dtype)
-
-
-@dataclass(frozen=True)
-class _GroupByGroup:
-    """The outputs of groups, summed in float32."""
-
-    dims: Dimensions
-    axes: int
-    accumulator_dtype: DTypeLike | None
-
-    def __call__(self, lhs: Affine, rhs: Affine) -> jax.Array:
-        y = affine_dot_general(lhs, rhs, self.dims, jnp.float32, self.accumulator_dtype)
-        return y.sum(tuple(range(self.axes)))
+    y = (y.astype(jnp.float32) * (of_lhs * of_rhs)).astype(dtype)
+    return y if dims.is_ordered else dims.ordered(y)
 
 
 def integer_contraction(
@@ -264,8 +262,7 @@ def _exact(
     y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding, rhs.packed)
 
     def expanded(x: jax.Array, of: Affine) -> jax.Array:
-        places = dims.lhs_places if of is lhs else dims.rhs_places
-        layout = scale_in_output(x, of.payload.ndim, places, dims.out_ndim)
+        layout = scale_in_output(x, dims.lhs if of is lhs else dims.rhs, dims.result)
         assert layout is not None, "zero points and sums vary along axes of the output alone"
         return sharded_as(layout, y)
 
@@ -274,68 +271,96 @@ def _exact(
         return None if zero is None else expanded(nearest(zero), operand).astype(accumulator)
 
     def summed(operand: Affine, axes: tuple[int, ...]) -> jax.Array:
-        sums = operand.sums
-        if sums is None:
-            sums = jnp.sum(operand.payload, axis=axes, keepdims=True, dtype=accumulator)
-        return expanded(sums, operand)
+        return expanded(operand.summed(axes, accumulator), operand)
 
-    left, right = offset(lhs), offset(rhs)
-    if left is not None:
-        y = y - left * summed(rhs, dims.rhs_contract)
-    if right is not None:
-        y = y - right * summed(lhs, dims.lhs_contract)
-    if left is not None and right is not None:
-        y = y + math.prod(lhs.payload.shape[axis] for axis in dims.lhs_contract) * left * right
-    return y
+    return corrected(
+        y,
+        offset(lhs),
+        offset(rhs),
+        lambda: summed(lhs, dims.lhs_contract),
+        lambda: summed(rhs, dims.rhs_contract),
+        math.prod(lhs.payload.shape[axis] for axis in dims.lhs_contract),
+    )
 
 
-def contract_groups(lhs: Affine, rhs: Affine, dims: Dimensions, pair: int, plain: Contract) -> jax.Array:
-    """The contraction in float32 of integers, along one of whose summed axes a scale or zero point varies.
+def corrected(
+    y: jax.Array,
+    left: jax.Array | None,
+    right: jax.Array | None,
+    sum_of_lhs: Callable[[], jax.Array],
+    sum_of_rhs: Callable[[], jax.Array],
+    terms: int,
+) -> jax.Array:
+    """`sum (q_l - z_l) (q_r - z_r)`, from `sum q_l q_r`.
 
     Args:
-        lhs, rhs: the operands, `Affine`.
+        y: the sum of the products of integers.
+        left, right: the zero points, laid out for it; None for 0.
+        sum_of_lhs, sum_of_rhs: sums of the integers of an operand, laid out likewise.
+        terms: how many products are summed.
+    """
+    if left is not None:
+        y = y - left * sum_of_rhs()
+    if right is not None:
+        y = y - right * sum_of_lhs()
+    return y if left is None or right is None else y + terms * left * right
+
+
+def _contract_groups(
+    lhs: Affine, rhs: Affine, dims: Dimensions, pairs: tuple[int, ...], accumulator_dtype: DTypeLike | None
+) -> jax.Array:
+    """The contraction in float32 of integers, along some of whose summed axes a scale or zero point varies.
+
+    Args:
+        lhs, rhs: the operands.
         dims: of the contraction.
-        pair: the summed pair of axes that are groups.
-        plain: the contraction as XLA partitions it over devices.
+        pairs: these summed pairs of axes, which are groups.
+        accumulator_dtype: as for `affine_dot_general`.
     """
     leaves, tree = jax.tree.flatten((lhs, rhs))
-    otherwise = _Otherwise(tree, plain)
-    rows = rows_of(lhs.payload.shape, rhs.payload.shape, dims, (pair,))
-    return on_one_device(_Alone(tree, dims, pair, rows, plain), otherwise, *leaves)
+    by_group = _GroupByGroup(tree, dims.plain.along(pairs), len(pairs), accumulator_dtype)
+    if len(pairs) != 1 or accumulator_dtype is not None or are_sharded(lhs.payload, rhs.payload):
+        return by_group(*leaves)
+    rows = rows_of(lhs.payload.shape, rhs.payload.shape, dims, pairs)
+    return on_one_device(_ByPlatform(by_group, dims, pairs[0], rows), by_group, *leaves)
 
 
 @dataclass(frozen=True)
-class _Otherwise:
-    tree: Any
-    plain: Contract
-
-    def __call__(self, *leaves: jax.Array) -> jax.Array:
-        return self.plain(*jax.tree.unflatten(self.tree, leaves))
-
-
-@dataclass(frozen=True)
-class _Alone:
-    """The contraction by the means of the platform."""
+class _GroupByGroup:
+    """The outputs of groups, summed in float32, as XLA partitions them over devices."""
 
     tree: Any
     dims: Dimensions
-    pair: int
-    rows: RowLayout | None
-    plain: Contract
+    axes: int
+    accumulator_dtype: DTypeLike | None
 
     def __call__(self, *leaves: jax.Array) -> jax.Array:
-        otherwise = _Otherwise(self.tree, self.plain)
-        return jax.lax.platform_dependent(*leaves, cpu=self._on_cpu, default=otherwise)
+        lhs, rhs = jax.tree.unflatten(self.tree, leaves)
+        y = affine_dot_general(lhs, rhs, self.dims, jnp.float32, self.accumulator_dtype)
+        return y.sum(tuple(range(self.axes)))
+
+
+@dataclass(frozen=True)
+class _ByPlatform:
+    """The contraction by the means of the platform."""
+
+    by_group: _GroupByGroup
+    dims: Dimensions
+    pair: int
+    rows: RowLayout | None
+
+    def __call__(self, *leaves: jax.Array) -> jax.Array:
+        return jax.lax.platform_dependent(*leaves, cpu=self._on_cpu, default=self.by_group)
 
     def _on_cpu(self, *leaves: jax.Array) -> jax.Array:
-        lhs, rhs = jax.tree.unflatten(self.tree, leaves)
+        lhs, rhs = jax.tree.unflatten(self.by_group.tree, leaves)
         by_kernel = None if self.rows is None else self._by_kernel(lhs, rhs, self.rows)
         if by_kernel is not None:
             return by_kernel
         sizes = [lhs.payload.shape[axis] for axis in self.dims.lhs_contract]
         sized = all(isinstance(size, int) for size in sizes)  # not in an export for any platform
         if not sized or math.prod(sizes) >= LEAST_GROUP * sizes[self.pair]:
-            return self.plain(lhs, rhs)
+            return self.by_group(*leaves)
         return jax.lax.dot_general(lhs.dequantized(), rhs.dequantized(), self.dims.numbers)
 
     def _by_kernel(self, lhs: Affine, rhs: Affine, rows: RowLayout) -> jax.Array | None:

@@ -38,7 +38,7 @@ Convolve = Callable[[jax.Array, jax.Array], jax.Array]
 XLA_CONVOLVES = jax.__version_info__ >= (0, 12)
 BYTE = 8
 GPUS = ("cuda", "rocm")
-MATRICES = Dimensions(2, 2, (1,), (1,), (), ())
+MATRICES = Dimensions.of(2, 2, (((1,), (1,)), ((), ())))
 
 
 @dataclass(frozen=True)

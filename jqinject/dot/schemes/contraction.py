@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.component import InnerModule
-from jqinject.dot.geometry.labels import Labels
+from jqinject.dot.geometry.dimensions import Labels
 from jqinject.dot.schemes.product_transforms import random_signs, transformed
 from jqinject.dot.schemes.quant_operand import (
     MODES,

@@ -19,7 +19,7 @@ from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec
 from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme
 from jqinject.dot.schemes.scheme_fits import check_convolution, check_ragged
 from jqinject.dot.tensors.contract import output_dtype
-from jqinject.dot.tensors.six_operands import ConvolutionPlan, DotPlan, RaggedPlan
+from jqinject.dot.tensors.six_operands import Plan
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
 
@@ -30,10 +30,10 @@ def _plan(
     dimension_numbers: object,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: OutSharding = None,
-) -> DotPlan:
+) -> Plan:
     """The plan of a `dot_general` with these arguments."""
     dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-    return DotPlan.of(dims, output_dtype(lhs, rhs, preferred_element_type), out_sharding)
+    return Plan(dims, output_dtype(lhs, rhs, preferred_element_type), out_sharding=out_sharding)
 
 
 class QDotGeneral(QuantizedOp):
@@ -249,7 +249,8 @@ class QConvGeneralDilated(QuantizedOp):
             out_sharding=asked(out_sharding, as_array(left), as_array(right)),
             accumulator_dtype=self.scheme["accumulator_dtype"],
         )
-        y = self._contract(ConvolutionPlan.of(convolution), left, right, unrounded)
+        plan = Plan(convolution, convolution.dtype, what="a quantized convolution")
+        y = self._contract(plan, left, right, unrounded)
         return with_sharding(y, out_sharding)
 
     @staticmethod
@@ -296,7 +297,8 @@ class QRaggedDot(QuantizedOp):
                 "a scheme quantizes ragged contractions of rows cut into groups, without batch axes.\n"
                 "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
             )
-        return self._contract(RaggedPlan.of(ragged), lhs, rhs, unrounded, group_sizes)
+        plan = Plan(ragged, ragged.dtype, what="a ragged contraction by a scheme")
+        return self._contract(plan, lhs, rhs, unrounded, group_sizes)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core.transforms import Hadamard, along
-from jqinject.dot.geometry.labels import Label, Labels
+from jqinject.dot.geometry.dimensions import Label, Labels
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.inject import Binding
 

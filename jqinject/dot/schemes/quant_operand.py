@@ -13,7 +13,7 @@ from flax import nnx
 
 from jqinject.core.component import InnerModule
 from jqinject.core.state import QuantParam
-from jqinject.dot.geometry.labels import Labels
+from jqinject.dot.geometry.dimensions import Labels
 from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.scheme import FORWARD, GRADIENTS, Kept, SchemeSpec
 from jqinject.dot.tensors.backward_quantizer import why_not_backward

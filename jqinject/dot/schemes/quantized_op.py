@@ -20,12 +20,11 @@ from jqinject.core.state import QuantStat, float_array
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
-from jqinject.dot.geometry.dimensions import Operand
-from jqinject.dot.geometry.labels import Labels
+from jqinject.dot.geometry.dimensions import Labels, Operand
 from jqinject.dot.schemes.contraction import NO_STATE_IN_SWITCHED, NO_STATE_OF_FUNCTIONS, Contraction
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import contract_by_scheme
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_order
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
 from jqinject.dot.tensors.six_operands import Plan
 from jqinject.ops import FloatGrid, IntGrid
@@ -278,7 +277,7 @@ class QuantizedOp(Contraction):
                 "Freezer: there is nothing to freeze, as the operand is not quantized (its bits are None).\n"
                 "  cure: QuantMode.TRAIN for this side, or a configuration that quantizes it"
             )
-        tensor = in_order(quantized, x.labels)
+        tensor = quantized.in_order(x.labels).tensor
         if not is_quantized(tensor):
             raise ValueError(
                 f"{self.where}: {self.scheme.name}.{name} = {proxy.binding.base.__name__} is not stored for serving: "
@@ -314,8 +313,8 @@ class QuantizedOp(Contraction):
         """The contraction of operands of `_seen`, each stored first where its mode says so."""
         if QuantMode.CONVERT in (self.lhs_quant_mode, self.rhs_quant_mode):
             of_left, of_right = plan.summed("fprop")
-            lhs = self._served("lhs", LabelledTensor(lhs, plan.labels.lhs), of_left)
-            rhs = self._served("rhs", LabelledTensor(rhs, plan.labels.rhs), of_right)
+            lhs = self._served("lhs", LabelledTensor(lhs, plan.axes.lhs), of_left)
+            rhs = self._served("rhs", LabelledTensor(rhs, plan.axes.rhs), of_right)
         return self._by_scheme(plan, lhs, rhs, unrounded, *rest)
 
     def _by_scheme(self, plan: Plan, *operands: Any) -> jax.Array:

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot.geometry.dimensions import Operand
-from jqinject.dot.geometry.labels import Labels
+from jqinject.dot.geometry.dimensions import Labels, Operand, scale_in_output
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import (
@@ -29,7 +28,6 @@ from jqinject.dot.tensors.labelled_tensor import (
     in_tiles,
     in_tiles_of,
     joined,
-    scale_beside,
     tiled_label,
 )
 from jqinject.dot.tensors.product import Sums, chosen
@@ -78,7 +76,7 @@ def _operands_of(
     contraction: Contraction, plan: Plan, lhs: Operand, rhs: Operand, unrounded: jax.Array | None = None
 ) -> tuple[Plan, LabelledTensor, LabelledTensor, BackwardProduct, BackwardProduct]:
     """The forward pass's part of quantization: the arguments of `contract_operands`."""
-    plan, labels = replace(plan, **contraction.scheme.sums), plan.labels
+    plan, labels = replace(plan, **contraction.scheme.sums), plan.axes
     x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
     left, right, _ = in_tiles(plan.fprop.tiles, x, w, labels.out)
     of_left, of_right = plan.summed("fprop")
@@ -210,7 +208,11 @@ def _payload_and_scale(
         as_integers: whether integers are contracted; else the payload is a float array, to be quantized again.
     """
     tensor, integers = from_forward.tensor, on_integers(from_forward.tensor)
-    scale = scale_beside(from_forward, gradient) if integers or on_minifloats(tensor) else None
+    scale = (
+        scale_in_output(tensor.scale, from_forward.labels, gradient)
+        if integers or on_minifloats(tensor)
+        else None
+    )
     if integers:
         contractible = not tensor.has_zero_point and isinstance(tensor.bit_width, int)
     else:
@@ -278,12 +280,12 @@ def explain_scheme(contraction: Contraction, plan: Plan, lhs: Operand, rhs: Oper
 
     def look(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         by_sums, left, right, *backward = _operands_of(contraction.recording({}), plan, lhs, rhs)
-        products.append(_explained("fprop", left, right, plan.labels.out, by_sums.fprop))
-        g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), plan.dtype), plan.labels.out)
+        products.append(_explained("fprop", left, right, plan.axes.out, by_sums.fprop))
+        g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), plan.dtype), plan.axes.out)
         for number, (name, from_forward, out, sums) in enumerate(
             (
-                ("dgrad", right, plan.labels.lhs, by_sums.dgrad),
-                ("wgrad", left, plan.labels.rhs, by_sums.wgrad),
+                ("dgrad", right, plan.axes.lhs, by_sums.dgrad),
+                ("wgrad", left, plan.axes.rhs, by_sums.wgrad),
             )
         ):
             operands = backward[number]
@@ -298,5 +300,5 @@ def explain_scheme(contraction: Contraction, plan: Plan, lhs: Operand, rhs: Oper
 
 
 def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels, sums: Sums) -> ExplainedProduct:
-    choice, _ = chosen(a, b, out, sums.scaled)
+    choice = chosen(a, b, out, sums.scaled)
     return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), choice.numbers, choice.why)

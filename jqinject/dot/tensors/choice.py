@@ -96,10 +96,7 @@ class ChosenKernel:
     def integer_dimensions(self) -> Dimensions:
         """The axes of the integers: a summed axis that is cut into groups counts as two."""
         dims = self.dims.swapped() if self.swapped else self.dims
-        if self.groups is None:
-            return dims
-        left, right = self.groups
-        return dims.in_groups(left.dim % dims.lhs_ndim, right.dim % dims.rhs_ndim)
+        return dims if self.groups is None else dims.in_groups(self.groups[0].dim % len(dims.lhs))
 
     def operands(self, values: Arrays | None = None) -> tuple[IntegerOperand, IntegerOperand]:
         """The integers, beside the floats that receive the gradients.
@@ -256,7 +253,10 @@ def _integers(
             return _in_groups(lhs, rhs, where, groups, numbers, swaps)
         where, right = rhs.integers_as_stored(where) if stored else (where, affine_of(rhs))
         return ChosenKernel("integers", "int", where, lhs, rhs, integers=(affine_of(lhs), right))
-    if grouped or not where.fit(lhs, rhs.operand() if stored else rhs):
+    tensor = rhs.operand() if stored else rhs
+    if grouped or not (
+        where.fit(lhs, tensor) if isinstance(where, Filters) else not _varying_scales(lhs, tensor, where.axes)
+    ):
         return None
     both = affine_of(lhs), rhs.integers() if stored else affine_of(rhs)
     return ChosenKernel("integers", "int", where, lhs, rhs, integers=both) if where.take(*both) else None
@@ -290,7 +290,7 @@ def _in_groups(
             return replace(common, **own, swapped=True)
     if groups is not None:
         pays = groups.size >= LEAST_GROUP or numbers == "int"
-        if not pays or groups.dim % dims.rhs_ndim not in dims.rhs_contract:
+        if not pays or groups.dim % len(dims.rhs) not in dims.rhs_contract:
             return None
     pieces: Any = rhs if groups is None or isinstance(rhs, LowBitArray) else in_pieces(rhs)
     groups = groups if pieces is rhs else pieces.groups
@@ -325,21 +325,21 @@ def _common_groups(x: Any, of_weight: Groups | None, dims: Dimensions) -> tuple[
     own = x.groups if grouped_integers(x) else None
     pairs = dict(zip(dims.rhs_contract, dims.lhs_contract, strict=True))
     if of_weight is not None:
-        axis = pairs.get(of_weight.dim % dims.rhs_ndim)
+        axis = pairs.get(of_weight.dim % len(dims.rhs))
     else:
-        axis = None if own is None else own.dim % dims.lhs_ndim
+        axis = None if own is None else own.dim % len(dims.lhs)
     back = {left: right for right, left in pairs.items()}
     if axis is None or axis not in back:
         return None
     size = (of_weight or own or Groups(0, 0, 0)).size
     length = x.shape[axis]
-    of_input = Groups(size, axis - dims.lhs_ndim, length)
+    of_input = Groups(size, axis - len(dims.lhs), length)
     if own is not None and own.size % size == 0 and own.size > size:
         x = smaller_groups(x, size)  # the weight is in pieces of groups that cross shards
         own = x.groups
     if own is not None and own != of_input:
         return None
-    return x, of_input, Groups(size, back[axis] - dims.rhs_ndim, length)
+    return x, of_input, Groups(size, back[axis] - len(dims.rhs), length)
 
 
 def _integers_in(x: Any, groups: Groups) -> Affine | None:

@@ -13,7 +13,6 @@ from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.stored_dot import StoredDot, stored_dot_general
 from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding, checked_dimensions
-from jqinject.dot.geometry.labels import Labelling
 from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import IntegerOperand
@@ -31,9 +30,7 @@ from jqinject.dot.tensors.choice import (
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.product import Sums
 from jqinject.dot.tensors.six_operands import (
-    ConvolutionPlan,
-    DotPlan,
-    RaggedPlan,
+    Plan,
     contract_integers,
     contract_operands,
 )
@@ -213,9 +210,8 @@ def _of_float8(
     out_sharding: OutSharding,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The contraction of payloads that the table has chosen, and its token if the gradient arrives quantized."""
-    labels = Labelling.of(dims)
-    plan = DotPlan(
-        labels,
+    plan = Plan(
+        dims,
         np.dtype(dtype),
         dgrad=_IN_FLOAT32,
         wgrad=_IN_FLOAT32,
@@ -223,7 +219,7 @@ def _of_float8(
         gradient_format=gradient,
         what="a contraction of 8-bit floats",
     )
-    return contract_operands(plan, LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs))
+    return contract_operands(plan, LabelledTensor(lhs, dims.lhs), LabelledTensor(rhs, dims.rhs))
 
 
 def integer_conv(
@@ -239,7 +235,7 @@ def integer_conv(
     Returns:
         See `contract_as`.
     """
-    plan = replace(ConvolutionPlan.of(conv, "a convolution of integers"), gradient_format=gradient)
+    plan = Plan(conv, conv.dtype, gradient_format=gradient, what="a convolution of integers")
     return contract_integers(plan, lhs, rhs)
 
 
@@ -250,7 +246,7 @@ def plan_of_integers(
     accumulator_dtype: DTypeLike | None = None,
     out_sharding: OutSharding = None,
     gradient: GradientFormat | None = None,
-) -> DotPlan:
+) -> Plan:
     """The plan of a contraction of integers; backward, the gradient is contracted with floats in its own dtype.
 
     Args:
@@ -260,8 +256,8 @@ def plan_of_integers(
         gradient: the numbers of the output's gradient, if it arrives quantized.
     """
     backward, forward = Sums(floats="first"), Sums(accumulator_dtype, floats="first")
-    labels, what = Labelling.of(dims), "a contraction of integers"
-    return DotPlan(labels, dtype, forward, backward, backward, out_sharding, gradient, what)
+    what = "a contraction of integers"
+    return Plan(dims, dtype, forward, backward, backward, out_sharding, gradient, what)
 
 
 def contract_as(
@@ -297,14 +293,14 @@ def contract_as(
         if choice.integers is not None:
             return integer_conv(where, *choice.operands(values), _integers_in_one(gradient))
         left, right = (as_array(lhs), as_array(rhs)) if values is None else values
-        return where.numbers(left, right, where.dtype), None
+        return where(left, right), None
     if isinstance(where, Ragged):
         assert group_sizes is not None, "a ragged contraction has groups"
         if choice.integers is not None:
-            plan = RaggedPlan.of(where, "a ragged contraction of integers")
+            plan = Plan(where, where.dtype, what="a ragged contraction of integers")
             return contract_integers(plan, *choice.operands(values), group_sizes)
         left, right = (as_array(lhs), as_array(rhs)) if values is None else values
-        return where.floats(left, right, group_sizes), None
+        return where(left, right, group_sizes), None
     dims = where
     if choice.kernel == "float8":
         if values is not None:
@@ -327,7 +323,7 @@ def contract_as(
             gradient = _integers_in_one(gradient)
         plan = plan_of_integers(wide, np.dtype(dtype), accumulator_dtype, out_sharding, gradient)
         y, token = contract_integers(plan, left, right)
-        return y.transpose(dims.swapped().rhs_first) if choice.swapped else y, token
+        return y, token
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":
         static = StoredDot(rhs.form, dims, np.dtype(dtype), out_sharding, precision)

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jqinject.dot.geometry.dimensions import scale_in_output
-from jqinject.dot.geometry.labels import Label, Labels, summed_labels, tile_of
+from jqinject.dot.geometry.dimensions import Dimensions, Label, Labels, tile_of
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.tensors.packed_tensor import floats_of
 from jqinject.quant_tensor import as_array, on_integers, on_minifloats, shaping
 
 
@@ -29,6 +27,19 @@ class LabelledTensor(NamedTuple):
     def axis(self, label: Label) -> int:
         """Where an axis is."""
         return self.labels.index(label)
+
+    def in_order(self, labels: Labels) -> LabelledTensor:
+        """With its axes in another order; dequantized if its scales do not follow."""
+        if labels == self.labels:
+            return self
+        x, order = self.tensor, [self.axis(label) for label in labels]
+        follows = on_integers(x) or on_minifloats(x)
+        moved = shaping.transpose(x, order) if follows else as_array(x).transpose(order)
+        return LabelledTensor(moved, labels)
+
+    def with_last(self, last: Labels) -> LabelledTensor:
+        """With some axes last."""
+        return self.in_order((*(label for label in self.labels if label not in last), *last))
 
 
 IN_PLACE = ("weight", "parameter", "operand")
@@ -55,17 +66,8 @@ def quantized_by(
     merges = proxy.quant_metadata.group_size is None
     if proxy.pre_transform is not None:
         # The transform goes along the last axis of a row: the same one for both operands of a product.
-        x = in_rows_of(x, summed)
+        x = x.with_last(tuple(label for label in sorted(summed) if label in x.labels))
     return quantized_along(quantize, x, summed, merges=merges)
-
-
-def in_rows_of(x: LabelledTensor, summed: Labels) -> LabelledTensor:
-    """An array whose summed axes are last, in the order that the operands of a product share."""
-    last = tuple(label for label in sorted(summed) if label in x.labels)
-    labels = (*(label for label in x.labels if label not in last), *last)
-    if labels == x.labels:
-        return x
-    return LabelledTensor(x.tensor.transpose([x.axis(label) for label in labels]), labels)
 
 
 def quantized_along(
@@ -85,8 +87,7 @@ def quantized_along(
     # Blocks and transforms lie along the last of them, so both operands of a product have them in one order.
     ordered = x.labels if merges else sorted(summed)
     last = tuple(label for label in ordered if label in summed and label in x.labels)
-    labels = (*(label for label in x.labels if label not in summed), *last)
-    array = x.tensor if labels == x.labels else x.tensor.transpose([x.axis(label) for label in labels])
+    array, labels = x.with_last(last)
     if not merges or len(last) < 2:
         return LabelledTensor(quantize(array), labels)
     rows = array.reshape(*array.shape[: -len(last)], math.prod(array.shape[-len(last) :]))
@@ -136,7 +137,7 @@ def in_tiles(
     tiles: LocalAqt | None, a: LabelledTensor, b: LabelledTensor, out: Labels
 ) -> tuple[LabelledTensor, LabelledTensor, Labels]:
     """Both operands with one summed axis in tiles, and the axes that quantizers see as summed."""
-    summed = summed_labels(a.labels, b.labels, out)
+    summed = Dimensions(a.labels, b.labels, out).summed
     if tiles is None or not summed:
         return a, b, summed
     label = tiled_label(tiles, a, summed)
@@ -162,29 +163,3 @@ def in_tiles_of(tiles: LocalAqt, x: LabelledTensor, label: Label) -> LabelledTen
 
 def _length(x: LabelledTensor, label: Label) -> int:
     return x.tensor.shape[x.axis(label)]
-
-
-def scale_beside(x: LabelledTensor, labels: Labels) -> jax.Array | None:
-    """The scale of a quantized tensor laid out to multiply another; None if the other lacks an axis along which it
-    varies.
-
-    Args:
-        x: the quantized tensor.
-        labels: of the other.
-    """
-    places = {axis: labels.index(label) for axis, label in enumerate(x.labels) if label in labels}
-    return scale_in_output(x.tensor.scale, len(x.labels), places, len(labels))
-
-
-def value_of(x: LabelledTensor) -> jax.Array:
-    """The numbers as floats."""
-    return floats_of(x.tensor)
-
-
-def in_order(x: LabelledTensor, labels: Labels) -> Any:
-    """The tensor with its axes in another order; None if its scales do not follow."""
-    order = [x.axis(label) for label in labels]
-    if order == list(range(len(order))):
-        return x.tensor
-    moves = on_integers(x.tensor) or on_minifloats(x.tensor)
-    return shaping.transpose(x.tensor, order) if moves else None

@@ -7,19 +7,17 @@ default the forward product's operand, its payload if it fits, else the dequanti
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
-from jqinject.dot.geometry.labels import Labelling, Labels, dimensions_of, summed_labels
+from jqinject.dot.geometry.dimensions import Dimensions, Labels, Operand, OutSharding
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_dot_general
 from jqinject.dot.kernels.ragged import Ragged
@@ -47,22 +45,20 @@ Taken = tuple[Callable[..., tuple[Any, jax.Array | None]] | None, jax.Array | No
 
 
 @dataclass(frozen=True)
-class Plan(ABC):
+class Plan:
     """The static part of a contraction and its gradients.
 
     Attributes:
-        labels: of the axes of both operands and the output.
+        where: which axes meet.
         dtype: of the output.
-        fprop, dgrad, wgrad: how the products sum.
-        out_sharding: of the output, as for `lax.dot_general`.
+        fprop, dgrad, wgrad: how the products of a `dot_general` sum.
+        out_sharding: of its output, as for `lax.dot_general`.
         gradient_format: of an output cotangent that is already quantized, whose scale is the cotangent of the token;
             else None.
         what: the contraction, as text.
-        twice: what may be differentiated twice.
-        in_rows: whether quantizers of activations and gradients see summed axes as rows.
     """
 
-    labels: Labelling
+    where: Dimensions | Convolution | Ragged
     dtype: np.dtype
     fprop: Sums = PLAIN
     dgrad: Sums = PLAIN
@@ -70,46 +66,68 @@ class Plan(ABC):
     out_sharding: OutSharding = None
     gradient_format: GradientFormat | None = None
     what: str = "a quantized contraction"
-    twice: ClassVar[str]
-    in_rows: ClassVar[bool] = True
+
+    @property
+    def axes(self) -> Dimensions:
+        """The labels of the axes of both operands and the output."""
+        return self.where if isinstance(self.where, Dimensions) else self.where.axes
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether quantizers of activations and gradients see summed axes as rows."""
+        return not isinstance(self.where, Convolution)
 
     @property
     def no_second_derivative(self) -> str:
         """The error of differentiating twice."""
-        return f"{self.what} has no second derivative: rounding has none.\n  cure: {self.twice}"
+        cure = "contraction='float' on the layers that are differentiated twice, jax.lax.dot_general for operations"
+        if not isinstance(self.where, Dimensions):
+            function = "ragged_dot" if self.in_rows else "conv_general_dilated"
+            cure = f"differentiate it once, or use jax.lax.{function} where it is differentiated twice"
+        return f"{self.what} has no second derivative: rounding has none.\n  cure: {cure}"
 
     def summed(self, name: ProductName) -> tuple[Labels, Labels]:
         """The axes of both operands of a product that share a scale: those that it sums over."""
-        lhs, rhs, out = self.labels.lhs, self.labels.rhs, self.labels.out
-        first, second, result = {
-            "fprop": (lhs, rhs, out),
-            "dgrad": (out, rhs, lhs),
-            "wgrad": (out, lhs, rhs),
-        }[name]
-        summed = summed_labels(first, second, result)
+        if isinstance(self.where, Convolution):
+            return self.where.summed(name)
+        lhs, rhs, out = self.axes.lhs, self.axes.rhs, self.axes.out
+        summed = {
+            "fprop": self.axes,
+            "dgrad": Dimensions(out, rhs, lhs),
+            "wgrad": Dimensions(out, lhs, rhs),
+        }[name].summed
         return summed, summed
 
     def out_shape(self, lhs: Operand, rhs: Operand) -> tuple[int, ...]:
         """The shape of the output of two operands."""
-        sizes = dict(zip(self.labels.lhs, lhs.shape, strict=True)) | dict(
-            zip(self.labels.rhs, rhs.shape, strict=True)
-        )
-        return tuple(sizes[label] for label in self.labels.out)
+        if isinstance(self.where, Convolution):
+            return jax.eval_shape(self.where, as_array(lhs), as_array(rhs)).shape
+        return self.axes.out_shape(tuple(lhs.shape), tuple(rhs.shape))
 
-    @abstractmethod
     def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
-        """The contraction of integers, their axes in the order of `labels`; arguments as for `forward`."""
+        """The contraction of integers, their axes in the order of `axes`; arguments as for `forward`."""
+        if not isinstance(self.where, Dimensions):
+            return self.where.integers(lhs, rhs, *rest)
+        by = self.dtype, self.fprop.accumulator_dtype, self.out_sharding
+        return affine_dot_general(lhs, rhs, self.where, *by)
 
-    @abstractmethod
     def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
-        """The contraction, in the order of `labels.out`.
+        """The contraction, in the order of `axes.out`.
 
         Args:
             lhs, rhs: the operands.
             rest: arguments of the contraction that are no operands.
         """
+        where = self.where
+        if isinstance(where, Dimensions):
+            return product(lhs, rhs, where.out, self.dtype, self.fprop, self.out_sharding)
+        y = _convolved(where, lhs.tensor, rhs.tensor) if isinstance(where, Convolution) else None
+        if y is not None:
+            return y
+        left, right = _floats(lhs, self.axes.lhs), _floats(rhs, self.axes.rhs)
+        dtype = jnp.promote_types(left.dtype, right.dtype)
+        return where(left.astype(dtype), right.astype(dtype), *rest)
 
-    @abstractmethod
     def gradient(
         self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
     ) -> jax.Array:
@@ -122,162 +140,52 @@ class Plan(ABC):
             dtype: of the operand.
             rest: see `forward`.
         """
-
-
-@dataclass(frozen=True)
-class DotPlan(Plan):
-    """Of a `dot_general`."""
-
-    twice = (
-        "contraction='float' on the layers that are differentiated twice, jax.lax.dot_general for operations"
-    )
-
-    @classmethod
-    def of(cls, dims: Dimensions, dtype: DTypeLike, out_sharding: OutSharding = None) -> DotPlan:
-        return cls(Labelling.of(dims), np.dtype(dtype), out_sharding=out_sharding)
-
-    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
-        dims, _ = dimensions_of(self.labels.lhs, self.labels.rhs, self.labels.out)
-        by = self.dtype, self.fprop.accumulator_dtype, self.out_sharding
-        return affine_dot_general(lhs, rhs, dims, *by)
-
-    def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
-        return product(lhs, rhs, self.labels.out, self.dtype, self.fprop, self.out_sharding)
-
-    def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
-    ) -> jax.Array:
-        sums = (self.dgrad, self.wgrad)[number]
-        dtype = jnp.float32 if sums.floats == "float32" else dtype
-        return product(*operands, like.labels, dtype, sums, like=like.tensor)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvolutionPlan(Plan):
-    """Of a convolution: integers if both operands of a product have them, else floats."""
-
-    conv: Convolution
-    twice = "differentiate it once, or use jax.lax.conv_general_dilated where it is differentiated twice"
-    in_rows = False
-
-    @classmethod
-    def of(cls, conv: Convolution, what: str = "a quantized convolution") -> ConvolutionPlan:
-        lhs, rhs, out = (
-            tuple((name, axis) for axis in range(len(spec)))
-            for name, spec in zip(("lhs", "rhs", "out"), conv.specs, strict=True)
-        )
-        return cls(labels=Labelling(lhs, rhs, out), dtype=conv.dtype, what=what, conv=conv)
-
-    def summed(self, name: ProductName) -> tuple[Labels, Labels]:
-        """All but examples and outputs; backward, all but examples and inputs, and all but inputs and outputs."""
-        (batch, feature, *_), (outputs, inputs, *_), (out_batch, out_feature, *_) = self.conv.specs
-        lhs, rhs, out = self.labels.lhs, self.labels.rhs, self.labels.out
-        first, second = {
-            "fprop": ((lhs, batch), (rhs, outputs)),
-            "dgrad": ((out, out_batch), (rhs, inputs)),
-            "wgrad": ((out, out_feature), (lhs, feature)),
-        }[name]
-        return _without(*first), _without(*second)
-
-    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
-        return self.conv.of_integers(lhs, rhs)
-
-    def out_shape(self, lhs: Operand, rhs: Operand) -> tuple[int, ...]:
-        conv = self.conv
-        out = jax.eval_shape(lambda a, b: conv.numbers(a, b, conv.dtype), as_array(lhs), as_array(rhs))
-        return out.shape
-
-    def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
-        left, right, conv = lhs.tensor, rhs.tensor, self.conv
-        integers = choose(left, right, conv).integers
-        if integers is not None:
-            return conv.of_integers(*integers)
-        left, right = as_array(left), as_array(right)
-        dtype = jnp.promote_types(left.dtype, right.dtype)
-        return conv.numbers(left.astype(dtype), right.astype(dtype), conv.dtype)
-
-    def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
-    ) -> jax.Array:
+        where = self.where
+        if isinstance(where, Dimensions):
+            sums = (self.dgrad, self.wgrad)[number]
+            dtype = jnp.float32 if sums.floats == "float32" else dtype
+            return product(*operands, like.labels, dtype, sums, like=like.tensor)
         (g, partner), x = operands, like.tensor.astype(dtype)
-        pair = (g.tensor, partner.tensor) if number == 0 else (partner.tensor, g.tensor)
-        shapes = (x.shape, partner.tensor.shape) if number == 0 else (partner.tensor.shape, x.shape)
-        conv = self.conv.of_gradient(number, (*shapes, g.tensor.shape), x.dtype)
-        integers = None if conv is None else choose(*pair, conv).integers
-        if conv is not None and integers is not None:
-            left, right = integers
-            if number == 0:
-                right = right._replace(payload=jnp.flip(right.payload, conv.specs[1][2:]))
-            return conv.of_integers(left, right)
+        step = 1 if number == 0 else -1
+        if isinstance(where, Convolution):
+            shapes = (x.shape, partner.tensor.shape)[::step]
+            conv = where.of_gradient(number, (*shapes, g.tensor.shape), x.dtype)
+            pair = (g.tensor, partner.tensor)[::step]
+            y = None if conv is None else _convolved(conv, *pair, reverses=number == 0)
+            if y is not None:
+                return y
+        own, theirs = (self.axes.lhs, self.axes.rhs)[::step]
+        array = _floats(partner, theirs).astype(x.dtype)
 
-        def contract(x: jax.Array, partnerer: jax.Array) -> jax.Array:
-            pair = (x, partnerer) if number == 0 else (partnerer, x)
-            return self.conv.numbers(*pair, self.dtype)
+        def contract(x: jax.Array) -> jax.Array:
+            x = LabelledTensor(x, like.labels).in_order(own).tensor
+            return where(*(x, array)[::step], *rest)
 
-        return _of_floats(contract, x, floats_of(partner.tensor), as_array(g.tensor).astype(self.dtype))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RaggedPlan(Plan):
-    """Of a ragged contraction: of integers, or of values; backward of values."""
-
-    ragged: Ragged
-    twice = "differentiate it once, or use jax.lax.ragged_dot where it is differentiated twice"
-
-    @classmethod
-    def of(cls, ragged: Ragged, what: str = "a ragged contraction by a scheme") -> RaggedPlan:
-        return cls(labels=Labelling(*ragged.labels), dtype=ragged.dtype, what=what, ragged=ragged)
-
-    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
-        return self.ragged.integers(lhs, rhs, *rest)
-
-    def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
-        left, right = _value(lhs, self.labels.lhs), _value(rhs, self.labels.rhs)
-        dtype = jnp.promote_types(left.dtype, right.dtype)
-        return self.ragged.floats(left.astype(dtype), right.astype(dtype), *rest)
-
-    def gradient(
-        self, number: int, operands: Pair, like: LabelledTensor, dtype: DTypeLike, *rest: jax.Array
-    ) -> jax.Array:
-        g, partner = operands
-        own, theirs = (self.labels.lhs, self.labels.rhs)[:: 1 if number == 0 else -1]
-
-        def contract(x: jax.Array, partnerer: jax.Array) -> jax.Array:
-            x = _transposed(x, like.labels, own)
-            pair = (x, partnerer) if number == 0 else (partnerer, x)
-            return self.ragged.floats(*pair, *rest)
-
-        gradient = _value(g, self.labels.out).astype(self.dtype)
-        return _of_floats(contract, like.tensor.astype(dtype), _value(partner, theirs), gradient)
+        # It is linear in the operand.
+        gradient = _floats(g, self.axes.out).astype(self.dtype)
+        return jax.linear_transpose(contract, x)(gradient)[0]
 
 
-def _of_floats(
-    contract: Callable[[jax.Array, jax.Array], jax.Array], like: jax.Array, partner: jax.Array, g: jax.Array
-) -> jax.Array:
-    """The gradient of an operand in which a contraction of floats is linear.
+def _convolved(conv: Convolution, lhs: Any, rhs: Any, reverses: bool = False) -> jax.Array | None:
+    """The convolution of integers; None if the table has floats.
 
     Args:
-        contract: of the operand, and of the other one.
-        like: has the shape of the operand.
-        partner: the other one.
-        g: the gradient of the output.
+        conv: the convolution.
+        lhs, rhs: the operands.
+        reverses: whether the window is reversed.
     """
-    partner = partner.astype(like.dtype)
-    (gradient,) = jax.linear_transpose(lambda x: contract(x, partner), like)(g)
-    return gradient
+    integers = choose(lhs, rhs, conv).integers
+    if integers is None:
+        return None
+    left, right = integers
+    if reverses:
+        right = right._replace(payload=jnp.flip(right.payload, conv.specs[1][2:]))
+    return conv.integers(left, right)
 
 
-def _value(x: LabelledTensor, labels: Labels) -> jax.Array:
+def _floats(x: LabelledTensor, labels: Labels) -> jax.Array:
     """The numbers of an operand as floats, its axes in some order."""
-    return _transposed(floats_of(x.tensor), x.labels, labels)
-
-
-def _transposed(x: jax.Array, labels: Labels, order: Labels) -> jax.Array:
-    return x if labels == order else x.transpose([labels.index(label) for label in order])
-
-
-def _without(labels: Labels, axis: int) -> Labels:
-    return labels[:axis] + labels[axis + 1 :]
+    return LabelledTensor(floats_of(x.tensor), x.labels).in_order(labels).tensor
 
 
 class BackwardProduct(NamedTuple):
@@ -326,7 +234,7 @@ def contract_integers(
     """
     left = lhs.value if isinstance(lhs, IntegerOperand) else lhs
     right = rhs.value if isinstance(rhs, IntegerOperand) else rhs
-    static = _Static(plan, plan.labels.lhs, plan.labels.rhs, (None, None), right is None)
+    static = _Static(plan, plan.axes.lhs, plan.axes.rhs, (None, None), right is None)
     operands = KeptOperands(lhs, rhs, (None, None), (None, None), (None, None))
     try:
         return _contract(static, left, right, (None, None), operands, rest)
@@ -353,7 +261,7 @@ def contract_operands(
         rest: arguments without gradient, such as the sizes of ragged groups.
 
     Returns:
-        (an array, its axes in the order of `plan.labels.out`; a token, a float32 0 whose cotangent is the scale of the
+        (an array, its axes in the order of `plan.axes.out`; a token, a float32 0 whose cotangent is the scale of the
         quantized gradient, None without `plan.gradient_format`).
     """
     backward = dgrad, wgrad
@@ -416,7 +324,7 @@ def _bwd(static: _Static, residuals: tuple[Slots, Rest, LowBitTree], cotangents:
         partner = joined(forward[1 - number]) if labels is None else LabelledTensor(partner, labels)
         folded, by = operands.folded[number], (operands.quantizers[number], slots[number])
         scaled = g if folded is None else (g * folded).astype(g.dtype)
-        gradient = LabelledTensor(scaled, plan.labels.out)
+        gradient = LabelledTensor(scaled, plan.axes.out)
         gradients[number], reports[number] = _gradient(
             plan, number, gradient, by, partner, forward[number], rest
         )
@@ -466,7 +374,7 @@ def quantized_gradient(
         partner: the other operand.
     """
     quantizer, slot = by
-    sums, result = ((plan.dgrad, plan.labels.lhs), (plan.wgrad, plan.labels.rhs))[number]
+    sums, result = ((plan.dgrad, plan.axes.lhs), (plan.wgrad, plan.axes.rhs))[number]
     g, partner, summed = in_tiles(sums.tiles, g, partner, result)
     if quantizer is None:
         return g, partner, None

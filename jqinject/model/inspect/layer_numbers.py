@@ -8,17 +8,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import AmaxScaling, GradStat, QuantParam, QuantStat, StaticRange
+from jqinject.core import (
+    AmaxScaling,
+    BinaryQuant,
+    ClampedBinaryQuant,
+    GradStat,
+    QuantParam,
+    QuantStat,
+    StaticRange,
+    TernaryQuant,
+)
 from jqinject.core.memory.memory import Memory
 from jqinject.core.state import state_parts
 from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
 BINS = 48
+ONE_STEP = (BinaryQuant, ClampedBinaryQuant, TernaryQuant)
 OUTLYING = 12.0  # a range that is so many times the usual magnitude has outliers
 # With a scale of max |x| / steps, that x comes back up to float32 rounding: this is not clipping.
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
@@ -72,6 +83,24 @@ class Clipped:
         low, high = self.bounds()
         margin = ROUNDING * np.maximum(np.abs(low), np.abs(high))
         return int(np.sum((self.x < low - margin) | (self.x > high + margin)))
+
+
+def clipped_fields(proxy: Any, x: jax.Array, quantized: Any) -> tuple[Any, ...]:
+    """The fields of `Clipped`: a quantizer's input, its output and its range.
+
+    Args:
+        proxy: the quantizer's; None if it is gone.
+        x: the input.
+        quantized: the same quantized, a QuantTensor.
+    """
+    if proxy is not None and isinstance(proxy.tensor_quant, ONE_STEP):
+        low, high = -1, 1
+    else:
+        grid = quantized.grid
+        if grid.is_integer and proxy is not None and proxy.is_narrow_range:
+            grid = dataclasses.replace(grid, narrow_range=True)
+        low, high = grid.bounds
+    return x, quantized.value, quantized.scale, quantized.zero_point, low, high
 
 
 def saturation(calls: Sequence[Clipped]) -> float | None:

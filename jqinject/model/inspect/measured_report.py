@@ -26,8 +26,7 @@ from jqinject.model.inspect.layer_numbers import (
     histories_of,
     saturation,
 )
-from jqinject.model.inspect.sensitivity import SensitivityRuns
-from jqinject.model.inspect.switching import Recorder, quantized_layers, switchable
+from jqinject.model.inspect.observed_runs import ObservedRuns, Recorder
 from jqinject.model.walk import ModelIndex, Path, listed, place_name
 from jqinject.program import HELD, Call, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
@@ -132,14 +131,13 @@ def measure(
     Args:
         model: in evaluation mode; not changed.
         call: of it, with arrays.
-        sites: see `SensitivityRuns`.
+        sites: see `ObservedRuns`.
         reference: has the float weights in whose place are frozen ones, or those that a solver chose.
     """
     model = _with_float_parameters(model)
     if reference is not None:
         model = with_float_weights(model, reference)
-    nodes = quantized_layers(model)
-    runs = SensitivityRuns(model, call, {path: switchable(path, node) for path, node in nodes.items()}, sites)
+    runs = ObservedRuns(model, call, sites)
     in_float, quantized = Recorder(), Recorder()
     try:
         output = runs.quantized(quantized)
@@ -151,9 +149,7 @@ def measure(
             error.add_note(ADVICE)
             raise
         entries = {
-            entry: _numbers(
-                entry, _slots(model, nodes, runs, entry), in_float, quantized, switched.get(entry)
-            )
+            entry: _numbers(entry, _slots(model, runs, entry), in_float, quantized, switched.get(entry))
             for entry in runs.entries
         }
     finally:
@@ -181,21 +177,18 @@ def _is_read(quantized: Recorder, entry: str) -> bool:
     return any(quantized.calls(entry, what) for what in ("quantized", "weight"))
 
 
-def _slots(
-    model: object, nodes: Mapping[str, object], runs: SensitivityRuns, entry: str
-) -> list[tuple[str, Any]]:
+def _slots(model: object, runs: ObservedRuns, entry: str) -> list[tuple[str, Any]]:
     """The quantizers of an entry, by slot."""
-    quantizers = vars(model).get(HELD)
-    mine = runs.slots.get(entry, {}).items()
-    between = (
-        [(slot, quantizers[site]) for site, slot in mine if site in tuple(quantizers)]
-        if quantizers is not None
-        else []
-    )
-    return [*vars(nodes[entry]).items(), *between] if entry in nodes else between
+    quantizers: Any = vars(model).get(HELD, {})
+    between = [
+        (slot, quantizers[site])
+        for site, slot in runs.slots.get(entry, {}).items()
+        if site in tuple(quantizers)
+    ]
+    return [*vars(runs.nodes[entry]).items(), *between] if entry in runs.nodes else between
 
 
-def _sensitivity(runs: SensitivityRuns, entry: str, reference: list[np.ndarray]) -> tuple[float, float]:
+def _sensitivity(runs: ObservedRuns, entry: str, reference: list[np.ndarray]) -> tuple[float, float]:
     """The ratio of the output if only this entry is quantized, and if only this one is not."""
     alone = runs.mixed({name: name == entry for name in runs.entries}, others=False)
     without = runs.mixed({name: name != entry for name in runs.entries}, others=True)

@@ -19,8 +19,7 @@ from jqinject.core import LostStateWarning
 from jqinject.dot import FrozenParam
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.model.frozen_weights import quantized_op
-from jqinject.model.inspect.sensitivity import SensitivityRuns
-from jqinject.model.inspect.switching import quantized_layers, switchable
+from jqinject.model.inspect.observed_runs import ObservedRuns
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantCheckpoint
 from jqinject.nn.activations import QuantActLayer
@@ -274,7 +273,7 @@ def training_bytes(
         model: an NNX module; it is not changed.
         call: the forward pass, whose floating-point outputs are differentiated.
         optimizer: an `nnx.Optimizer`, or an optax transformation.
-        sites: see `SensitivityRuns`.
+        sites: see `ObservedRuns`.
 
     Raises:
         ValueError: there is nothing to train, or no output to differentiate.
@@ -288,8 +287,8 @@ def training_bytes(
         )
     states, in_float = _states(optimizer, trained)
     steps = _Steps(model, call, wrt, sites)
-    quantized = steps.residuals(SensitivityRuns.as_it_is)
-    floating = steps.residuals(SensitivityRuns.in_floats) if steps.have_floats else None
+    quantized = steps.residuals(ObservedRuns.outputs)
+    floating = steps.residuals(ObservedRuns.in_floats) if steps.have_floats else None
     rows = tuple(_row(site, quantized, floating) for site in dict.fromkeys((*quantized, *(floating or ()))))
     return TrainingBytes(_bytes(trained), _bytes(others), states, in_float, rows)
 
@@ -345,7 +344,7 @@ class _Steps:
         model: it is not changed.
         call: of it.
         wrt: filter of what is trained.
-        sites: see `SensitivityRuns`.
+        sites: see `ObservedRuns`.
 
     Attributes:
         have_floats: whether the float model can be had.
@@ -354,14 +353,12 @@ class _Steps:
     def __init__(self, model: nnx.Module, call: Call, wrt: Any, sites: Mapping[str, str]) -> None:
         copy = nnx.clone(model, graph=True)
         copy.train()
-        layers = quantized_layers(copy)
         self.have_floats = not ModelIndex(copy).frozen_parameters
-        switches = {path: switchable(path, layer) for path, layer in layers.items()}
         leaves = (path for path, node in nnx.iter_modules(copy, graph=True) if _is_leaf(node))
         self._leaves = [".".join(map(str, path)) for path in sorted(leaves, key=len)]
         self._names = {name_in_scope(place): site for place, site in sites.items()}
         mark_modules(copy)
-        self._runs = SensitivityRuns(copy, call, switches, sites)
+        self._runs = ObservedRuns(copy, call, sites)
         chosen = nnx.filterlib.to_predicate(wrt)
         self._trained, self._rest = nnx.split_state(
             self._runs.state, lambda path, x: path[0] == 0 and chosen(path[1:], x), ...
@@ -371,7 +368,7 @@ class _Steps:
         """What each site keeps.
 
         Args:
-            run: a method of `SensitivityRuns` that returns the outputs.
+            run: a method of `ObservedRuns` that returns the outputs.
         """
         traces: list[Any] = []
 

@@ -52,7 +52,7 @@ from jqinject.program import (
     quantized_class,
     throws_away,
 )
-from jqinject.program.trace import node_at
+from jqinject.program.kept_state import node_at
 
 Model = TypeVar("Model", bound=nnx.Module)
 

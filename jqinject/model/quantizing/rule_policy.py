@@ -39,8 +39,8 @@ from jqinject.program import (
     Call,
     Choice,
     Operation,
+    Policy,
     Site,
-    Tracked,
     WeightUse,
     arguments_of,
     checked_method,
@@ -48,7 +48,6 @@ from jqinject.program import (
     dotted,
     find_sites,
     original_class,
-    other_axes,
 )
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
@@ -114,7 +113,7 @@ OURS = (
 
 
 @dataclass(frozen=True)
-class RulePolicy:
+class RulePolicy(Policy):
     """Quantizes what rules name outside of layers; it does not look inside layers.
 
     A rule without an operation takes every contraction with a parameter, and every look-up in one.
@@ -127,8 +126,6 @@ class RulePolicy:
     rules: tuple[Rule, ...]
     into_layers: bool = False
 
-    delayed = False
-    flattens_weights = False
     follows_parameters = True
 
     def is_leaf(self, module: object) -> bool:
@@ -186,24 +183,6 @@ class RulePolicy:
             if takes and any(rule.matches(place) for place in places):
                 return index
         return None
-
-    def unknown(self, path: str, name: str) -> None:
-        """Other operations stay as they are."""
-
-    def not_an_activation(self, path: str, what: str) -> None:
-        """Other operands stay as they are."""
-
-    def channel_axes(self, summed: tuple[int, ...], ndim: int, is_weight: bool) -> tuple[int, ...]:
-        """See `Policy`."""
-        return other_axes(summed, ndim) if is_weight else ()
-
-    def model_input(self, x: Tracked) -> Tracked:
-        """See `Policy`."""
-        return x
-
-    def final_output(self, run: object, x: Tracked, index: int) -> Tracked:
-        """See `Policy`."""
-        return x
 
 
 class _Watching(RulePolicy):

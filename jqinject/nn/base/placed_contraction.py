@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import contraction_output
-from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
+from jqinject.dot.geometry.dimensions import Dimensions, Labels, scale_in_output
 from jqinject.dot.kernels.convolution import Filters
 from jqinject.dot.kernels.integer import are_sharded
 from jqinject.dot.tensors.choice import ChosenKernel
@@ -113,19 +113,24 @@ class PlacedContraction:
     @cached_property
     def of_input(self) -> dict[int, int]:
         """Axis of the input -> axis of the output."""
-        return {axis: self._place(place) for axis, place in self.dims.lhs_places.items()}
+        return self._places(self.dims.lhs)
 
     @cached_property
     def of_weight(self) -> dict[int, int]:
         """Axis of the weight -> axis of the output."""
-        return {axis: self._place(place) for axis, place in self.dims.rhs_places.items()}
+        return self._places(self.dims.rhs)
 
-    def _place(self, place: int) -> int:
-        return place if self.order is None else self.order.index(place)
+    @property
+    def _out(self) -> Labels:
+        out = self.dims.out
+        return out if self.order is None else tuple(map(out.__getitem__, self.order))
+
+    def _places(self, labels: Labels) -> dict[int, int]:
+        return {axis: self._out.index(label) for axis, label in enumerate(labels) if label in self._out}
 
     def weight_scale(self, weight: IntQuantTensor) -> jax.Array | None:
         """The weight's scale laid out to multiply the output; None if it varies along summed axes."""
-        return scale_in_output(weight.scale, weight.ndim, self.of_weight, self.dims.out_ndim)
+        return scale_in_output(weight.scale, self.dims.rhs, self._out)
 
     def out_shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the output of operands of these shapes."""
@@ -171,8 +176,8 @@ class PlacedContraction:
         """Move scales along a batch axis, where each index of the weight has one input scale, to the weight."""
         if x.scale.size == 1:
             return x, weight
-        partners = dict(zip(self.dims.lhs_batch, self.dims.rhs_batch, strict=True))
-        scale = scale_in_output(x.scale, x.ndim, partners, weight.ndim)
+        batch = [label if label in self.dims.out else None for label in self.dims.lhs]
+        scale = scale_in_output(x.scale, batch, self.dims.rhs)
         if scale is None:
             return x, weight
         return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scale)

@@ -3,6 +3,9 @@
 As in Brevitas, the fragments include a solver: a quantizer only adds a bit width.
 """
 
+from collections.abc import Callable
+
+import jax
 from flax import nnx
 
 from jqinject import core
@@ -51,7 +54,7 @@ class WeightPerChannelFloatDecoupled(DecoupledWeightQuant):
 
 
 @value
-def own_copy(scale_after_rounding):
+def own_copy(scale_after_rounding: object) -> object:
     """A parameter of its own that starts at the same value, as in Brevitas."""
     is_module = isinstance(scale_after_rounding, nnx.Module)
     return nnx.clone(scale_after_rounding, graph=True) if is_module else scale_after_rounding
@@ -113,7 +116,9 @@ class WeightNormPerChannelFloatDecoupled(DecoupledWeightQuant):
     pre_scaling_impl = this.per_channel_pre_norm.pre_scaling_impl
 
     @value
-    def scaling_init(scaling_init_impl, bit_width, axis_name=None):
+    def scaling_init(
+        scaling_init_impl: Callable[[None], jax.Array], bit_width: int, axis_name: object = None
+    ) -> jax.Array:
         """max |w| / (2**(b-1) - 1) of the whole weight."""
         if axis_name is not None:
             raise ValueError(
@@ -151,12 +156,13 @@ class AccumulatorAwareZeroCenterWeightQuant(AccumulatorAwareWeightQuant):
 class Int4WeightPerTensorFloatDecoupled(WeightPerTensorFloatDecoupledL2Param):
     """4-bit narrow signed weights: rounded by the l2-norm of the channel maxima, rescaled by a learned scale.
 
-    Example:
-        >>> from flax import nnx
-        >>> from jqinject.nn import QuantLinear
-        >>> fc = QuantLinear(8, 4, weight_quant=Int4WeightPerTensorFloatDecoupled, rngs=nnx.Rngs(0))
-        >>> bool(fc.weight_quant.pre_scale() == fc.weight_quant.scale())  # until the scale is trained
-        True
+        Example:
+            >>> import jax
+    from flax import nnx
+            >>> from jqinject.nn import QuantLinear
+            >>> fc = QuantLinear(8, 4, weight_quant=Int4WeightPerTensorFloatDecoupled, rngs=nnx.Rngs(0))
+            >>> bool(fc.weight_quant.pre_scale() == fc.weight_quant.scale())  # until the scale is trained
+            True
     """
 
     bit_width = 4
@@ -189,16 +195,17 @@ class Int8WeightNormL2PerChannelFixedPoint(WeightNormPerChannelFloatDecoupled):
 class Int8AccumulatorAwareWeightQuant(AccumulatorAwareWeightQuant):
     """8-bit narrow signed weights so small that no accumulator of `accumulator_bit_width` bits (32) overflows: A2Q.
 
-    Example:
-        >>> from flax import nnx
-        >>> from jqinject.nn import QuantLinear
-        >>> from jqinject.quant import Int8ActPerTensorFloat
-        >>> fc = QuantLinear(
-        ...     64, 4, weight_quant=Int8AccumulatorAwareWeightQuant, weight_accumulator_bit_width=16,
-        ...     input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
-        >>> worst = abs(fc.quant_weight().int()).sum(axis=0) * 128  # inputs are -128 .. 127
-        >>> bool((worst <= 2**15 - 1).all())
-        True
+        Example:
+            >>> import jax
+    from flax import nnx
+            >>> from jqinject.nn import QuantLinear
+            >>> from jqinject.quant import Int8ActPerTensorFloat
+            >>> fc = QuantLinear(
+            ...     64, 4, weight_quant=Int8AccumulatorAwareWeightQuant, weight_accumulator_bit_width=16,
+            ...     input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+            >>> worst = abs(fc.quant_weight().int()).sum(axis=0) * 128  # inputs are -128 .. 127
+            >>> bool((worst <= 2**15 - 1).all())
+            True
     """
 
     bit_width = 8

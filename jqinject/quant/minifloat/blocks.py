@@ -4,6 +4,8 @@
 operands of a `Scheme`: the arithmetic of TransformerEngine, bit for bit, and gradients that pass unchanged.
 """
 
+from typing import Any
+
 from jqinject import core
 from jqinject.core.scaling.powers_of_two import midmax_mantissa_bias
 from jqinject.inject import ExtendedInjector, choices, this, value
@@ -39,14 +41,14 @@ class RestrictThresholdMixin(ExtendedInjector):
 
 
 @choices(core.MaxIntScaling, core.PowerOfTwoIntScaling)
-def steps_to_largest(scale_rounding=None):
+def steps_to_largest(scale_rounding: str | None = None) -> object:
     """Integer steps to the largest number; rounded up, a power of two is one step beyond it, which is clamped."""
     beyond = enums.chooses(scale_rounding, enums.ScaleRounding.CEIL)
     return core.PowerOfTwoIntScaling if beyond else core.MaxIntScaling
 
 
 @value
-def fraction_bits(bit_width, signed):
+def fraction_bits(bit_width: int, signed: bool) -> int:
     """`mantissa_bit_width` of integers read as numbers from 1 to below 2: the bits below the highest."""
     return bit_width - 1 - signed
 
@@ -79,7 +81,7 @@ class MXActMixin(MXMixin):
     the current tensor."""
 
     @choices(core.RuntimeDynamicGroupStatsScaling, core.SharedExponentScaling)
-    def scaling_impl(scale_rounding=None):
+    def scaling_impl(scale_rounding: Any = None) -> object:
         """As `scale_rounding` says."""
         return core.RuntimeDynamicGroupStatsScaling if scale_rounding is None else core.SharedExponentScaling
 

@@ -66,7 +66,7 @@ def selected(
         FloorSte()
     """
 
-    def select(**choice):
+    def select(**choice: object) -> object:
         return pick(name, choice.get(name, default), table, otherwise)
 
     argument = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
@@ -109,7 +109,7 @@ INT_QUANT = dict.fromkeys(QuantType) | {QuantType.INT: core.IntQuant}
 def tensor_quant_from(table: Mapping[QuantType, Any]) -> Any:
     """Return `tensor_quant` from `quant_type`; groups have scales only where numbers are integers."""
 
-    def select(quant_type, scaling_per_output=None):
+    def select(quant_type: str, scaling_per_output: str | None = None) -> object:
         tensor_quant = pick("quant_type", quant_type, table)
         has_groups = enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP)
         if has_groups and tensor_quant not in (None, core.RescalingIntQuant):
@@ -123,7 +123,7 @@ def tensor_quant_from(table: Mapping[QuantType, Any]) -> Any:
 
 
 @choices(core.PrescaledRestrictIntQuant, core.RescalingIntQuant)
-def bias_tensor_quant(quant_type, requires_input_scale):
+def bias_tensor_quant(quant_type: str, requires_input_scale: bool) -> object:
     """`tensor_quant` of biases from `quant_type` and from whether the scale comes in with the input."""
     component = core.PrescaledRestrictIntQuant if requires_input_scale else core.RescalingIntQuant
     return pick("quant_type", quant_type, {QuantType.FP: None, QuantType.INT: component})
@@ -294,7 +294,7 @@ class Choices(ExtendedInjector):
         return np.zeros(tracked_parameter_list[0].shape, np.float32)
 
     @choices(*STATS_IMPL.values())
-    def scaling_stats_impl(scaling_stats_op=None, restrict_scaling_type=None):
+    def scaling_stats_impl(scaling_stats_op: Any = None, restrict_scaling_type: str | None = None) -> object:
         """`scaling_stats_impl` from `scaling_stats_op`."""
         impl = scaling_stats_op and pick("scaling_stats_op", scaling_stats_op, STATS_IMPL)
         if impl is core.SignedAbsMax and enums.chooses(restrict_scaling_type, RestrictValueType.POWER_OF_TWO):
@@ -305,7 +305,9 @@ class Choices(ExtendedInjector):
         return impl
 
     @value
-    def scaling_per_output(scaling_per_output_type=None, scaling_per_output_channel=None):
+    def scaling_per_output(
+        scaling_per_output_type: Any = None, scaling_per_output_channel: bool | None = None
+    ) -> str | None:
         """What shares a scale: from `scaling_per_output_type`, or from the older flag, which takes precedence."""
         if scaling_per_output_channel is not None:
             return ScalingPerOutputType.CHANNEL if scaling_per_output_channel else ScalingPerOutputType.TENSOR
@@ -320,7 +322,7 @@ class ParameterChoices(ExtendedInjector):
     scaling_init_impl = selected("scaling_impl_type", PARAMETER_SCALING_INIT, otherwise=None)
 
     @choices(core.TensorClamp, core.TensorClampSte)
-    def tensor_clamp_impl(bit_width_impl_type, scaling_impl_type):
+    def tensor_clamp_impl(bit_width_impl_type: Any, scaling_impl_type: str | None) -> object:
         """A learned scale or bit width needs the gradient of the clamped elements, others pass it."""
         learned = enums.chooses(
             scaling_impl_type,
@@ -332,7 +334,7 @@ class ParameterChoices(ExtendedInjector):
         return core.TensorClamp if learned else core.TensorClampSte
 
     @choices(*PARAMETER_SCALING_IMPL.values(), core.SharedExponentScaling)
-    def scaling_impl(scaling_impl_type=None, scale_rounding=None):
+    def scaling_impl(scaling_impl_type: Any = None, scale_rounding: str | None = None) -> object:
         """`scaling_impl` of weights and biases from `scaling_impl_type`."""
         if scaling_impl_type is None or scale_rounding is None:
             return scaling_impl_type and pick("scaling_impl_type", scaling_impl_type, PARAMETER_SCALING_IMPL)
@@ -353,7 +355,7 @@ class ActChoices(ExtendedInjector):
     min_val = value(lambda signed, max_val: -float(max_val) if signed else 0.0)
 
     @choices(*ACT_SCALING_IMPL.values())
-    def scaling_impl(scaling_impl_type=None, scaling_per_output=None):
+    def scaling_impl(scaling_impl_type: Any = None, scaling_per_output: str | None = None) -> object:
         """`scaling_impl` of activations from `scaling_impl_type`."""
         if scaling_impl_type is not None and enums.chooses(scaling_per_output, ScalingPerOutputType.GROUP):
             raise ValueError(

@@ -4,7 +4,7 @@ Views put the channels first and everything else in axis 1. `by_output` and `of_
 what shares a scale; the other functions read the layer. The tables at the end are parts of the solvers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -15,6 +15,8 @@ from jqinject import core
 from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.ops.groups import block_of, check_divides, elements_axis, fitting_size, grouped_shape
 from jqinject.quant import enums
+
+Dims = int | tuple[int, ...]
 
 CHANNEL_REDUCE_DIM = 1
 
@@ -35,9 +37,9 @@ def by_output(tensor: object = None, channel: object = None, group: object = Non
         >>> Q.axis
         1
     """
-    table = {"channel": channel, "group": group}
+    table: dict[str | None, object] = {"channel": channel, "group": group}
 
-    def select(scaling_per_output):
+    def select(scaling_per_output: str | None) -> object:
         return table.get(scaling_per_output and scaling_per_output.lower(), tensor)
 
     return choosing(select, tensor, channel, group)
@@ -47,7 +49,7 @@ def of_statistic(tensor: object = None, channel: object = None, group: object = 
     """As `by_output`, for what is reduced: the mean of the channels' maxima (`max_ave`) is taken of channels too."""
     plain, averaged = by_output(tensor, channel, group), by_output(channel, channel, group)
 
-    def select(scaling_stats_op, scaling_per_output):
+    def select(scaling_stats_op: str | None, scaling_per_output: str | None) -> object:
         of_channels = enums.chooses(scaling_stats_op, enums.StatsOp.MAX_AVE)
         return (averaged if of_channels else plain).__function__(scaling_per_output)
 
@@ -149,7 +151,7 @@ def agreed(module: object, fact: Callable[[Any], Any], name: str) -> Any:
 
 
 @value
-def output_channel_axes(module):
+def output_channel_axes(module: object) -> tuple[int, ...]:
     """The weight's axes of output channels, as a tuple."""
     return as_tuple(_channel_dim(module))
 
@@ -159,7 +161,7 @@ def _channel_dim(module: object) -> int | tuple[int, ...]:
 
 
 @value
-def weight_group_dim(module):
+def weight_group_dim(module: object) -> int:
     """The axis of a weight that is cut into groups."""
     return agreed(module, group_dim_of, "group_dim")
 
@@ -169,7 +171,7 @@ def _number_of_axes(layer: Any) -> int:
 
 
 @value
-def block_width(group_size=None):
+def block_width(group_size: int | tuple[int, int] | None = None) -> int:
     """How many groups beside each other share a scale: the second length of a block, or 1."""
     return 1 if group_size is None else block_of(group_size, "a quantizer in groups")[1]
 
@@ -207,12 +209,12 @@ class WeightShapes(ExtendedInjector):
     )
 
     @value
-    def out_channels(module, output_channel_dim):
+    def out_channels(module: object, output_channel_dim: Dims) -> Dims:
         """How many output channels the weight has, along each axis that counts them."""
         return agreed(module, partial(channels_of, output_channel_dim=output_channel_dim), "out_channels")
 
     @value
-    def permute_dims(module, output_channel_dim):
+    def permute_dims(module: object, output_channel_dim: Dims) -> tuple[int, ...] | None:
         """The permutation that puts the channels of a weight first; None if they are first already."""
         axes = list(range(agreed(module, _number_of_axes, "number of weight axes")))
         channels = sorted(map(axes.__getitem__, as_tuple(output_channel_dim)))
@@ -224,7 +226,9 @@ class WeightShapes(ExtendedInjector):
         return tuple(axes)
 
     @value
-    def scaling_per_output_channel_shape(module, output_channel_dim, out_channels):
+    def scaling_per_output_channel_shape(
+        module: object, output_channel_dim: Dims, out_channels: Dims
+    ) -> tuple[int, ...]:
         """The shape of a per-channel scale of weights: 1 but along the axes that channels are counted by."""
         shape = [1] * agreed(module, _number_of_axes, "number of weight axes")
         for axis, size in zip(as_tuple(output_channel_dim), as_tuple(out_channels), strict=True):
@@ -232,7 +236,11 @@ class WeightShapes(ExtendedInjector):
         return tuple(shape)
 
     @value
-    def quantized_shape(module, tracked_parameter_list=(), upstream_shape=None):
+    def quantized_shape(
+        module: object,
+        tracked_parameter_list: Sequence[Any] = (),
+        upstream_shape: Sequence[int] | None = None,
+    ) -> tuple[int, ...]:
         """The shape of what is quantized: the weight's, or of a nested injector that of the scales it is given.
 
         Scales are not Variables; an array in `tracked_parameter_list` stands for them.
@@ -246,15 +254,15 @@ class WeightShapes(ExtendedInjector):
 
     @value
     def expanded_groupwise_shape(
-        module,
-        quantized_shape,
-        group_dim,
-        block_dim=None,
-        scaling_per_output=None,
-        group_size=None,
-        group_padding=True,
-        upstream_shape=None,
-    ):
+        module: object,
+        quantized_shape: tuple[int, ...],
+        group_dim: int,
+        block_dim: Any = None,
+        scaling_per_output: str | None = None,
+        group_size: int | tuple[int, int] | None = None,
+        group_padding: bool = True,
+        upstream_shape: Sequence[int] | None = None,
+    ) -> object:
         """The shape of a weight, or of its scales, cut into groups: the axis of the inputs becomes two."""
         if group_size is None:
             needs_size = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.GROUP)
@@ -270,7 +278,7 @@ class WeightShapes(ExtendedInjector):
         return grouped_shape(quantized_shape, fitting_size(size, quantized_shape[group_dim]), group_dim)
 
     @value
-    def scaling_per_group_shape(expanded_groupwise_shape, group_elements_axis):
+    def scaling_per_group_shape(expanded_groupwise_shape: Any, group_elements_axis: int) -> tuple[int, ...]:
         """The shape of the scales of a weight's groups: 1 along the elements of each."""
         shape = list(expanded_groupwise_shape)
         shape[group_elements_axis] = 1
@@ -295,7 +303,9 @@ class ActShapes(ExtendedInjector):
         return activation_channel_shape
 
     @value
-    def channel_shape(scaling_per_output, scaling_stats_permute_dims=None):
+    def channel_shape(
+        scaling_per_output: Any, scaling_stats_permute_dims: Sequence[int] | None = None
+    ) -> object:
         """The shape by which a view finds the channels of activations, unless a permutation says so."""
         per_channel = enums.chooses(scaling_per_output, enums.ScalingPerOutputType.CHANNEL)
         by_shape = per_channel and scaling_stats_permute_dims is None

@@ -342,8 +342,8 @@ def _allowed(given: dict[str, Any], inputs: Arrays, injector: Any, numbers: Any)
     whole = lhs.shape, rhs.shape
     dims = Dimensions.of(lhs.ndim, rhs.ndim, numbers)
     sums = {
-        "dlhs": tuple(dims.rhs_places[axis] for axis in dims.rhs_free),
-        "drhs": tuple(dims.lhs_places[axis] for axis in dims.lhs_free),
+        "dlhs": tuple(dims.out.index(dims.rhs[axis]) for axis in dims.rhs_free),
+        "drhs": tuple(dims.out.index(dims.lhs[axis]) for axis in dims.lhs_free),
     }
     if "tile_size" in given:  # the tiles' ties, found in operands that are laid out in tiles
         parts = lhs.shape[-1] // given["tile_size"]

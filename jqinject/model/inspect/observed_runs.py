@@ -1,0 +1,439 @@
+"""Runs of a model that are observed: at each layer and contraction floats and quantized numbers, recorded or selected.
+
+One `Observer` says what is done at an entry of the site table, be it a layer or a contraction of the model's own
+program: run it as it is, in floats, or by choice. Next: `measured_report`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jqinject.model.inspect.layer_numbers import clipped_fields
+from jqinject.model.inspect.switching import PARTS, Change, QuantizedLayer, changed, quantized_layers
+from jqinject.model.walk import ModelIndex
+from jqinject.nn import QuantEmbed
+from jqinject.ops.processes import from_holder, on_host, spans_processes
+from jqinject.program import (
+    Around,
+    Call,
+    HeldQuantizers,
+    QuantizedProgram,
+    Site,
+    SplitCall,
+    Tracked,
+    WeightCall,
+    in_scope,
+    intercept,
+)
+from jqinject.proxy import QuantProxyFromInjector
+from jqinject.quant_tensor import as_array, is_quantized
+
+Arrays = tuple[np.ndarray, ...]
+
+
+class Recorder:
+    """Arrays by entry and by kind, in call order."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], list[tuple[int, Arrays]]] = defaultdict(list)
+        self._traced: Counter[tuple[str, str]] = Counter()
+
+    def note(self, entry: str, what: str, *arrays: object) -> None:
+        """Keep arrays whenever the traced program runs; in a loop those of every iteration."""
+        key = (entry, what)
+        # Keep the order of the trace: a compiled program may call back in another order.
+        order = self._traced[key]
+        self._traced[key] += 1
+        jax.debug.callback(partial(self._keep, key, order), *map(jnp.asarray, arrays))
+
+    def _keep(self, key: tuple[str, str], order: int, *arrays: object) -> None:
+        self._kept[key].append((order, tuple(map(np.asarray, arrays))))
+
+    def finish(self, *arguments: object) -> None:
+        """Wait for the started programs; afterwards every process holds all their records.
+
+        Args:
+            arguments: pytrees of the programs' arguments.
+        """
+        jax.effects_barrier()
+        if spans_processes(arguments):
+            # If a program spans several processes, only one is called back, with whole arrays.
+            self._kept = defaultdict(list, from_holder(dict(self._kept), bool(self._kept)))
+
+    def of(self, entry: str, what: str) -> list[Arrays]:
+        """The kept arrays, float64, once the program has run."""
+        records = sorted(self._kept[entry, what], key=lambda record: record[0])
+        return [tuple(array.astype(np.float64) for array in arrays) for _, arrays in records]
+
+    def calls(self, entry: str, what: str) -> int:
+        """The number of records."""
+        return len(self._kept[entry, what])
+
+    def clear(self) -> None:
+        """Drop all arrays: NNX's caches may keep the recorder alive."""
+        self._kept.clear()
+
+
+# --- what is done at an entry
+
+
+class Observer:
+    """What a run does at each entry: numbers as they are, floats, or a choice of both.
+
+    Args:
+        sites: what the program contracts by itself: path of a parameter, or name of a contraction of two activations ->
+            its entry.
+        layers: the entries that are layers, which are observed where they are called.
+        on: True for all as it is, False for all in floats; or entry -> a traced bool.
+        others: whether quantizers that belong to no entry are on.
+        recorder: records, for each call, as "float" the float output and the quantized output for the same input; or,
+            of all as it is, as "quantized" the output, and what the quantizer of each part did.
+
+    Attributes:
+        slots: entry -> name of each of its quantizers in `op_quant` -> the slot that it would have in a layer.
+        has_others: whether quantizers of the program belong to no entry.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, str],
+        layers: Mapping[str, QuantizedLayer],
+        on: bool | Mapping[str, jax.Array],
+        *,
+        others: bool,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.sites, self.layers, self.on, self.others = sites, layers, on, others
+        self._recorder = recorder
+        self.slots: dict[str, dict[str, str]] = defaultdict(dict)
+        self.has_others = False
+
+    def entry_of(self, call: WeightCall) -> str | None:
+        """The entry that a contraction of the program belongs to; None if it is not observed there."""
+        entry = self.sites.get(call.name)
+        return None if entry is not None and entry in self.layers and call.module == entry else entry
+
+    def output(self, entry: str, quantized: jax.Array, floats: Callable[[], jax.Array]) -> jax.Array:
+        """The output of an entry that flows on."""
+        if self.on is True:
+            self._note(entry, "quantized", quantized)
+            return quantized
+        y = floats()
+        if self.on is False:
+            self._note(entry, "float", y, quantized)
+        return self.chosen(entry, quantized, y)
+
+    def chosen(self, entry: str, quantized: jax.Array, floats: jax.Array) -> jax.Array:
+        """What an operation that does not contract a parameter reads of it."""
+        if self.on is True:
+            return quantized
+        y = floats.astype(quantized.dtype)
+        return y if self.on is False else jnp.where(self.on[entry], quantized, y)
+
+    def quantizer(self, entry: str, part: str, proxy: Any, x: object, quantized: object) -> None:
+        """Record what the quantizer of a part did."""
+        if self.on is True and is_quantized(quantized):
+            self._note(entry, part, *clipped_fields(proxy, as_array(x), quantized))
+
+    def _note(self, entry: str, what: str, *arrays: object) -> None:
+        if self._recorder is not None:
+            self._recorder.note(entry, what, *arrays)
+
+
+@final
+class _AtLayer(Around):
+    """Observes the calls of a layer."""
+
+    def __init__(self, layer: QuantizedLayer, observer: Observer) -> None:
+        self.layer, self.observer = layer, observer
+
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        """See `Around`."""
+
+        def run() -> Any:
+            return call(*args, **kwargs)
+
+        as_it_is = self.observer.on is True
+        listened = partial(self._listened, layer, run) if as_it_is else run
+        quantized = self.layer.quantized(layer, listened, alone=not as_it_is)
+        x = args[0] if args else next(iter(kwargs.values()))
+        value = self.observer.output(
+            self.layer.path, as_array(quantized), lambda: self.layer.floating(layer, run, x)
+        )
+        if as_it_is:
+            return quantized
+        # A QuantTensor keeps its scale.
+        return quantized.set(value=value) if is_quantized(quantized) else value
+
+    def _listened(self, layer: object, call: Callable[[], Any]) -> Any:
+        """Call a layer whose quantizers are listened to."""
+        attributes = vars(layer)
+        listeners: list[Change] = [
+            (
+                attributes,
+                slot,
+                Listener(attributes[slot], partial(self.observer.quantizer, self.layer.path, part)),
+            )
+            for slot, part in PARTS.items()
+            if attributes.get(slot) is not None
+        ]
+        with changed(listeners):
+            return call()
+
+
+class Listener:
+    """A proxy that reports its inputs and outputs, and otherwise behaves like the proxy that it wraps.
+
+    Args:
+        proxy: the proxy.
+        heard: takes the proxy, its input and its output.
+    """
+
+    def __init__(self, proxy: Any, heard: Callable[[Any, object, object], None]) -> None:
+        self._proxy, self._heard = proxy, heard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proxy, name)
+
+    def __call__(self, x: Any, *more: Any) -> Any:
+        """Call the proxy and report; weights that depend on the format of their input are called with it."""
+        quantized = self._proxy(x, *more)
+        if self._proxy.is_quant_enabled:
+            self._heard(self._proxy, x, quantized)
+        return quantized
+
+
+@final
+class _Within(Around):
+    """Marks what a method of a layer contracts as the layer's."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        """See `Around`."""
+        return in_scope(self.path, None, call, args, kwargs)
+
+
+@final
+class _AtProgram(Around):
+    """Goes around `QuantizedProgram.quantizers`, so that a call of the program is observed."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        """See `Around`."""
+        return ObservedQuantizers(call(*args, **kwargs), self._observer)
+
+
+@final
+class ObservedQuantizers(HeldQuantizers):
+    """The quantizers of a program whose contractions are observed.
+
+    Args:
+        quantizers: the quantizers.
+        observer: says what is done at a contraction.
+    """
+
+    def __init__(self, quantizers: HeldQuantizers, observer: Observer) -> None:
+        vars(self).update(vars(quantizers))
+        self._observer = observer
+        self._entry = ""  # of the contraction that is running
+
+    @property
+    def mode(self) -> bool:
+        """Whether an observed contraction is running: its quantizers are on where others are off."""
+        return bool(self._entry)
+
+    def run(self, call: WeightCall) -> Tracked:
+        """See `Quantizers`."""
+        entry = self._observer.entry_of(call)
+        if entry is None:
+            return call.quantized()
+        before, self._entry = self._entry, entry
+        try:
+            out = call.quantized()
+            for heard in call.heard:
+                self._observer.slots[entry][heard.site] = f"{heard.part}_quant"
+                self._observer.quantizer(entry, heard.part, self.proxy_at(heard.site), heard.x, heard.made)
+            value = self._observer.output(entry, out.array, call.floating)
+        finally:
+            self._entry = before
+        # Contracted as floats next, if these are other numbers: the scale is not theirs.
+        return out if self._observer.on is True else out.with_value(value)
+
+    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+        """See `Quantizers`."""
+        entry = self._observer.sites.get(name)
+        return None if entry is None else partial(self._observer.chosen, entry)
+
+    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
+        """See `Quantizers`."""
+        observer = self._observer
+        weight = observer.sites.get(site.name) if site.is_weight else None
+        if weight is None and not self._entry:
+            if not observer.others:
+                return self.transformed(site, x)
+            observer.has_others = True
+        quantized = super().quantize(site, x, token)
+        if weight is not None and weight not in observer.layers:
+            observer.slots[weight][site.name] = "weight_quant"
+            observer.quantizer(weight, "weight", self.proxy_at(site.name), x, quantized)
+        elif weight is None and self._entry and site.name.endswith("_grad"):
+            observer.slots[self._entry][site.name] = "grad_quant"
+        return quantized
+
+    def has_state(self) -> bool:
+        """Yes: of what is observed."""
+        return True
+
+    def restored(self, state: Any) -> HeldQuantizers:
+        """See `Quantizers`."""
+        return ObservedQuantizers(super().restored(state), self._observer)
+
+
+# --- runs
+
+
+class ObservedRuns:
+    """Makes the same call of a copy of a model repeatedly, with entries switched. The model is not changed.
+
+    Args:
+        model: its modes are those of the runs.
+        call: of it, with arrays.
+        sites: what the model's program contracts by itself: path of a parameter, or name of a contraction of two
+            activations -> its entry, which may be that of a layer.
+
+    Attributes:
+        nodes: path -> quantized layer.
+        entries: layers, and whatever else is switched.
+        state, arrays: of the model and its call, as `SplitCall` has them.
+        slots: after `quantized`: see `Observer`.
+    """
+
+    def __init__(self, model: nnx.Module, call: Call, sites: Mapping[str, str]) -> None:
+        self._split = SplitCall(model, call)
+        self.state, self.arrays = self._split.state, self._split.arrays
+        self.nodes = quantized_layers(model)
+        self._layers = {path: QuantizedLayer.of(path, node) for path, node in self.nodes.items()}
+        self._sites = sites
+        self.entries = tuple(dict.fromkeys((*self._layers, *sites.values())))
+        self.slots: Mapping[str, Mapping[str, str]] = {}
+        self._has_others = _has_others(model, self.nodes)
+        self._mixed: dict[bool, Callable[..., list[jax.Array]]] = {}
+
+    def floating(self, recorder: Recorder) -> list[np.ndarray]:
+        """Run with every quantizer off, and return the model's outputs, float64."""
+        return self._recorded(
+            Observer(self._sites, self._layers, False, others=False, recorder=recorder), recorder
+        )
+
+    def quantized(self, recorder: Recorder) -> list[np.ndarray]:
+        """Run the model as it is, and return its outputs, float64."""
+        observer = Observer(self._sites, self._layers, True, others=True, recorder=recorder)
+        outputs = self._recorded(observer, recorder)
+        self.slots = observer.slots
+        self._has_others = self._has_others or observer.has_others
+        return outputs
+
+    def mixed(self, on: Mapping[str, bool], *, others: bool) -> list[np.ndarray]:
+        """Run with some entries quantized; after `quantized`.
+
+        Args:
+            on: entry -> whether it is quantized; compiled once for all choices.
+            others: whether quantizers that belong to no entry are on.
+
+        Returns:
+            The model's outputs, float64.
+        """
+        others = others or not self._has_others
+
+        def run(state: Any, arrays: list[Any], chosen: jax.Array) -> list[jax.Array]:
+            switches = {entry: chosen[place] for place, entry in enumerate(self.entries)}
+            return self.outputs(state, arrays, Observer(self._sites, self._layers, switches, others=others))
+
+        compiled = self._mixed.setdefault(others, jax.jit(run))
+        return _numbers(compiled(self.state, self.arrays, np.array([on[entry] for entry in self.entries])))
+
+    def in_floats(self, state: object, arrays: list[Any]) -> list[jax.Array]:
+        """The model's floating-point outputs with every quantizer off, for a caller that traces.
+
+        Args:
+            state, arrays: of the structure of the attributes.
+        """
+        return self.outputs(state, arrays, Observer(self._sites, self._layers, False, others=False))
+
+    def outputs(self, state: object, arrays: list[Any], observer: Observer | None = None) -> list[jax.Array]:
+        """The model's floating-point outputs, for a caller that traces; all its arrays if none is.
+
+        Args:
+            state, arrays: of the structure of the attributes.
+            observer: None to run the model as it is.
+        """
+        copy, call = self._split.merged(state, arrays)
+        if observer is not None:
+            self._observe(copy, observer)
+        leaves = jax.tree.leaves(call(copy), is_leaf=lambda leaf: is_quantized(leaf))
+        values = [jnp.asarray(as_array(leaf)) for leaf in leaves]
+        floats = [value for value in values if jnp.issubdtype(value.dtype, jnp.floating)]
+        return floats or values
+
+    def _observe(self, copy: nnx.Module, observer: Observer) -> None:
+        """Let an observer see what a copy of the model runs."""
+        of_program = _of_program(copy)
+        for path, node in list(nnx.iter_modules(copy)):
+            layer = self._layers.get(".".join(map(str, path)))
+            if layer is not None:
+                around = _AtLayer(layer, observer)
+                intercept(node, around)
+                if isinstance(node, QuantEmbed):
+                    intercept(node, around, "attend")
+                    intercept(node, _Within(layer.path), "attend")
+            if (
+                isinstance(node, QuantProxyFromInjector)
+                and not observer.others
+                and id(node) not in of_program
+            ):
+                node.disable_quant = True
+        if isinstance(copy, QuantizedProgram):
+            root: Any = copy
+            intercept(root, _AtProgram(observer), "quantizers")
+
+    def _recorded(self, observer: Observer, recorder: Recorder) -> list[np.ndarray]:
+        run = jax.jit(partial(self.outputs, observer=observer))
+        outputs = _numbers(run(self.state, self.arrays))
+        recorder.finish(self.state, self.arrays)
+        return outputs
+
+
+def _of_program(model: object) -> set[int]:
+    """The quantizers of the model's own program: these are switched where it runs."""
+    if not isinstance(model, QuantizedProgram):
+        return set()
+    tied = {id(proxy) for proxy in model.tied_quantizers().values()}
+    return tied | {id(node) for _, node in nnx.iter_modules(model.op_quant, graph=True)}
+
+
+def _has_others(model: nnx.Module, nodes: Mapping[str, nnx.Module]) -> bool:
+    """Whether there are quantizers outside of these layers, and of the program."""
+    layers = {id(node) for node in nodes.values()}
+    inside = {
+        id(holders.proxy)
+        for holders in ModelIndex(model).proxies
+        if all(id(layer) in layers for layer in holders.layers)
+    }
+    proxies = (node for _, node in nnx.iter_modules(model) if isinstance(node, QuantProxyFromInjector))
+    return any(id(proxy) not in inside | _of_program(model) for proxy in proxies)
+
+
+def _numbers(outputs: list[jax.Array]) -> list[np.ndarray]:
+    return [on_host(leaf).astype(np.float64) for leaf in outputs]

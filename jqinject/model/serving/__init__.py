@@ -1,1 +1,0 @@
-"""A model as one compiled function that holds its own state."""
