@@ -68,7 +68,7 @@ if _typing.TYPE_CHECKING:
     from jqinject.recipes import merge_batch_norm as merge_batch_norm
     from jqinject.recipes import post_training_quantize as post_training_quantize
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Without ExtendedInjector: `help` cannot read classes whose metaclass comes from `dependencies`, and would fail on all.
 __all__ = [

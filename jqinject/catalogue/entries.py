@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 import jqinject.quant
-from jqinject.catalogue.examples import kind_of, wiring_of
+from jqinject.catalogue.examples import kind_of
 from jqinject.catalogue.index import Entry
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector, Node
-from jqinject.inject.errors import did_you_mean
 from jqinject.ops import NF4, Codebook
 from jqinject.quant.float_base import FpFNUZMixin, FpOCPMixin
 
@@ -59,24 +58,11 @@ def ready_made() -> dict[str, type[ExtendedInjector]]:
     return dict(sorted(quantizers.items()))
 
 
-def entry_for(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> Entry:
-    """The entry of any quantizer, also a user's own, with some names redeclared; nothing is built."""
-    wiring = wiring_of(quantizer, overrides)
+def entry_of_wiring(name: str, quantizer: type[ExtendedInjector], wiring: Node) -> Entry:
+    """The entry of any quantizer, also a user's own, by its wiring; all but its texts and its curve."""
     kind = kind_of(quantizer)
     facts = _format(wiring) + _variant(quantizer), _granularity(wiring), _scaling(wiring, kind)
     return Entry(name, kind, *facts)
-
-
-def quantizer_named(name: str) -> type[ExtendedInjector]:
-    """The ready-made quantizer of a name.
-
-    Raises:
-        ValueError: no quantizer has it; the message suggests the nearest.
-    """
-    if name not in ready_made():
-        hint = did_you_mean(name, ready_made())
-        raise ValueError(f"there is no quantizer {name!r}{': ' + hint if hint else ''}")
-    return ready_made()[name]
 
 
 def summary_of(quantizer: type) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.catalogue.pages import HEIGHT, MARGIN, WIDTH
-from jqinject.inject import Binding, ExtendedInjector, Node, explain
+from jqinject.inject import Binding, ExtendedInjector
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
 from jqinject.quant import Int8ActPerTensorFloat, IntBias
 from jqinject.quant.float_base import FloatBase
@@ -129,22 +128,6 @@ def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, object
     return Example(layer, slot, names)
 
 
-def wiring_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> Node:
-    """The wiring of a quantizer in such a layer; no component is built, unless another reads from it."""
-    kind = kind_of(quantizer)
-    declared = Binding(quantizer, {**left_to_users(quantizer), **overrides})
-    layer = _plain_layer()
-    tracked = {"weight": [layer.weight], "bias": [layer.bias]}.get(kind, [])
-    return explain(declared, module=layer, tracked_parameter_list=tracked)
-
-
-@functools.cache
-def _plain_layer() -> QuantLinear:
-    return QuantLinear(
-        IN_FEATURES, OUT_FEATURES, kernel_init=_ramp, bias_init=_spread, weight_quant=None, rngs=nnx.Rngs(0)
-    )
-
-
 def _ramp(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike, out_sharding: object = None) -> jax.Array:
     """Evenly spaced numbers from -1 to 1 in every output channel. By NumPy: there is nothing to compile."""
     rising = np.linspace(-1.0, 1.0, shape[0])
@@ -182,6 +165,7 @@ def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, object]:
     return examples
 
 
+Curve: TypeAlias = tuple[ArrayLike, ArrayLike]
 POINTS = 512
 BEYOND = 1.25  # curves of activations extend past the collected range
 
@@ -201,15 +185,10 @@ def transfer_curve(example: Example) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: a quantizer of gradients, which changes only the backward pass.
     """
-    if example.slot == "weight_quant":
-        return _of_weight(example.layer)
-    if example.slot == "act_quant":
-        return _of_activation(example)
-    if example.slot == "trunc_quant":
-        return _of_accumulator(example.layer)
-    if example.slot == "bias_quant":
-        return _of_bias(example.layer)
-    raise ValueError("a quantizer of gradients leaves the forward pass as it is")
+    if example.slot not in CURVES_OF:
+        raise ValueError("a quantizer of gradients leaves the forward pass as it is")
+    x, y = CURVES_OF[example.slot](example)
+    return np.asarray(x, np.float64), np.asarray(as_array(y), np.float64)
 
 
 def curve_points(x: np.ndarray, y: np.ndarray) -> str:
@@ -235,20 +214,19 @@ def _corners(x: np.ndarray, y: np.ndarray) -> list[int]:
     return [0, *turns.tolist(), len(x) - 1]
 
 
-def _of_weight(layer: QuantLinear) -> tuple[np.ndarray, np.ndarray]:
-    x = layer.weight[...][:, 0]
-    return _numpy(x), _numpy(as_array(layer.quant_weight())[:, 0])
+def _of_weight(example: Example) -> Curve:
+    layer = example.layer
+    return layer.weight[...][:, 0], as_array(layer.quant_weight())[:, 0]
 
 
-def _of_bias(layer: QuantLinear) -> tuple[np.ndarray, np.ndarray]:
+def _of_bias(example: Example) -> Curve:
+    layer = example.layer
     layer.bias[...] = jnp.linspace(-1.0, 1.0, OUT_FEATURES)
-    x = layer.bias[...]
     inputs = jnp.ones((1, layer.weight_shape[0]))
-    quant_input = None if layer.input_quant is None else layer.input_quant(inputs)
-    return _numpy(x), _numpy(as_array(layer.quant_bias(quant_input)))
+    return layer.bias[...], layer.quant_bias(None if layer.input_quant is None else layer.input_quant(inputs))
 
 
-def _of_activation(example: Example) -> tuple[np.ndarray, np.ndarray]:
+def _of_activation(example: Example) -> Curve:
     permutation: Any = example.overrides.get("scaling_stats_permute_dims", (1, 0))
     around = (1,) * (len(permutation) - 2)
 
@@ -260,16 +238,20 @@ def _of_activation(example: Example) -> tuple[np.ndarray, np.ndarray]:
     example.layer.eval()
     x = spread(BEYOND)
     y = as_array(example.layer(x))
-    return _numpy(x).reshape(POINTS, CHANNELS)[:, 0], _numpy(y).reshape(POINTS, CHANNELS)[:, 0]
+    return x.reshape(POINTS, CHANNELS)[:, 0], y.reshape(POINTS, CHANNELS)[:, 0]
 
 
-def _of_accumulator(layer: TruncAvgPool) -> tuple[np.ndarray, np.ndarray]:
+def _of_accumulator(example: Example) -> Curve:
     integers = jnp.arange(-1024, 1024).reshape(1, -1, 1)
     sums = IntQuantTensor.from_int(integers, 2.0**-10, 0.0, 11, signed=True)
-    layer(sums)
-    layer.eval()
-    return _numpy(sums.value).ravel(), _numpy(as_array(layer(sums))).ravel()
+    example.layer(sums)
+    example.layer.eval()
+    return sums.value.ravel(), as_array(example.layer(sums)).ravel()
 
 
-def _numpy(x: ArrayLike) -> np.ndarray:
-    return np.asarray(x, np.float64)
+CURVES_OF: Mapping[str, Callable[[Example], Curve]] = {
+    "weight_quant": _of_weight,
+    "act_quant": _of_activation,
+    "trunc_quant": _of_accumulator,
+    "bias_quant": _of_bias,
+}

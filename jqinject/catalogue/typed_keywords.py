@@ -25,7 +25,7 @@ from jqinject.catalogue.examples import kind_of
 from jqinject.core.flax_internals import flax_layer, flax_parameters
 from jqinject.inject import requested_names
 from jqinject.model.quantizing.rules import RULE_SLOTS
-from jqinject.nn.base.quant_layer import QuantLayer, keywords_of
+from jqinject.nn.base.quant_layer import QuantLayer, declared_arguments, keywords_of
 from jqinject.nn.base.slots import Slot
 from jqinject.quant import enums
 from jqinject.quant.override_names import NAMES
@@ -44,8 +44,9 @@ from flax.typing import PrecisionLike, PromoteDtypeFn
 from jax.typing import DTypeLike
 
 from jqinject.inject import ExtendedInjector
+from jqinject.nn.base import ContractionKind, SchemeLike
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant import enums
+from jqinject.quant import QuantizerLike, enums
 
 Component: TypeAlias = Callable[..., Any] | nnx.Module | None
 Array: TypeAlias = float | jax.Array | np.ndarray
@@ -71,12 +72,12 @@ class _Layer(NamedTuple):
     Attributes:
         slots: its places for quantizers.
         own: its arguments.
-        flax: keyword of its Flax layer -> annotation.
+        types: keyword of its Flax layer, or declared argument -> annotation.
     """
 
     slots: Sequence[Slot]
     own: frozenset[str]
-    flax: Mapping[str, str]
+    types: Mapping[str, str]
 
 
 def stub() -> str:
@@ -89,16 +90,15 @@ def stub() -> str:
 def _layers() -> dict[str, _Layer]:
     layers: dict[str, _Layer] = {}
     for name, layer in sorted(vars(jqinject.nn).items()):
-        if not (inspect.isclass(layer) and issubclass(layer, QuantLayer)) or layer.__name__ != name:
-            continue
-        arguments = inspect.signature(layer.__init__).parameters
+        is_layer = inspect.isclass(layer) and issubclass(layer, QuantLayer) and layer.__name__ == name
+        arguments = inspect.signature(layer.__init__).parameters if is_layer else {}
         if any(p.kind is p.VAR_KEYWORD for p in arguments.values()):
             parent = OF_CELLS.get(name) or flax_layer(layer)
-            flax = {} if parent is None else _flax_types(parent)
+            types = _flax_types(parent or nnx.Module)
+            types |= {declared.argument: declared.annotation for declared in declared_arguments(layer)}
+            types = {keyword: annotation for keyword, annotation in types.items() if keyword not in arguments}
             own = frozenset(inspect.signature(layer).parameters)
-            layers[name] = _Layer(
-                layer.override_slots(), own, {k: flax[k] for k in flax if k not in arguments}
-            )
+            layers[name] = _Layer(layer.override_slots(), own, types)
     return {**layers, "Rule": _Layer(RULE_SLOTS, frozenset(), {})}
 
 
@@ -142,7 +142,7 @@ def _keywords(name: str, layer: _Layer, groups: dict[str, str]) -> str:
             bases.append(group)
         else:
             fields |= {k: NAMES[override][0] for override, k in keywords.items() if k not in layer.own}
-    return _class(f"{name}Keywords", bases, {**layer.flax, **fields})
+    return _class(f"{name}Keywords", bases, {**layer.types, **fields})
 
 
 def _class(name: str, bases: Sequence[str], types: Mapping[str, str]) -> str:

@@ -15,9 +15,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 import jqinject.core
-from jqinject.catalogue.entries import components_of, entry_for, quantizer_named, ready_made, summary_of
+from jqinject.catalogue.entries import components_of, entry_of_wiring, ready_made, summary_of
 from jqinject.catalogue.examples import Example, curve_points, example_of, transfer_curve
-from jqinject.catalogue.index import INDEX, Entry
+from jqinject.catalogue.index import INDEX, Entry, entry_of
 from jqinject.catalogue.pages import described
 from jqinject.inject import ExtendedInjector, explain
 from jqinject.inject.show import brief
@@ -40,7 +40,7 @@ def entry_made(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[
         f"- `{node.name}` {node.value.__name__}: {summary_of(node.value)}" for node in components_of(tree)
     )
     return dataclasses.replace(
-        entry_for(name, quantizer, overrides),
+        entry_of_wiring(name, quantizer, tree),
         about=(inspect.getdoc(quantizer) or "").split("\n\nExample:")[0],
         given=_shown(example.overrides),
         formulas=tuple(formulas),
@@ -77,7 +77,7 @@ def _shown(overrides: Mapping[str, object]) -> str:
 
 def explained_anew(name: str, overrides: Sequence[str]) -> str:
     """The text of `explain`, made from the classes. See `jqinject.catalogue.catalogue_command.explained`."""
-    quantizer = _imported(name) if ":" in name else quantizer_named(name)
+    quantizer = _imported(name) if ":" in name else entry_of(name).quantizer
     values = dict(_override(text) for text in overrides)
     changed = ", ".join(f"{name}={brief(value)}" for name, value in values.items())
     return described(entry_made(name, quantizer, values), changed)

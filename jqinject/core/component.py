@@ -26,6 +26,7 @@ import jax
 from flax import nnx
 
 from jqinject.core import check
+from jqinject.core.flax_internals import PYTREE_ATTRIBUTES, initialized_by_metaclass
 
 _Class = TypeVar("_Class", bound=type)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -86,6 +87,7 @@ def set_view(self: Any, use_running_average: bool | None = None) -> None:
 _MODES = ("deterministic", "in_step", "use_running_average")
 
 
+@initialized_by_metaclass
 class ComponentMeta(type(nnx.Module)):
     """Checks components under construction, and decides whether each is a value or an NNX module."""
 
@@ -96,13 +98,13 @@ class ComponentMeta(type(nnx.Module)):
             plain = vars(cls).get("_plain")
             return construct_module(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
         instance = object.__new__(cls)
-        cls._pytree_meta_construct(instance, *args, **kwargs)
+        cls._construct(instance, *args, **kwargs)
         if any(map(_holds_state, vars(instance).values())):
             return construct_module(vars(cls).get("_node") or node_class(cls), vars(instance))
         instance._seal()
         return instance
 
-    def _pytree_meta_construct(cls, self: object, *args: object, **kwargs: object) -> None:
+    def _construct(cls, self: object, *args: object, **kwargs: object) -> None:
         """Initialize an instance; NNX calls it for modules."""
         self.__init__(*args, **kwargs)
         attributes = vars(self)
@@ -346,7 +348,7 @@ def components_in(root: object) -> Iterator[Any]:
             visited.add(id(node))
             if not isinstance(node, nnx.List | nnx.Dict):
                 yield node
-            hidden = (_SEALED, _HASH, "_pytree__")
+            hidden = (_SEALED, _HASH, PYTREE_ATTRIBUTES)
             below = [part for name, part in vars(node).items() if not name.startswith(hidden)]
         else:
             continue

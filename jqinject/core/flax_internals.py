@@ -8,14 +8,32 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from flax import nnx
 from flax.nnx.nn.dtypes import canonicalize_dtype as canonicalize_dtype
 from flax.nnx.nn.dtypes import promote_dtype as promote_dtype
 
+_Class = TypeVar("_Class", bound=type)
+# Prefix of the attributes in which NNX notes what the other attributes of a module are.
 PYTREE_ATTRIBUTES = "_pytree__"
-"""Prefix of the attributes in which NNX notes what the other attributes of a module are."""
+
+
+# Holds the code by which `nnx.to_pure_dict` reads a Variable. Nothing else tells its call from a model's own.
+READERS_OF_PURE_DICTS = nnx.to_pure_dict.__code__.co_consts
+# The code by which `nnx.bridge.to_linen` reads a Variable to store it among Linen's, where the Variable itself goes.
+READER_OF_LINEN = nnx.bridge.variables.to_linen_var.__code__
+
+
+def metadata_of(variable: nnx.Variable[Any]) -> dict[str, Any]:
+    """Return the metadata of a Variable without its own `__getattr__`."""
+    return object.__getattribute__(variable, "_var_metadata")
+
+
+def initialized_by_metaclass(metaclass: _Class) -> _Class:
+    """Let NNX initialize the modules of a metaclass by its method `_construct(self, *args, **kwargs)`."""
+    metaclass._pytree_meta_construct = metaclass._construct  # pyright: ignore[reportAttributeAccessIssue]
+    return metaclass
 
 
 def note_child(module: nnx.Module, name: str, child: object) -> None:
@@ -71,7 +89,7 @@ def flax_parameters(layer: type) -> dict[str, inspect.Parameter]:
 
 
 def init_flax(layer: nnx.Module, arguments: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the layer of Flax that a layer derives from.
+    """Make the layer of Flax that a layer derives from; nothing without one.
 
     Args:
         layer: under construction.
@@ -81,7 +99,7 @@ def init_flax(layer: nnx.Module, arguments: Mapping[str, Any], further: Mapping[
     Returns:
         The keywords that are not Flax's: overrides of quantizers.
     """
-    parent: Any = flax_layer(type(layer))
+    parent: Any = flax_layer(type(layer)) or nnx.Module
     of_flax, overrides = {}, dict(further)
     for name in flax_parameters(parent):
         if name in arguments:

@@ -24,6 +24,7 @@ from jqinject.export._operations import (
     container,
     grid_of,
     is_known,
+    linear,
     requantized,
     stored_integers,
 )
@@ -54,32 +55,24 @@ def mark_quantizers(model: nnx.Module) -> None:
 
     This changes the model in place, including the classes of its modules: pass a private copy.
     """
-    call, weight = _MarkedCall(), _MarkedWeight()
     for _, node in nnx.iter_modules(model):
         if isinstance(node, QuantProxyFromInjector) and not _is_delayed(node):
-            intercept(node, call)
+            intercept(node, _MarkedCall())
         elif isinstance(node, QuantWeightLayer):
             node.contraction = "float"
             if node.frozen is not None:
-                intercept(node, weight, "_quantized_weight")
+                intercept(node, _MarkedCall(), "_quantized_weight")
 
 
 class _MarkedCall(Around):
-    """Marks a proxy's result."""
+    """Marks the result of a proxy, or the frozen weight of a layer, which lies on its grid."""
 
     def __call__(self, layer: Any, call: Callable[..., Marked], *args: Any, **kwargs: Any) -> Marked:
         """See `Around`."""
         result = call(*args, **kwargs)
+        if isinstance(layer, QuantWeightLayer):
+            return _marked(result, result, False, False)
         return _marked(args[0], result, bool(layer.is_narrow_range), is_nearest(layer.tensor_quant))
-
-
-class _MarkedWeight(Around):
-    """Marks a frozen weight, which lies on its grid."""
-
-    def __call__(self, layer: Any, call: Callable[..., Marked], *args: Any, **kwargs: Any) -> Marked:
-        """See `Around`."""
-        weight = call(*args, **kwargs)
-        return _marked(weight, weight, False, False)
 
 
 def _marked(x: Marked, result: Marked, narrow_range: bool, nearest: bool) -> Marked:
@@ -157,7 +150,8 @@ def stored_float8(value: np.ndarray, scale: np.ndarray, form: FloatGrid, opset: 
     payload = (value.astype(np.float32) / scale).astype(dtype)
     if not np.array_equal((payload.astype(np.float32) * scale).astype(value.dtype), value, equal_nan=True):
         return jnp.asarray(value)
-    restored = DEQUANTIZE.bind(jnp.asarray(payload), jnp.asarray(grid.scale, jnp.float32), axis=grid.axis)
+    operands = [jnp.asarray(grid.scale, jnp.float32)]
+    restored = linear(DEQUANTIZE, jnp.asarray(payload), operands, np.float32, grid.axis)
     return restored.astype(value.dtype)
 
 

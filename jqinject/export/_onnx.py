@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from jqinject import native
 from jqinject.export._fuse import Module, Proto, fused
 from jqinject.export._marks import MARK, mark_quantizers, rules
 from jqinject.export._model import ExportedCall, checked_path, needed, serving_copy
-from jqinject.export._operations import DEQUANTIZE, KEPT, POOL, POOLS, QUANTIZE, evaluate
+from jqinject.export._operations import KEPT, OPERATOR, POOLS, evaluate
 from jqinject.program import CALL, Call, Method, checked_method
 from jqinject.program.jaxpr import Body
 
@@ -203,21 +203,9 @@ def register(plugins: Module) -> None:
     Args:
         plugins: the module `jax2onnx.plugins.plugin_system`.
     """
-    for primitive, write in ((QUANTIZE, _quantize), (DEQUANTIZE, _dequantize), (POOL, _pool), (MARK, _mark)):
+    for primitive, write in ((OPERATOR, _write), (MARK, _mark)):
         plugin = type(primitive.name, (plugins.PrimitiveLeafPlugin,), {"lower": write})
         plugins.register_primitive(jaxpr_primitive=primitive.name)(plugin)
-
-
-def _quantize(self: object, ctx: Context, eqn: JaxprEquation) -> None:
-    _write(ctx, eqn, "QuantizeLinear", _axis(eqn))
-
-
-def _dequantize(self: object, ctx: Context, eqn: JaxprEquation) -> None:
-    _write(ctx, eqn, "DequantizeLinear", _axis(eqn))
-
-
-def _pool(self: object, ctx: Context, eqn: JaxprEquation) -> None:
-    _write(ctx, eqn, eqn.params["operator"], dict(eqn.params["attributes"]))
 
 
 def _mark(self: object, ctx: Context, eqn: JaxprEquation) -> None:
@@ -225,15 +213,11 @@ def _mark(self: object, ctx: Context, eqn: JaxprEquation) -> None:
     ctx.bind_value_for_var(eqn.outvars[0], ctx.get_value_for_var(eqn.invars[1]))
 
 
-def _axis(eqn: JaxprEquation) -> dict[str, int]:
-    axis = eqn.params["axis"]
-    return {} if axis is None else {"axis": axis}
-
-
-def _write(ctx: Context, eqn: JaxprEquation, operator: str, attributes: Mapping[str, object]) -> None:
+def _write(self: object, ctx: Context, eqn: JaxprEquation) -> None:
     operands = [ctx.get_value_for_var(variable) for variable in eqn.invars]
-    (result,) = eqn.outvars
+    (result,), operator = eqn.outvars, eqn.params["operator"]
     value = ctx.get_value_for_var(result, name_hint=ctx.fresh_name(operator))
+    attributes = dict(eqn.params["attributes"])
     written = getattr(ctx.builder, operator)(*operands, _outputs=[value.name], **attributes)
     written.type, written.shape = value.type, value.shape
     ctx.bind_value_for_var(result, written)

@@ -17,10 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import DTypeLike
 
 from jqinject.ops.processes import ONE_DEVICE
 from jqinject.program.jaxpr import Body, Equation, Primitive
 
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 # Hints for XLA that do not change any number.
 AS_IT_IS = frozenset({"layout_constraint", "optimization_barrier"})
 
@@ -95,16 +97,33 @@ def _is_sized(equation: Equation) -> bool:
     return all(isinstance(size, int) for result in equation.outputs for size in result.shape)
 
 
-QUANTIZE = Primitive("jqinject_quantize_linear")
-DEQUANTIZE = Primitive("jqinject_dequantize_linear")
-QUANTIZE.def_abstract_eval(lambda x, scale, zero_point, axis: x.update(dtype=zero_point.dtype))
-DEQUANTIZE.def_abstract_eval(lambda q, scale, *zero_point, axis: q.update(dtype=scale.dtype))
+OPERATOR = Primitive("jqinject_onnx_operator")
+"""An operator of ONNX. Parameters: `operator`, its name; `shape` and `dtype`, of the result; `attributes`, pairs."""
 
-# Constants are not folded through these two.
-KEPT: dict[str, Rule] = {
-    QUANTIZE.name: lambda operands, params: [QUANTIZE.bind(*operands, **params)],
-    DEQUANTIZE.name: lambda operands, params: [DEQUANTIZE.bind(*operands, **params)],
-}
+OPERATOR.def_abstract_eval(
+    lambda x, *operands, operator, shape, dtype, attributes: x.update(shape=shape, dtype=dtype)
+)
+# Constants are not folded through it.
+KEPT: dict[str, Rule] = {OPERATOR.name: lambda operands, params: [OPERATOR.bind(*operands, **params)]}
+
+
+def linear(
+    operator: str, x: jax.Array, operands: Sequence[jax.Array], dtype: DTypeLike, axis: int | None
+) -> jax.Array:
+    """QuantizeLinear or DequantizeLinear of an array, with a scale and perhaps a zero point.
+
+    Args:
+        operator: its name.
+        x: the array.
+        operands: scale and zero point.
+        dtype: of the result.
+        axis: along which they lie; None for scalars.
+    """
+    attributes = () if axis is None else (("axis", axis),)
+    facts = {"shape": x.shape, "dtype": np.dtype(dtype), "attributes": attributes}
+    return OPERATOR.bind(x, *operands, operator=operator, **facts)
+
+
 # Earlier opsets have both operations only for bytes (and 32-bit integers to dequantize).
 OPSET_OF_16_BITS = 21
 # The allowed distance of a stored value from an integer, in steps, due to float rounding.
@@ -163,9 +182,9 @@ def stored_integers(
     stored = jnp.asarray(integers.astype(dtype))
     grid = grid_of(scale, zero_point, value.ndim)
     if grid is not None and grid.fits(dtype):
-        return DEQUANTIZE.bind(stored, *grid.operands(dtype), axis=grid.axis)
+        return linear(DEQUANTIZE, stored, grid.operands(dtype), np.float32, grid.axis)
     unit = _Grid(np.ones((), np.float32), np.zeros((), np.float32), None)
-    return (DEQUANTIZE.bind(stored, *unit.operands(dtype), axis=None) - zero_point) * scale
+    return (linear(DEQUANTIZE, stored, unit.operands(dtype), np.float32, None) - zero_point) * scale
 
 
 def requantized(
@@ -187,8 +206,8 @@ def requantized(
     if bounds is not None and bounds[1] < np.iinfo(dtype).max:
         x = jnp.minimum(x, (np.float32(bounds[1]) - zero_point) * scale)
     operands = grid.operands(dtype)
-    integers = QUANTIZE.bind(x, *operands, axis=grid.axis)
-    return DEQUANTIZE.bind(integers, *operands, axis=grid.axis).astype(value.dtype)
+    integers = linear(QUANTIZE, x, operands, dtype, grid.axis)
+    return linear(DEQUANTIZE, integers, operands, np.float32, grid.axis).astype(value.dtype)
 
 
 def _holds(dtype: np.dtype, numbers: np.ndarray) -> bool:
@@ -196,11 +215,6 @@ def _holds(dtype: np.dtype, numbers: np.ndarray) -> bool:
     exact = numbers.astype(np.float64)  # float32 cannot represent 2147483647
     return bool(np.all((exact >= info.min) & (exact <= info.max)))
 
-
-POOL = Primitive("jqinject_pool")
-"""Operand: `(batch, channels, *spatial)`. Parameters: `operator`, ONNX's name; `shape`, of the result; `attributes`."""
-
-POOL.def_abstract_eval(lambda x, operator, shape, attributes: x.update(shape=shape))
 
 # Ranks of an operand with the batch first and the channels last: one to three spatial axes.
 RANKS = (3, 4, 5)
@@ -229,11 +243,9 @@ def pool(primitive: Primitive, operator: str) -> Rule:
         attributes = {"kernel_shape": window[inner], "strides": strides[inner], "pads": (*before, *after)}
         if operator == "AveragePool":
             attributes["count_include_pad"] = 1
-        y = POOL.bind(
-            channels_first,
-            operator=operator,
-            shape=(sizes[0], sizes[last], *sizes[inner]),
-            attributes=tuple(attributes.items()),
+        shape, pairs = (sizes[0], sizes[last], *sizes[inner]), tuple(attributes.items())
+        y = OPERATOR.bind(
+            channels_first, operator=operator, shape=shape, dtype=np.dtype(x.dtype), attributes=pairs
         )
         y = jax.lax.transpose(y, (0, *range(2, last + 1), 1))
         # The reduction is a sum: the mean times the number of elements.

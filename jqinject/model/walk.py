@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat, StaticRange
+from jqinject.core.flax_internals import PYTREE_ATTRIBUTES
 from jqinject.core.state import CURE, UNSEEN, RecordPart, state_parts
 from jqinject.dot import FrozenParam
 from jqinject.program import OpQuantizers
@@ -108,7 +109,7 @@ def walk(root: object) -> Iterator[tuple[Path, Any]]:
 def _children(node: object) -> list[tuple[Any, Any]]:
     """The children of a module or container, by name; arrays as `PlainArray`s."""
     if isinstance(node, nnx.Pytree):
-        named: Any = [(n, c) for n, c in vars(node).items() if not n.startswith("_pytree__")]
+        named: Any = [(n, c) for n, c in vars(node).items() if not n.startswith(PYTREE_ATTRIBUTES)]
         holder: Any = vars(node)
     elif isinstance(node, Mapping):
         named, holder = list(node.items()), node

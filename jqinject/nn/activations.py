@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Unpack, final
 
 import jax
@@ -15,11 +14,11 @@ from jqinject.nn.base import (
     ACT,
     GRAD,
     INPUT,
+    LayerFacts,
     Out,
     QuantLayer,
     Results,
     binding_of,
-    hold_proxies,
     is_on,
     through,
 )
@@ -56,43 +55,33 @@ class QuantActLayer(QuantLayer[Out]):
     Attributes:
         act_quant, input_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
+        function: f, of arrays.
         keeps_scale: whether the function leaves a QuantTensor its scale, so that it needs no quantizer to return one.
     """
 
     act_quant = ACT
     input_quant = INPUT
     grad_quant = GRAD
-    return_quant_tensor: bool
+    function: ClassVar[Callable[[jax.Array], jax.Array]]
     keeps_scale: ClassVar[bool] = False
-
-    def _init_quantizers(
-        self,
-        arguments: Mapping[str, Any],
-        overrides: Mapping[str, object],
-        return_quant_tensor: bool,
-        rngs: nnx.Rngs | None,
-        offered: dict[str, Any] | None = None,
-    ) -> None:
-        if return_quant_tensor and arguments["act_quant"] is None and not self.keeps_scale:
-            raise self._no_scale_to_return("a quantizer", "act_quant=...")
-        vars(self).update(return_quant_tensor=return_quant_tensor)
-        hold_proxies(self, arguments, overrides, rngs, offered=offered)
 
     def __init__(
         self,
         act_quant: QuantizerLike = Uint8ActPerTensorFloat,
         input_quant: QuantizerLike = None,
         *,
-        return_quant_tensor: bool = False,
-        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantReLUKeywords],
+        **more: Unpack[QuantReLUKeywords],
     ) -> None:
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
-    @abstractmethod
+    def _check_scale_to_return(self) -> None:
+        if self.act_quant is None and not self.keeps_scale:
+            raise self._no_scale_to_return("a quantizer", "act_quant=...")
+
     def _activation(self, x: object) -> Any:
         """The activation function, on an array or a QuantTensor."""
+        return type(self).function(as_array(x))
 
     def _before_quantizer(self, x: jax.Array) -> jax.Array:
         return self._activation(x)
@@ -124,7 +113,7 @@ class QuantIdentity(QuantActLayer[Out]):
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
         grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `grad_quant` with `grad_`.
+        more: names of `act_quant`, declared anew, without a prefix; those of `grad_quant` with `grad_`.
 
     Raises:
         TypeError: an argument that is not a quantizer for activations, or an override that has no effect.
@@ -145,12 +134,10 @@ class QuantIdentity(QuantActLayer[Out]):
         self,
         act_quant: QuantizerLike = Int8ActPerTensorFloat,
         *,
-        return_quant_tensor: bool = False,
-        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantIdentityKeywords],
+        **more: Unpack[QuantIdentityKeywords],
     ) -> None:
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
+        self._init_layer(locals())
 
     def _activation(self, x: object) -> Any:
         return x
@@ -166,7 +153,7 @@ class QuantReLU(QuantActLayer[Out]):
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
         grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+        more: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
@@ -196,7 +183,7 @@ class QuantSigmoid(QuantActLayer[Out]):
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
         grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+        more: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
@@ -208,10 +195,9 @@ class QuantSigmoid(QuantActLayer[Out]):
         Array([0., 1.], dtype=float32)
     """
 
-    _results: Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]
+    function = staticmethod(jax.nn.sigmoid)
 
-    def _activation(self, x: object) -> Any:
-        return jax.nn.sigmoid(as_array(x))
+    _results: Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]
 
 
 @final
@@ -224,7 +210,7 @@ class QuantTanh(QuantActLayer[Out]):
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
         grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+        more: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
@@ -236,6 +222,8 @@ class QuantTanh(QuantActLayer[Out]):
         Array([-1.,  0.], dtype=float32)
     """
 
+    function = staticmethod(jnp.tanh)
+
     _results: Results[QuantTanh[jax.Array], QuantTanh[AnyQuantTensor]]
 
     def __init__(
@@ -243,15 +231,10 @@ class QuantTanh(QuantActLayer[Out]):
         act_quant: QuantizerLike = Int8ActPerTensorFloat,
         input_quant: QuantizerLike = None,
         *,
-        return_quant_tensor: bool = False,
-        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantReLUKeywords],
+        **more: Unpack[QuantReLUKeywords],
     ) -> None:
-        self._init_quantizers(locals(), overrides, return_quant_tensor, rngs)
-
-    def _activation(self, x: object) -> Any:
-        return jnp.tanh(as_array(x))
+        self._init_layer(locals())
 
 
 @final
@@ -264,7 +247,7 @@ class QuantHardSwish(QuantActLayer[Out]):
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
         grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+        more: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
@@ -276,10 +259,9 @@ class QuantHardSwish(QuantActLayer[Out]):
         Array([  0,   0, 255], dtype=uint8)
     """
 
-    _results: Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]
+    function = staticmethod(jax.nn.hard_swish)
 
-    def _activation(self, x: object) -> Any:
-        return jax.nn.hard_swish(as_array(x))
+    _results: Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]
 
 
 @final
@@ -297,7 +279,7 @@ class QuantHardTanh(QuantActLayer[Out]):
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
         grad_quant: quantizer of the gradient that flows into the result, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
+        more: names of `act_quant`, declared anew, without a prefix; those of `input_quant` with
             `input_`, of `grad_quant` with `grad_`.
 
     Raises:
@@ -320,10 +302,8 @@ class QuantHardTanh(QuantActLayer[Out]):
         *,
         min_val: float | None = None,
         max_val: float | None = None,
-        return_quant_tensor: bool = False,
-        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantHardTanhKeywords],
+        **more: Unpack[QuantHardTanhKeywords],
     ) -> None:
         binding = binding_of(act_quant)
         self.min_val, self.max_val = _bounds(binding, min_val, max_val)
@@ -331,12 +311,12 @@ class QuantHardTanh(QuantActLayer[Out]):
             raise ValueError(
                 f"QuantHardTanh: min_val has to be below max_val, got {self.min_val} and {self.max_val}"
             )
-        bounds = {"min_val": self.min_val, "max_val": self.max_val}
-        declared: dict[str, Any] = {**overrides}
-        if binding is not None:
-            explicit = {"min_val": min_val, "max_val": max_val}
-            declared = {name: bounds[name] for name in bounds if explicit[name] is not None} | declared
-        self._init_quantizers(locals(), declared, return_quant_tensor, rngs, bounds)
+        explicit = {"min_val": min_val, "max_val": max_val} if binding is not None else {}
+        bounds = {name: vars(self)[name] for name, bound in explicit.items() if bound is not None}
+        self._init_declared(locals(), {**bounds, **more})
+
+    def _facts(self) -> LayerFacts:
+        return LayerFacts(offered={"min_val": self.min_val, "max_val": self.max_val})
 
     def _activation(self, x: object) -> Any:
         value = as_array(x)
@@ -379,7 +359,7 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
         act_quant: quantizer of what is kept, of at most 8 constant bits: an injector, or a proxy to share.
         grad_quant: quantizer of the gradient; None leaves it unchanged.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `act_quant`, declared anew, without a prefix; those of `grad_quant` with `grad_`.
+        more: names of `act_quant`, declared anew, without a prefix; those of `grad_quant` with `grad_`.
 
     Raises:
         TypeError: an argument that is not a quantizer of its kind, or an override that has no effect.
@@ -404,21 +384,21 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
 
     act_quant = ACT
     grad_quant = GRAD
+    options = ()
 
     def __init__(
         self,
         act_quant: QuantizerLike,
         *,
-        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantCheckpointKeywords],
+        **more: Unpack[QuantCheckpointKeywords],
     ) -> None:
         if act_quant is None:
             raise ValueError(
                 "QuantCheckpoint needs an act_quant: without one there is nothing that would be kept small.\n"
                 "  cure: QuantCheckpoint(Fp8e4m3ActPerTensorCurrent), or leave the layer out"
             )
-        hold_proxies(self, locals(), overrides, rngs)
+        self._init_layer(locals())
 
     def __call__(self, x: Any) -> jax.Array:
         """Quantize, and keep the payload.

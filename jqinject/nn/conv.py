@@ -18,15 +18,13 @@ from jqinject.dot import Affine, FrozenParam, affine_of, contraction_output, int
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.tensors.choice import ChosenKernel
 from jqinject.nn.base import (
-    DEFAULT_WEIGHT,
+    WITH_SCHEME,
     ContractingLayer,
-    ContractionKind,
     LayerArrays,
     LayerGeometry,
     Out,
     QuantWeightLayer,
     Results,
-    SchemeLike,
     promoted,
     unallocated,
 )
@@ -34,7 +32,6 @@ from jqinject.nn.base.keywords import QuantConvKeywords, QuantConvTransposeKeywo
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.program.jaxpr import Body, Equation
 from jqinject.proxy import GradQuantProxyFromInjector
-from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor, QuantTensor, as_array
 
 
@@ -249,6 +246,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         ((2, 5, 5, 8), (1, 1, 1, 8))
     """
 
+    options = WITH_SCHEME
     _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_name = "conv_general_dilated"
     contraction_needs = {
@@ -267,15 +265,6 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         strides: int | Sequence[int] | None = 1,
         *,
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
-        bias_quant: QuantizerLike = None,
-        input_quant: QuantizerLike = None,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        contraction: ContractionKind = "auto",
-        scheme: SchemeLike = None,
         **more: Unpack[QuantConvKeywords],
     ) -> None:
         self._init_layer(locals())
@@ -357,14 +346,6 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         strides: int | Sequence[int] | None = None,
         *,
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
-        bias_quant: QuantizerLike = None,
-        input_quant: QuantizerLike = None,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        contraction: ContractionKind = "auto",
         **more: Unpack[QuantConvTransposeKeywords],
     ) -> None:
         self._init_layer(locals())

@@ -14,18 +14,19 @@ from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.tensors.choice import check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.nn.base import (
+    CONTRACTION,
+    RETURN,
+    Arguments,
     ContractionKind,
     Out,
     QuantLayer,
     Results,
     act_slot,
     checked_contraction,
-    hold_proxies,
     is_on,
     through,
 )
 from jqinject.nn.base.keywords import QuantScaledDotProductAttentionKeywords
-from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 Q_SCALED, K_TRANSPOSED, V = act_slot("q_scaled_"), act_slot("k_transposed_"), act_slot("v_")
@@ -261,7 +262,7 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         return_quant_tensor: return a QuantTensor, with the scale of `sdpa_output_quant`.
         contraction: "auto"; or "float", "int" or "fp8" to insist.
         rngs: for quantizers that draw random numbers.
-        overrides: names that quantizers declare anew, with their prefix: `q_scaled_bit_width=4`, `v_...`.
+        more: names that quantizers declare anew, with their prefix: `q_scaled_bit_width=4`, `v_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer of activations, or an override that has no effect.
@@ -286,6 +287,8 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
     attn_output_weights_quant = ATTN_OUTPUT_WEIGHTS
     v_quant = V
     sdpa_output_quant = SDPA_OUTPUT
+    options = (RETURN, CONTRACTION)
+    contraction: ContractionKind
 
     _results: Results[
         QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]
@@ -297,24 +300,20 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         pre_process_k: Process = identity,
         pre_process_v: Process = identity,
         *,
-        softmax_input_quant: QuantizerLike = None,
-        attn_output_weights_quant: QuantizerLike = None,
-        q_scaled_quant: QuantizerLike = None,
-        k_transposed_quant: QuantizerLike = None,
-        v_quant: QuantizerLike = None,
-        sdpa_output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        contraction: ContractionKind = "auto",
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantScaledDotProductAttentionKeywords],
+        **more: Unpack[QuantScaledDotProductAttentionKeywords],
     ) -> None:
         self.pre_process_q = pre_process_q
         self.pre_process_k = pre_process_k
         self.pre_process_v = pre_process_v
-        self.contraction: ContractionKind = checked_contraction("QuantScaledDotProductAttention", contraction)
-        self.return_quant_tensor = return_quant_tensor
-        hold_proxies(self, locals(), overrides, rngs)
-        if return_quant_tensor and not is_on(self.sdpa_output_quant):
+        self._init_layer(locals())
+
+    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
+        self.contraction = checked_contraction("QuantScaledDotProductAttention", arguments["contraction"])
+        super()._init_quantizers(arguments, overrides, rngs)
+
+    def _check_scale_to_return(self) -> None:
+        if not is_on(self.sdpa_output_quant):
             raise self._no_scale_to_return("sdpa_output_quant")
 
     def __call__(

@@ -12,9 +12,17 @@ from flax.typing import Dtype
 
 from jqinject.core.flax_internals import ParameterView, promote_dtype
 from jqinject.dot import without_zero_points
-from jqinject.nn.base import LayerGeometry, Out, QuantWeightLayer, Results, check_features, factors_of
+from jqinject.nn.base import (
+    ACT_INPUT,
+    RETURN,
+    LayerGeometry,
+    Out,
+    QuantWeightLayer,
+    Results,
+    check_features,
+    factors_of,
+)
 from jqinject.nn.base.keywords import QuantEmbedKeywords, QuantScaleBiasKeywords
-from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     GroupwiseQuantTensor,
@@ -69,6 +77,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
     bias_quant = None
     input_quant = None
     weight_name = "embedding"
+    options = (RETURN,)
     takes_batch_norm = False
     _flax_attend = staticmethod(nnx.Embed.attend)
     contraction_needs = {
@@ -79,16 +88,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
     _results: Results[QuantEmbed[jax.Array], QuantEmbed[AnyQuantTensor]]
 
     def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        grad_quant: QuantizerLike = None,
-        **more: Unpack[QuantEmbedKeywords],
+        self, num_embeddings: int, features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantEmbedKeywords]
     ) -> None:
         self._init_layer(locals())
 
@@ -180,7 +180,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         return_quant_tensor: return an `IntQuantTensor`, with the product of the scales or the scale of `output_quant`.
         grad_quant: quantizer of the gradient that flows into the output, on its way back.
         rngs: for quantizers that draw random numbers.
-        overrides: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
+        more: overrides of quantizers: `weight_...`, `bias_...`, `input_...`, `output_...`, `grad_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer or is one of another kind, or an override that has no effect.
@@ -194,6 +194,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         Array([[1., 2., 3.]], dtype=float32)
     """
 
+    options = (RETURN, ACT_INPUT)
     weight_name = "scale"
     contraction_needs = {
         "int": "a contraction of integers, which a product of elements is not",
@@ -210,22 +211,16 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         axis: int = -1,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
-        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
-        bias_quant: QuantizerLike = None,
-        input_quant: QuantizerLike = None,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantScaleBiasKeywords],
+        **more: Unpack[QuantScaleBiasKeywords],
     ) -> None:
         self.num_features = num_features
         self.axis = axis
         self.dtype = dtype
         self.scale = nnx.Param(jnp.ones((num_features,), param_dtype))
         self.bias = nnx.data(nnx.Param(jnp.zeros((num_features,), param_dtype)) if use_bias else None)
-        self._init_quantizers(locals(), overrides, return_quant_tensor, nnx.Rngs() if rngs is None else rngs)
+        rngs = nnx.Rngs() if rngs is None else rngs
+        self._init_layer(locals())
 
     @classmethod
     def from_batch_norm(cls, norm: nnx.BatchNorm, **quantizers: Any) -> Self:

@@ -14,16 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import has_integers
-from jqinject.quant_tensor import (
-    CodebookQuantTensor,
-    FloatQuantTensor,
-    IntQuantTensor,
-    as_array,
-    in_groups,
-    is_grouped,
-    on_minifloats,
-    on_table,
-)
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers, quant_tensor_of
+from jqinject.quant_tensor import as_array, is_grouped, on_minifloats, on_table
 
 OPERAND_AXES = 3  # positions, heads and features, behind the axes of the batch
 FIELDS = ("payload", "scale", "zero_point")
@@ -35,8 +28,8 @@ def attribute(name: str, field: str) -> str:
     return name if field == "payload" else f"{name}_{field}"
 
 
-def encoded(x: Any, has_zero_point: bool) -> Fields:
-    """The arrays that a cache stores of a key or value.
+def encoded(x: Any, has_zero_point: bool) -> tuple[Fields, FrozenForm | None]:
+    """The arrays that a cache stores of a key or value, and what is static in them.
 
     Args:
         x: (*batch, positions, heads, features), array or QuantTensor.
@@ -45,48 +38,43 @@ def encoded(x: Any, has_zero_point: bool) -> Fields:
     Returns:
         `payload`, and where there are, `scale` and `zero_point`, each with all the axes of `x` and with its positions;
         with two axes for one where there are groups. A payload of at most 4 bits has several numbers in a byte, along
-        the last axis.
+        the last axis. The form is None for floats.
 
     Raises:
         ValueError: groups of several positions, which are not known at one of them.
     """
-    tensor = _ungrouped(x)
-    payload = _payload(tensor)
-    if payload is None:
-        return {"payload": as_array(x)}
+    if is_grouped(x) and x.groups.dim <= -OPERAND_AXES:
+        raise ValueError(
+            "QuantMultiHeadAttention: a group of several positions cannot be quantized position by position.\n"
+            "  cure: groups along the features (group_dim = -1) or the heads (group_dim = -2)"
+        )
+    if not _has_payload(x.grouped if is_grouped(x) else x):
+        return {"payload": as_array(x)}, None
+    numbers, form = frozen_numbers(x, (), has_zero_point, None, ScaleForms())
     at = x.ndim - OPERAND_AXES
-    fields = {"payload": payload, "scale": _by_position(tensor.scale, tensor, at)}
-    return fields | ({"zero_point": _by_position(tensor.zero_point, tensor, at)} if has_zero_point else {})
+
+    def by_position(metadata: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(metadata, (*metadata.shape[:at], x.shape[at], *metadata.shape[at + 1 :]))
+
+    return {"payload": numbers.pop("value"), **jax.tree.map(by_position, numbers)}, form
 
 
-def decoded(fields: Fields, like: object) -> Any:
+def decoded(fields: Fields, form: FrozenForm | None) -> Any:
     """What `encoded` made the arrays of.
 
     Args:
         fields: arrays of any number of positions.
-        like: a key or value of the same quantizer, for format and dtype.
+        form: what is static in them.
     """
-    payload, scale = fields["payload"], fields.get("scale")
-    if scale is None:
-        return payload
-    sample = _ungrouped(like)
-    options = {"training": sample.training, "dtype": sample.dtype}
-    shape = (*payload.shape[:-1], sample.shape[-1])
-    if on_minifloats(sample):
-        form = sample.known_format("a cache")
-        tensor: Any = FloatQuantTensor.from_payload(
-            form.unpack(payload, shape), scale, format=form, **options
-        )
-    elif on_table(sample):
-        codes = sample.grid.unpack(payload, shape)
-        tensor = CodebookQuantTensor.from_codes(codes, scale, sample.codebook, **options)
-    else:
-        integers, zero = sample.grid.unpack(payload, shape), fields.get("zero_point", 0.0)
-        bits = int(sample.bit_width)
-        tensor = IntQuantTensor.from_int(integers, scale, zero, bits, signed=sample.signed, **options)
-    if not is_grouped(like):
-        return tensor
-    return in_groups(tensor, like.group_size, like.groups.dim, like.groups.length)
+    numbers = {"value" if name == "payload" else name: field for name, field in fields.items()}
+    return fields["payload"] if form is None else quant_tensor_of(numbers, form)
+
+
+def _has_payload(x: Any) -> bool:
+    """Whether there are low-bit numbers of at most 8 bits."""
+    if on_minifloats(x):
+        return not x.format.is_learned and x.format.bit_width <= 8
+    return has_integers(x) or on_table(x)
 
 
 def empty(position: Any, has_zero_point: bool, length: int) -> Fields:
@@ -98,7 +86,7 @@ def empty(position: Any, has_zero_point: bool, length: int) -> Fields:
         length: how many positions it is to have.
     """
     at = position.ndim - OPERAND_AXES
-    stored = jax.eval_shape(lambda x: encoded(x, has_zero_point), position)
+    stored = jax.eval_shape(lambda x: encoded(x, has_zero_point)[0], position)
 
     def filled(name: str, field: Any) -> jax.Array:
         shape = (*field.shape[:at], length, *field.shape[at + 1 :])
@@ -151,33 +139,3 @@ def put(stored: nnx.Variable[Any], new: jax.Array, index: jax.Array, at: int) ->
     start[at] = index
     stored[...] = jax.lax.dynamic_update_slice(stored[...], new, start)
     return stored[...]
-
-
-def _ungrouped(x: object) -> Any:
-    """The tensor with two axes for the one that is cut into groups."""
-    if not is_grouped(x):
-        return x
-    if x.groups.dim <= -OPERAND_AXES:
-        raise ValueError(
-            "QuantMultiHeadAttention: a group of several positions cannot be quantized position by position.\n"
-            "  cure: groups along the features (group_dim = -1) or the heads (group_dim = -2)"
-        )
-    return x.grouped
-
-
-def _payload(x: Any) -> jax.Array | None:
-    """The low-bit numbers, packed into bytes if they fit; None if there are none of at most 8 bits."""
-    if has_integers(x):
-        return x.grid.pack(x.int())
-    if on_minifloats(x) and not x.format.is_learned and x.format.bit_width <= 8:
-        is_float8 = x.format.bit_width == 8 and jnp.issubdtype(x.format.storage, jnp.floating)
-        return x.payload() if is_float8 else x.format.pack(x.codes())
-    return x.grid.pack(x.codes()) if on_table(x) else None
-
-
-def _by_position(metadata: jax.Array, x: Any, at: int) -> jax.Array:
-    """A scale or zero point with as many axes as `x`, and one entry for each of its positions."""
-    full = metadata.reshape((1,) * (x.ndim - metadata.ndim) + metadata.shape)
-    positions = [*full.shape]
-    positions[at] = x.shape[at]
-    return jnp.broadcast_to(full, positions)

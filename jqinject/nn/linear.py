@@ -15,14 +15,12 @@ from flax import nnx
 from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.nn.base import (
-    DEFAULT_WEIGHT,
-    ContractionKind,
+    WITH_SCHEME,
     LayerGeometry,
     Out,
     PlacedContraction,
     QuantWeightLayer,
     Results,
-    SchemeLike,
     WrongFeaturesError,
     check_features,
     of_matrix,
@@ -33,7 +31,6 @@ from jqinject.nn.base.keywords import (
     QuantLinearKeywords,
     QuantLoRALinearKeywords,
 )
-from jqinject.quant import Int8WeightPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
@@ -84,24 +81,12 @@ class QuantLinear(QuantWeightLayer[Out], nnx.Linear):
         ((2, 4), 4)
     """
 
+    options = WITH_SCHEME
+
     _results: Results[QuantLinear[jax.Array], QuantLinear[AnyQuantTensor]]
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
-        bias_quant: QuantizerLike = None,
-        input_quant: QuantizerLike = None,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        contraction: ContractionKind = "auto",
-        scheme: SchemeLike = None,
-        **more: Unpack[QuantLinearKeywords],
+        self, in_features: int, out_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantLinearKeywords]
     ) -> None:
         self._init_layer(locals())
 
@@ -154,6 +139,8 @@ class QuantLinearGeneral(QuantWeightLayer[Out], nnx.LinearGeneral):
         ((3, 2, 4), (1, 2, 4))
     """
 
+    options = WITH_SCHEME
+
     _results: Results[QuantLinearGeneral[jax.Array], QuantLinearGeneral[AnyQuantTensor]]
 
     def __init__(
@@ -162,15 +149,6 @@ class QuantLinearGeneral(QuantWeightLayer[Out], nnx.LinearGeneral):
         out_features: int | Sequence[int],
         *,
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
-        bias_quant: QuantizerLike = None,
-        input_quant: QuantizerLike = None,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        contraction: ContractionKind = "auto",
-        scheme: SchemeLike = None,
         **more: Unpack[QuantLinearGeneralKeywords],
     ) -> None:
         self._init_layer(locals())
@@ -259,14 +237,6 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
         *,
         rngs: nnx.Rngs,
         lora_rank: int,
-        weight_quant: QuantizerLike = Int8WeightPerTensorFloat,
-        bias_quant: QuantizerLike = None,
-        input_quant: QuantizerLike = None,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        contraction: ContractionKind = "auto",
         **more: Unpack[QuantLoRALinearKeywords],
     ) -> None:
         self._init_layer(locals())
@@ -329,6 +299,7 @@ class QuantEinsum(QuantWeightLayer[Out], nnx.Einsum):
 
     takes_batch_norm = False
 
+    options = WITH_SCHEME
     contraction_name = "einsum_op"
     _flax_contraction = staticmethod(jnp.einsum)
     contraction_needs = {
@@ -347,15 +318,6 @@ class QuantEinsum(QuantWeightLayer[Out], nnx.Einsum):
         bias_shape: Sequence[int] | None = None,
         *,
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = DEFAULT_WEIGHT,
-        bias_quant: QuantizerLike = None,
-        input_quant: QuantizerLike = None,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        contraction: ContractionKind = "auto",
-        scheme: SchemeLike = None,
         **more: Unpack[QuantEinsumKeywords],
     ) -> None:
         kernel_shape = tuple(kernel_shape)

@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.nn.base import INPUT, OUTPUT, Out, QuantLayer, QuantTensorLayer, Results, hold_proxies, through
+from jqinject.nn.base import (
+    INPUT,
+    OUTPUT,
+    Arguments,
+    Out,
+    QuantLayer,
+    QuantTensorLayer,
+    Results,
+    hold_proxies,
+    through,
+)
 from jqinject.nn.base.keywords import QuantConcatKeywords
 from jqinject.ops.ste import round_ste
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
@@ -37,7 +47,6 @@ class QuantMergeLayer(QuantLayer[Out]):
 
     input_quant = INPUT
     output_quant = OUTPUT
-    return_quant_tensor: bool
 
     def __init__(
         self,
@@ -45,20 +54,23 @@ class QuantMergeLayer(QuantLayer[Out]):
         output_quant: QuantizerLike = Int8ActPerTensorFloat,
         *,
         tie_input_output_quant: bool = False,
-        return_quant_tensor: bool = False,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantConcatKeywords],
+        **more: Unpack[QuantConcatKeywords],
     ) -> None:
-        self.return_quant_tensor = return_quant_tensor
-        if not tie_input_output_quant:
-            arguments = {"input_quant": input_quant, "output_quant": output_quant}
-            hold_proxies(self, arguments, overrides, rngs)
+        self._init_layer(locals())
+
+    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
+        arguments = dict(arguments)
+        if not arguments.pop("tie_input_output_quant"):
+            super()._init_quantizers(arguments, overrides, rngs)
             return
         if not nnx.set_graph_mode.current_value():
             raise ValueError(
                 f"{type(self).__name__}(tie_input_output_quant=True) shares a quantizer, and NNX's tree mode knows no "
                 "shared objects.\n  cure: graph mode, or tie_input_output_quant=False"
             )
+        self.return_quant_tensor = arguments["return_quant_tensor"]
+        input_quant, output_quant = arguments["input_quant"], arguments["output_quant"]
         slot, unused, quantizer = INPUT, OUTPUT, input_quant
         if input_quant is None:
             slot, unused, quantizer = OUTPUT, INPUT, output_quant
@@ -103,7 +115,7 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
         tie_input_output_quant: one quantizer for operands and sum: that of the two which is given.
         return_quant_tensor: return a QuantTensor.
         rngs: for quantizers that draw random numbers.
-        overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
+        more: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer of activations, or an override that has no effect.
@@ -150,7 +162,7 @@ class QuantConcat(QuantMergeLayer[Out]):
         tie_input_output_quant: one quantizer for both: that of the two which is given.
         return_quant_tensor: return a QuantTensor.
         rngs: for quantizers that draw random numbers.
-        overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
+        more: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer of activations, or an override that has no effect.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack, final
@@ -15,11 +15,15 @@ from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.nn import kv_cache
 from jqinject.nn.base import (
     BIAS,
+    CONTRACTION,
     GRAD,
     INPUT,
     OUTPUT,
+    RETURN,
     WEIGHT,
+    Arguments,
     ContractionKind,
+    LayerFacts,
     Out,
     QuantLayer,
     Results,
@@ -43,7 +47,6 @@ from jqinject.nn.dot_product_attention import (
     attention,
 )
 from jqinject.nn.linear import QuantLinearGeneral
-from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor
 
 IN_PROJ_INPUT = act_slot("in_proj_input_")
@@ -133,6 +136,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     softmax_input_quant = SOFTMAX_INPUT
     attn_output_weights_quant = ATTN_OUTPUT_WEIGHTS
     v_quant = V
+    options = (RETURN, CONTRACTION)
     packed_in_proj: bool = False
     contraction: ContractionKind = "auto"
     cached_key_scale: nnx.Cache[Any] | None = None
@@ -157,51 +161,35 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         in_kv_features: int | None = None,
         *,
         rngs: nnx.Rngs,
-        in_proj_input_quant: QuantizerLike = None,
-        in_proj_weight_quant: QuantizerLike = None,
-        in_proj_bias_quant: QuantizerLike = None,
-        softmax_input_quant: QuantizerLike = None,
-        attn_output_weights_quant: QuantizerLike = None,
-        q_scaled_quant: QuantizerLike = None,
-        k_transposed_quant: QuantizerLike = None,
-        v_quant: QuantizerLike = None,
-        out_proj_input_quant: QuantizerLike = None,
-        out_proj_weight_quant: QuantizerLike = None,
-        out_proj_bias_quant: QuantizerLike = None,
-        out_proj_output_quant: QuantizerLike = None,
-        in_proj_grad_quant: QuantizerLike = None,
-        out_proj_grad_quant: QuantizerLike = None,
         packed_in_proj: bool = False,
-        attention_fn: Callable[..., jax.Array] = nnx.dot_product_attention,
-        return_quant_tensor: bool = False,
-        contraction: ContractionKind = "auto",
         **more: Unpack[QuantMultiHeadAttentionKeywords],
     ) -> None:
-        overrides = self._init_flax(locals(), more)
-        arguments = {name: quantizer for name, quantizer in locals().items() if name.endswith("_quant")}
-        self.contraction = checked_contraction("QuantMultiHeadAttention", contraction)
-        self.packed_in_proj = packed_in_proj and self.in_kv_features == self.in_features
+        self._init_layer(locals())
+
+    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
+        self.contraction = checked_contraction("QuantMultiHeadAttention", arguments["contraction"])
+        self.packed_in_proj = arguments["packed_in_proj"] and self.in_kv_features == self.in_features
         if self.packed_in_proj and not nnx.set_graph_mode.current_value():
             raise ValueError(
                 "QuantMultiHeadAttention(packed_in_proj=True) shares quantizers between projections, and NNX's tree "
                 "mode knows no shared objects.\n  cure: packed_in_proj=False, or graph mode"
             )
-        within = {n: arguments.pop(n) for n in list(arguments) if not n.startswith((IN_PROJ, OUT_PROJ))}
+        within = {slot.name: arguments[slot.name] for slot in IN_ATTENTION}
         self._check_attention_fn(within)
-        own = {n: overrides.pop(n) for n in list(overrides) if not n.startswith((IN_PROJ, OUT_PROJ))}
-        self._hold_projections(arguments, overrides, return_quant_tensor, rngs)
-        hold_proxies(self, within, own, rngs, slots=IN_ATTENTION, stack=self._stack())
+        of_projections = {slot.name: arguments[slot.name] for slot in PROJECTION_SLOTS}
+        own = {n: value for n, value in overrides.items() if not n.startswith((IN_PROJ, OUT_PROJ))}
+        self._hold_projections(of_projections, overrides, arguments["return_quant_tensor"], rngs)
+        hold_proxies(self, within, own, rngs, slots=IN_ATTENTION)
 
-    def _stack(self) -> tuple[int, ...]:
-        """The sizes of the leading axes that a stack of layers has (built under `nnx.vmap`)."""
-        return tuple(self.query.kernel.shape[:-3])
+    def _facts(self) -> LayerFacts:
+        return LayerFacts(tuple(self.query.kernel.shape[:-3]), {IN_PROJ_INPUT.name: (self.in_features,)})
 
     def _hold_projections(
         self,
         arguments: Mapping[str, Any],
         overrides: Mapping[str, object],
         return_quant_tensor: bool,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None,
     ) -> None:
         """Make the projections quantized layers; their parameters stay what they are.
 
@@ -210,30 +198,27 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         """
         common = {"contraction": self.contraction}
         of_in, of_out = (common | _with_prefix(side, arguments) for side in (IN_PROJ, OUT_PROJ))
+        of_out["return_quant_tensor"] = return_quant_tensor
         in_overrides, out_overrides = (_with_prefix(side, overrides) for side in (IN_PROJ, OUT_PROJ))
         if self.packed_in_proj:
             of_input = {
                 IN_PROJ + n: in_overrides.pop(n) for n in list(in_overrides) if n.startswith("input_")
             }
-            slot, shape = IN_PROJ_INPUT, (self.in_features,)
-            quantizer = {slot.name: of_in.pop("input_quant")}
-            shapes = {slot.name: shape}
-            hold_proxies(
-                self, quantizer, of_input, rngs, slots=(slot,), stack=self._stack(), channel_shapes=shapes
-            )
+            quantizer = {IN_PROJ_INPUT.name: of_in.pop("input_quant")}
+            hold_proxies(self, quantizer, of_input, rngs, slots=(IN_PROJ_INPUT,))
         packed = "packed " if self.packed_in_proj else ""
         cure = " (packed_in_proj=False gives each its own quantizers)" if packed else ""
         of_them = f"in the {packed}projections of queries, keys and values, whose keywords start with {IN_PROJ}{cure}"
         with _noted(of_them):
             for layer in (self.query, self.key, self.value):
-                _quantize(layer, of_in, in_overrides, False, rngs)
+                _quantize(layer, of_in, in_overrides, rngs)
                 if packed and layer is self.query:
                     shared = _of_one_matrix(layer)
                     of_in |= shared
                     prefixes = tuple(name.removesuffix("quant") for name in shared)
                     in_overrides = {n: v for n, v in in_overrides.items() if not n.startswith(prefixes)}
         with _noted(f"in the output projection, whose keywords start with {OUT_PROJ}"):
-            _quantize(self.out, of_out, out_overrides, return_quant_tensor, rngs)
+            _quantize(self.out, of_out, out_overrides, rngs)
 
     def _check_attention_fn(self, within: dict[str, Any]) -> None:
         """Refuse quantizers within attention beside an attention function that has no place for them."""
@@ -349,12 +334,12 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         index = self.cache_index[...]
         tensors = []
         for (slot, name), new in zip(CACHED.items(), (key, value), strict=True):
-            fields = kv_cache.encoded(new, _has_zero_point(slot.__get__(self)))
+            fields, form = kv_cache.encoded(new, _has_zero_point(slot.__get__(self)))
             stored: dict[str, Any] = {f: vars(self).get(kv_cache.attribute(name, f)) for f in kv_cache.FIELDS}
             at = new.ndim - kv_cache.OPERAND_AXES
             kv_cache.check(name, stored, fields, at)
             now = {f: kv_cache.put(stored[f], array, index, at) for f, array in fields.items()}
-            tensors.append(kv_cache.decoded(now, new))
+            tensors.append(kv_cache.decoded(now, form))
         self.cache_index[...] = index + 1
         *batch, length, _, _ = tensors[0].shape
         written = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
@@ -379,11 +364,10 @@ def _quantize(
     layer: Any,
     arguments: Mapping[str, Any],
     overrides: Mapping[str, object],
-    return_quant_tensor: bool,
     rngs: nnx.Rngs | None,
 ) -> None:
     change_class(layer, QuantLinearGeneral)
-    layer._init_quantizers(arguments, overrides, return_quant_tensor, rngs)
+    layer._init_quantizers(arguments, overrides, rngs)
 
 
 def _with_prefix(prefix: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack, final
 
 import jax
 from flax import nnx
 
 from jqinject.nn.base import (
+    ACT_INPUT,
     GRAD,
     INPUT,
     OUTPUT,
+    RETURN,
+    LayerFacts,
     Out,
     QuantLayer,
     Results,
     check_features,
-    hold_proxies,
     is_on,
     through,
 )
@@ -26,7 +28,7 @@ from jqinject.nn.base.keywords import (
     QuantLayerNormKeywords,
     QuantRMSNormKeywords,
 )
-from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
+from jqinject.quant import Int8ActPerTensorFloat
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
@@ -39,32 +41,24 @@ class QuantNormLayer(QuantLayer[Out]):
     """
 
     input_quant = INPUT
-    output_quant = OUTPUT
+    output_quant = OUTPUT.by_default(Int8ActPerTensorFloat)
     grad_quant = GRAD
-    return_quant_tensor: bool
+    options = (RETURN, ACT_INPUT)
     num_features: int
 
-    def _init_quantizers(
-        self,
-        arguments: Mapping[str, Any],
-        overrides: Mapping[str, object],
-        return_quant_tensor: bool,
-        rngs: nnx.Rngs | None,
-    ) -> None:
-        stack, shapes = self._stack(), self._channel_shapes()
-        axis_name = self.axis_name if isinstance(self, nnx.BatchNorm) else None
-        offered = {} if axis_name is None else {"axis_name": axis_name}
-        hold_proxies(self, arguments, overrides, rngs, stack=stack, channel_shapes=shapes, offered=offered)
-        self.return_quant_tensor = return_quant_tensor
-        if return_quant_tensor and not is_on(self.output_quant):
+    def _check_scale_to_return(self) -> None:
+        if not is_on(self.output_quant):
             raise self._no_scale_to_return("output_quant")
 
-    def _channel_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Slot -> the shape of a scale for each channel, where features are an axis that counts from the end."""
+    def _facts(self) -> LayerFacts:
         axis, count = self._features()
-        if axis is None or axis >= 0:
-            return {}
-        return dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
+        is_known = axis is not None and axis < 0  # counted from the end
+        shapes = (
+            dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1))) if is_known else {}
+        )
+        parameters = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
+        # The last axis of a parameter is the features'.
+        return LayerFacts(parameters[0].shape[:-1] if parameters else (), shapes)
 
     def _features(self) -> tuple[int | None, int]:
         """The axis of the features, None if there are several, and how many they are."""
@@ -74,11 +68,6 @@ class QuantNormLayer(QuantLayer[Out]):
         axis = axes[0] if isinstance(axes, Sequence) and len(axes) == 1 else axes
         count = self.num_groups * self.group_size if isinstance(self, nnx.GroupNorm) else self.num_features
         return axis if isinstance(axis, int) else None, count
-
-    def _stack(self) -> tuple[int, ...]:
-        """The sizes of the leading axes that parameters have in a stack of layers; the last axis is the features'."""
-        variables = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
-        return variables[0].shape[:-1] if variables else ()
 
     def _quantized(self, x: object, norm: Callable[[jax.Array], jax.Array]) -> Any:
         """The norm of the quantized input, with a quantized output.
@@ -141,18 +130,7 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
 
     _results: Results[QuantLayerNorm[jax.Array], QuantLayerNorm[AnyQuantTensor]]
 
-    def __init__(
-        self,
-        num_features: int,
-        *,
-        rngs: nnx.Rngs,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        **more: Unpack[QuantLayerNormKeywords],
-    ) -> None:
+    def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantLayerNormKeywords]) -> None:
         self._init_layer(locals())
 
 
@@ -189,18 +167,7 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
 
     _results: Results[QuantRMSNorm[jax.Array], QuantRMSNorm[AnyQuantTensor]]
 
-    def __init__(
-        self,
-        num_features: int,
-        *,
-        rngs: nnx.Rngs,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        **more: Unpack[QuantRMSNormKeywords],
-    ) -> None:
+    def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantRMSNormKeywords]) -> None:
         self._init_layer(locals())
 
 
@@ -247,11 +214,6 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         group_size: int | None = None,
         *,
         rngs: nnx.Rngs,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
         **more: Unpack[QuantGroupNormKeywords],
     ) -> None:
         self._init_layer(locals())
@@ -291,20 +253,12 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         dtype('int8')
     """
 
+    def _facts(self) -> LayerFacts:
+        return super()._facts()._replace(offered={"axis_name": self.axis_name} if self.axis_name else {})
+
     _results: Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]
 
-    def __init__(
-        self,
-        num_features: int,
-        *,
-        rngs: nnx.Rngs,
-        output_quant: QuantizerLike = Int8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
-        return_quant_tensor: bool = False,
-        act_quant: QuantizerLike = None,
-        grad_quant: QuantizerLike = None,
-        **more: Unpack[QuantBatchNormKeywords],
-    ) -> None:
+    def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantBatchNormKeywords]) -> None:
         self._init_layer(locals())
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias, Unpack, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base import INPUT, OUTPUT, TRUNC, Out, QuantTensorLayer, Results, hold_proxies, through
+from jqinject.nn.base import INPUT, OUTPUT, TRUNC, Arguments, Out, QuantTensorLayer, Results, through
 from jqinject.nn.base.keywords import (
     QuantAvgPoolKeywords,
     QuantMaxPoolKeywords,
@@ -18,7 +18,7 @@ from jqinject.nn.base.keywords import (
     TruncAvgPool2dKeywords,
     TruncAvgPoolKeywords,
 )
-from jqinject.quant import QuantizerLike, RoundTo8bit
+from jqinject.quant import RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool, max_pool, on_integers
 
 Padding: TypeAlias = str | Sequence[tuple[int, int]]
@@ -35,11 +35,14 @@ class QuantWindowLayer(QuantTensorLayer[Out]):
     window_shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     padding: Padding
-    return_quant_tensor: bool
 
-    def _set_window(
-        self, window_shape: Sequence[int], strides: Sequence[int] | None, padding: Padding
-    ) -> None:
+    def _init_pool(self, arguments: Arguments) -> None:
+        """Check the window, then make the quantizers.
+
+        Args:
+            arguments: the `locals()` of `__init__`.
+        """
+        window_shape, strides, padding = (arguments[name] for name in ("window_shape", "strides", "padding"))
         self.window_shape = tuple(window_shape)
         self.strides = None if strides is None else tuple(strides)
         self.padding = padding if isinstance(padding, str) else tuple((low, high) for low, high in padding)
@@ -53,6 +56,7 @@ class QuantWindowLayer(QuantTensorLayer[Out]):
                 f"{type(self).__name__}: strides {self.strides} and window_shape {self.window_shape} need one entry "
                 "each for every spatial axis"
             )
+        self._init_layer(arguments)
 
     def _means(self, x: object) -> Any:
         return avg_pool(x, self.window_shape, self.strides, self.padding)
@@ -68,12 +72,16 @@ class QuantPoolLayer(QuantWindowLayer[Out]):
     input_quant = INPUT
     output_quant = OUTPUT
 
-    def _init_pool(
-        self, arguments: Mapping[str, Any], overrides: Mapping[str, object], rngs: nnx.Rngs | None
+    def __init__(
+        self,
+        window_shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        padding: Padding = "VALID",
+        *,
+        rngs: nnx.Rngs | None = None,
+        **more: Unpack[QuantMaxPoolKeywords],
     ) -> None:
-        self._set_window(*(arguments[name] for name in ("window_shape", "strides", "padding")))
-        self.return_quant_tensor = arguments["return_quant_tensor"]
-        hold_proxies(self, arguments, overrides, rngs)
+        self._init_pool(locals())
 
     @abstractmethod
     def _pool(self, x: object) -> Any:
@@ -107,7 +115,7 @@ class QuantMaxPool(QuantPoolLayer[Out]):
         input_quant, output_quant: quantizers: injectors, proxies to share, or None.
         return_quant_tensor: return a QuantTensor where there is one.
         rngs: for quantizers that draw random numbers.
-        overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
+        more: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer of activations, or an override that has no effect.
@@ -123,20 +131,6 @@ class QuantMaxPool(QuantPoolLayer[Out]):
     """
 
     _results: Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]
-
-    def __init__(
-        self,
-        window_shape: Sequence[int],
-        strides: Sequence[int] | None = None,
-        padding: Padding = "VALID",
-        *,
-        input_quant: QuantizerLike = None,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = True,
-        rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantMaxPoolKeywords],
-    ) -> None:
-        self._init_pool(locals(), overrides, rngs)
 
     def _pool(self, x: object) -> Any:
         return max_pool(x, self.window_shape, self.strides, self.padding)
@@ -155,7 +149,7 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         input_quant, output_quant: quantizers: injectors, proxies to share, or None.
         return_quant_tensor: return a QuantTensor where there is one.
         rngs: for quantizers that draw random numbers.
-        overrides: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
+        more: names that quantizers declare anew: `input_bit_width=4`, `output_...`.
 
     Raises:
         TypeError: an argument that is not a quantizer of activations, or an override that has no effect.
@@ -179,14 +173,11 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         padding: Padding = "VALID",
         count_include_pad: bool = True,
         *,
-        input_quant: QuantizerLike = None,
-        output_quant: QuantizerLike = None,
-        return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[QuantAvgPoolKeywords],
+        **more: Unpack[QuantAvgPoolKeywords],
     ) -> None:
         self.count_include_pad = count_include_pad
-        self._init_pool(locals(), overrides, rngs)
+        self._init_pool(locals())
 
     def _pool(self, x: Any) -> Any:
         x = x if on_integers(x) else as_array(x)
@@ -203,7 +194,7 @@ class QuantTruncLayer(QuantWindowLayer[Out]):
         trunc_quant: the proxy, or None.
     """
 
-    trunc_quant = TRUNC
+    trunc_quant = TRUNC.by_default(RoundTo8bit)
 
     def __call__(self, x: Any) -> Out:
         """The means of the windows, with the integers of `trunc_quant`.
@@ -248,7 +239,7 @@ class TruncAvgPool(QuantTruncLayer[Out]):
         trunc_quant: quantizer of the sums: an injector, a proxy to share, or None for all bits.
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `trunc_quant`, declared anew, without a prefix.
+        more: names of `trunc_quant`, declared anew, without a prefix.
 
     Raises:
         TypeError: an argument that is not a quantizer of accumulators, or an override that has no effect.
@@ -269,14 +260,10 @@ class TruncAvgPool(QuantTruncLayer[Out]):
         strides: Sequence[int] | None = None,
         padding: Padding = "VALID",
         *,
-        trunc_quant: QuantizerLike = RoundTo8bit,
-        return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[TruncAvgPoolKeywords],
+        **more: Unpack[TruncAvgPoolKeywords],
     ) -> None:
-        self._set_window(window_shape, strides, padding)
-        self.return_quant_tensor = return_quant_tensor
-        hold_proxies(self, {"trunc_quant": trunc_quant}, overrides, rngs)
+        self._init_pool(locals())
 
 
 @final
@@ -293,7 +280,7 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
         trunc_quant: quantizer of the sums: an injector, a proxy to share, or None for all bits.
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `trunc_quant`, declared anew, without a prefix.
+        more: names of `trunc_quant`, declared anew, without a prefix.
 
     Raises:
         TypeError: an argument that is not a quantizer of accumulators, or an override that has no effect.
@@ -314,15 +301,12 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
         strides: int | Sequence[int] | None = None,
         padding: Padding = "VALID",
         *,
-        trunc_quant: QuantizerLike = RoundTo8bit,
-        return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[TruncAvgPool2dKeywords],
+        **more: Unpack[TruncAvgPool2dKeywords],
     ) -> None:
-        steps = None if strides is None else _pair(strides, "strides")
-        self._set_window(_pair(window_shape, "window_shape"), steps, padding)
-        self.return_quant_tensor = return_quant_tensor
-        hold_proxies(self, {"trunc_quant": trunc_quant}, overrides, rngs)
+        window_shape = _pair(window_shape, "window_shape")
+        strides = None if strides is None else _pair(strides, "strides")
+        self._init_pool(locals())
 
 
 @final
@@ -337,7 +321,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         trunc_quant: quantizer of the sums: an injector, a proxy to share, or None for all bits.
         return_quant_tensor: return an `IntQuantTensor` instead of its value.
         rngs: for quantizers that draw random numbers.
-        overrides: names of `trunc_quant`, declared anew, without a prefix.
+        more: names of `trunc_quant`, declared anew, without a prefix.
 
     Raises:
         TypeError: an argument that is not a quantizer of accumulators, or an override that has no effect.
@@ -355,14 +339,11 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         self,
         output_size: int | Sequence[int],
         *,
-        trunc_quant: QuantizerLike = RoundTo8bit,
-        return_quant_tensor: bool = True,
         rngs: nnx.Rngs | None = None,
-        **overrides: Unpack[TruncAdaptiveAvgPool2dKeywords],
+        **more: Unpack[TruncAdaptiveAvgPool2dKeywords],
     ) -> None:
         self.output_size = _pair(output_size, "output_size")
-        self.return_quant_tensor = return_quant_tensor
-        hold_proxies(self, {"trunc_quant": trunc_quant}, overrides, rngs)
+        self._init_layer(locals())
 
     def _means(self, x: Any) -> Any:
         return adaptive_avg_pool(x, self.output_size)

@@ -11,6 +11,7 @@ from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.nn.base import (
     BIAS,
     WEIGHT,
+    Arguments,
     QuantLayer,
     Slot,
     act_slot,
@@ -56,6 +57,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         gates: layer of the input -> layer of the hidden state, in the order in which they share weight quantizers.
     """
 
+    options = ()
     gates: ClassVar[Mapping[str, str]]
     io_quant = IO
     in_features: int
@@ -75,19 +77,12 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         """The pairs of layers that this cell has."""
         return [(of_input, of_hidden) for of_input, of_hidden in self.gates.items() if of_input in vars(self)]
 
-    def _init_quantizers(
-        self,
-        arguments: Mapping[str, Any],
-        overrides: Mapping[str, object],
-        return_quant_tensor: bool,
-        rngs: nnx.Rngs | None,
-    ) -> None:
+    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
         """Make the quantizers, once the layers are there.
 
         Args:
             arguments: the `locals()` of `__init__`: quantizers, and which of them are shared.
             overrides: the user's further keywords.
-            return_quant_tensor: always False: a cell returns arrays.
             rngs: for quantizers that draw random numbers.
         """
         by_slot = split_overrides(self, self.override_slots(), overrides)
@@ -135,7 +130,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
                 quantizers["bias_quant"] = arguments["bias_quant"]
                 declared = {**declared, **of_biases}
             change_class(layer, QuantLinear)
-            layer._init_quantizers(quantizers, declared, False, rngs)
+            layer._init_quantizers(quantizers, declared, rngs)
 
         taken = arguments.get("input_layers", {})
         for of_input, of_hidden in gates:

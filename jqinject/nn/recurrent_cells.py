@@ -28,7 +28,6 @@ from jqinject.nn.recurrent_cell import (
     set_bias,
     value_of,
 )
-from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array
 
 FORGET = ("forget_acc_quant", "forget_sigmoid_quant")
@@ -54,20 +53,18 @@ class QuantLSTMStep(QuantRecurrentCell):
         without = FORGET if self.coupled_input_forget_gates else ()
         return tuple(slot for slot in super()._held_slots() if slot.name not in without)
 
-    def _update(
-        self,
-        quantizers: Quantizers,
-        sums: tuple[jax.Array, jax.Array | None, jax.Array, jax.Array],
-        memory: jax.Array,
+    def _step(
+        self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
     ) -> CellOutput:
-        """The new states from the sums of the gates: input, forget (None where it is coupled), cell, output."""
-        of_input, of_forget, of_cell, of_output = sums
+        """One step; see `QuantRecurrentCell.step`."""
+        memory, hidden = carry
+        pairs = self._held_gates()
+        sums = [projected[x] + self._affine(h, parameters, hidden) for x, h in pairs]
+        if len(sums) == 1:
+            sums = jnp.split(sums[0], 4, axis=-1)
+        of_input, *of_forget, of_cell, of_output = sums
         i = self._gate(quantizers, "input", of_input)
-        f = (
-            self._open(quantizers, i) - i
-            if of_forget is None
-            else self._gate(quantizers, "forget", of_forget)
-        )
+        f = self._gate(quantizers, "forget", of_forget[0]) if of_forget else self._open(quantizers, i) - i
         g = value_of(quantizers, "cell_acc_quant", of_cell)
         g = value_of(quantizers, "cell_tanh_quant", self.activation_fn(g))
         o = self._gate(quantizers, "output", of_output)
@@ -149,13 +146,6 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         hidden_features: int,
         *,
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = None,
-        bias_quant: QuantizerLike = None,
-        io_quant: QuantizerLike = None,
-        gate_acc_quant: QuantizerLike = None,
-        sigmoid_quant: QuantizerLike = None,
-        tanh_quant: QuantizerLike = None,
-        cell_state_quant: QuantizerLike = None,
         use_bias: bool = True,
         coupled_input_forget_gates: bool = False,
         shared_intra_layer_weight_quant: bool = False,
@@ -171,23 +161,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
             for name in self.gates.values():
                 if name in vars(self):
                     set_bias(vars(self)[name], None)
-        self._init_quantizers(locals(), overrides, False, rngs)
-
-    def _step(
-        self,
-        quantizers: Quantizers,
-        parameters: Parameters,
-        carry: tuple[jax.Array, jax.Array],
-        projected: Mapping[str, jax.Array],
-    ) -> CellOutput:
-        """One step; see `QuantRecurrentCell.step`."""
-        memory, hidden = carry
-
-        def total(of_input: str) -> jax.Array:
-            return projected[of_input] + self._affine(self.gates[of_input], parameters, hidden)
-
-        forget = None if self.coupled_input_forget_gates else total("if_")
-        return self._update(quantizers, (total("ii"), forget, total("ig"), total("io")), memory)
+        self._init_declared(locals(), overrides)
 
 
 @final
@@ -235,29 +209,10 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         hidden_features: int,
         *,
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = None,
-        bias_quant: QuantizerLike = None,
-        io_quant: QuantizerLike = None,
-        gate_acc_quant: QuantizerLike = None,
-        sigmoid_quant: QuantizerLike = None,
-        tanh_quant: QuantizerLike = None,
-        cell_state_quant: QuantizerLike = None,
         shared_intra_layer_gate_acc_quant: bool = False,
         **more: Unpack[QuantOptimizedLSTMCellKeywords],
     ) -> None:
         self._init_layer(locals())
-
-    def _step(
-        self,
-        quantizers: Quantizers,
-        parameters: Parameters,
-        carry: tuple[jax.Array, jax.Array],
-        projected: Mapping[str, jax.Array],
-    ) -> CellOutput:
-        """One step; see `QuantRecurrentCell.step`."""
-        memory, hidden = carry
-        sums = jnp.split(projected["dense_i"] + self._affine("dense_h", parameters, hidden), 4, axis=-1)
-        return self._update(quantizers, (sums[0], sums[1], sums[2], sums[3]), memory)
 
 
 @final
@@ -308,10 +263,6 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         hidden_features: int,
         *,
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = None,
-        bias_quant: QuantizerLike = None,
-        io_quant: QuantizerLike = None,
-        gate_acc_quant: QuantizerLike = None,
         use_bias: bool = True,
         bias_of_hidden: bool = False,
         input_layers: Mapping[str, Any] = {},
@@ -327,7 +278,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
             set_bias(self.dense_h, self.dense_i.bias)
         if bias_of_hidden or not use_bias:
             set_bias(self.dense_i, None)
-        self._init_quantizers(locals(), overrides, False, rngs)
+        self._init_declared(locals(), overrides)
 
     def _step(
         self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
@@ -397,12 +348,6 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         hidden_features: int,
         *,
         rngs: nnx.Rngs,
-        weight_quant: QuantizerLike = None,
-        bias_quant: QuantizerLike = None,
-        io_quant: QuantizerLike = None,
-        gate_acc_quant: QuantizerLike = None,
-        sigmoid_quant: QuantizerLike = None,
-        tanh_quant: QuantizerLike = None,
         shared_intra_layer_gate_acc_quant: bool = False,
         **more: Unpack[QuantGRUCellKeywords],
     ) -> None:

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.flax_internals import canonicalize_dtype
-from jqinject.nn.base import Out, QuantLayer, Results, Slot, check_features
+from jqinject.nn.base import Arguments, Out, QuantLayer, Results, Slot, check_features
 from jqinject.nn.base.keywords import QuantLSTMKeywords, QuantRNNKeywords
 from jqinject.nn.recurrent_cell import QuantRecurrentCell
 from jqinject.nn.recurrent_cells import QuantLSTMCell, QuantSimpleCell
-from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import AnyQuantTensor, as_array, concatenate, on_integers
 
 
@@ -134,12 +133,13 @@ class QuantRecurrentStack(QuantLayer[Out]):
         """Those of the cells."""
         return cls.cell_class.override_slots()
 
-    def _build(self, arguments: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
         """Make the cells.
 
         Args:
-            arguments: the `locals()` of `__init__`; the cells take those that they know.
-            more: further keywords of the cells, overrides included.
+            arguments: those of `__init__`; the cells take those that they know.
+            overrides: further keywords of the cells.
+            rngs: among the arguments of the cells.
         """
         kind, num_layers, hidden_size = type(self).__name__, arguments["num_layers"], arguments["hidden_size"]
         directions = 2 if arguments["bidirectional"] else 1
@@ -164,11 +164,11 @@ class QuantRecurrentStack(QuantLayer[Out]):
         def draw(key: Any, shape: Any, dtype: Any = float, **_: object) -> jax.Array:
             return jax.random.uniform(key, shape, dtype, -bound, bound)
 
-        parameters = inspect.signature(self.cell_class.__init__).parameters.values()
+        parameters = inspect.signature(self.cell_class).parameters.values()
         names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
         of_cells: dict[str, Any] = {
             **{"kernel_init": draw, "recurrent_kernel_init": draw, "bias_init": draw},
-            **{"use_bias": arguments["bias"], **more},
+            **{"use_bias": arguments["bias"], **overrides},
             **{name: argument for name, argument in arguments.items() if name in names},
         }
         layers = []
@@ -313,30 +313,26 @@ class QuantLSTM(QuantRecurrentStack[Out]):
         batch_first: bool = False,
         bidirectional: bool = False,
         *,
-        weight_quant: QuantizerLike = None,
-        bias_quant: QuantizerLike = None,
-        io_quant: QuantizerLike = None,
-        gate_acc_quant: QuantizerLike = None,
-        sigmoid_quant: QuantizerLike = None,
-        tanh_quant: QuantizerLike = None,
-        cell_state_quant: QuantizerLike = None,
         coupled_input_forget_gates: bool = False,
         cat_output_cell_states: bool = True,
         shared_input_hidden_weights: bool = False,
         shared_intra_layer_weight_quant: bool = False,
         shared_intra_layer_gate_acc_quant: bool = False,
         shared_cell_state_quant: bool = True,
-        return_quant_tensor: bool = False,
         rngs: nnx.Rngs,
         **more: Unpack[QuantLSTMKeywords],
     ) -> None:
-        if cat_output_cell_states and cell_state_quant is not None and not shared_cell_state_quant:
+        if (
+            cat_output_cell_states
+            and more.get("cell_state_quant") is not None
+            and not shared_cell_state_quant
+        ):
             raise ValueError(
                 "QuantLSTM: cell states that are quantized each by a quantizer of its own cannot be one array.\n"
                 "  cure: cat_output_cell_states=False, or shared_cell_state_quant=True"
             )
         self.cat_output_cell_states = cat_output_cell_states
-        self._build(locals(), more)
+        self._init_layer(locals())
 
     def __call__(self, inputs: Any, hx: Any = None, cx: Any = None) -> tuple[Out, tuple[Out, Any]]:
         """Run over sequences.
@@ -422,12 +418,7 @@ class QuantRNN(QuantRecurrentStack[Out]):
         batch_first: bool = False,
         bidirectional: bool = False,
         *,
-        weight_quant: QuantizerLike = None,
-        bias_quant: QuantizerLike = None,
-        io_quant: QuantizerLike = None,
-        gate_acc_quant: QuantizerLike = None,
         shared_input_hidden_weights: bool = False,
-        return_quant_tensor: bool = False,
         rngs: nnx.Rngs,
         **more: Unpack[QuantRNNKeywords],
     ) -> None:
@@ -436,7 +427,7 @@ class QuantRNN(QuantRecurrentStack[Out]):
             raise ValueError(f"QuantRNN: nonlinearity has to be {names}, got {nonlinearity!r}")
         own = {"bias_of_hidden": bias, "activation_fn": NONLINEARITIES[nonlinearity], "dtype": None}
         overrides = {key.replace("gate_acc_quant_", "gate_acc_", 1): value for key, value in more.items()}
-        self._build(locals(), {**own, **overrides})
+        self._init_declared(locals(), {**own, **overrides})
 
     def __call__(self, inputs: Any, hx: jax.Array | None = None) -> tuple[Out, Out]:
         """Run over sequences.

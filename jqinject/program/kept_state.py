@@ -56,7 +56,7 @@ class KeptState:
         self.values: dict[str, jax.Array] = dict(values or {})
         self.written: set[str] = set()
         self.lost: set[str] = set() if lost is None else lost
-        self._before: dict[str, jax.Array] = {}
+        self._before = dict(self.values)
         self._last_read: dict[str, StatePlace | None] = {}
 
     def within(self) -> KeptState:

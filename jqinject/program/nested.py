@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import operator
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -37,7 +37,9 @@ def _rematerialized(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -
     def body(run: Run, inside: list[Tracked]) -> list[Tracked]:
         return run.run(part, passed.inside(inside), path)
 
-    return carried(run, body, passed.arrays, lambda step: jax.checkpoint(step, **options))
+    return carried(
+        run, body, passed.arrays, lambda step: jax.checkpoint(step, **options), Inside(passed.arrays)
+    )
 
 
 def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
@@ -91,7 +93,7 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
         *(_unknown_in_loop(x, grown) for x, grown in zip(carry, facts.depends, strict=True)),
         *(_slice(x, sliced) for x in xs),
     ]
-    return carried(run, body, inputs, loop, Loop(inside, carries, layers, sliced))
+    return carried(run, body, inputs, loop, Inside(inside, True, carries, layers, sliced))
 
 
 Kinds = frozenset[str]
@@ -204,24 +206,28 @@ Part = Callable[[Run, list[Tracked]], list[Tracked]]
 
 
 @dataclass(frozen=True)
-class Loop:
-    """What the steps of a loop see of its inputs.
+class Inside:
+    """What a part of the program, or each step of a loop, sees of its inputs.
 
     Attributes:
-        inside: the inputs, as a step sees them.
-        carries: how many values it carries.
+        inputs: the inputs, as the part sees them.
+        is_loop: whether it is a loop.
+        carries: how many values a loop carries.
         layers: the length of a loop over stacked layers, whose steps have state of their own; else 0.
         sliced: label -> state of the model's layers of which each step has a slice.
     """
 
-    inside: list[Tracked]
-    carries: int
-    layers: int
-    sliced: Mapping[str, StatePlace]
+    inputs: list[Tracked]
+    is_loop: bool = False
+    carries: int = 0
+    layers: int = 0
+    sliced: Mapping[str, StatePlace] = field(default_factory=dict)
 
     def left(self, place: int, state: StatePlace | None) -> StatePlace | None:
-        """The state that an output of the loop is, given its number and the state that a step's output is."""
-        return None if state is None or place < self.carries else self.sliced.get(state.label)
+        """The state that an output is around the part, given its number and the state that it is inside."""
+        if state is None or not self.is_loop:
+            return state
+        return None if place < self.carries else self.sliced.get(state.label)
 
 
 def carried(
@@ -229,7 +235,7 @@ def carried(
     body: Part,
     inputs: list[Tracked],
     wrap: Callable[[OperationRun], OperationRun],
-    loop: Loop | None = None,
+    inside: Inside,
 ) -> list[Tracked]:
     """Run a part of the program under a transformation that carries the quantizers' state.
 
@@ -241,28 +247,28 @@ def carried(
         body: runs the part, given an interpreter and inputs.
         inputs: the inputs.
         wrap: transforms a function of state and values.
-        loop: what its steps see of the inputs; None if the part is no loop.
+        inside: the inputs as the part sees them.
     """
-    inner, layers = (inputs, 0) if loop is None else (loop.inside, loop.layers)
+    layers = inside.layers
     finder = run.within(Finder(run.quantizers), layers=layers)
     returned: dict[str, int] = {}
 
     def look(values: list[Any]) -> list[Any]:
-        outputs = body(finder, finder.kept.begin(_with_values(inner, values)))
+        outputs = body(finder, finder.kept.begin(_with_values(inside.inputs, values)))
         for place, x in enumerate(outputs):
-            state = x.state if loop is None else loop.left(place, x.state)
+            state = inside.left(place, x.state)
             if state is not None and finder.kept.is_newest(x):
                 returned[state.label] = place
         return [out.passed for out in outputs]
 
     has_state = run.quantizers.has_state() or any(x.state is not None for x in inputs)
     if has_state:  # else which sites there are need not be found out first
-        jax.eval_shape(look, [x.passed for x in inner])
+        jax.eval_shape(look, [x.passed for x in inside.inputs])
     stacked = {
         name for name, site in finder.recorded.sites.items() if layers and len(site.stack) > len(run.stack)
     }
     thrown = [text for text in finder.kept.changed if text not in returned]
-    looped = [text for text in thrown if loop is not None and text not in loop.sliced]
+    looped = [text for text in thrown if inside.is_loop and text not in inside.sliced]
     single = [text for text in thrown if text not in looped]
     before = run.counts.copy()
     ran: list[tuple[Run, list[Tracked]]] = []
@@ -270,7 +276,7 @@ def carried(
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
         quantizers = run.quantizers.restored(state[0]) if has_state else run.quantizers
         part = run.within(quantizers, before, layers)
-        entered = part.kept.begin(_with_values(inner, values))
+        entered = part.kept.begin(_with_values(inside.inputs, values))
         for text, value in state[1].items():
             part.kept.put(StatePlace(text), value)
         outputs = body(part, entered)
@@ -289,15 +295,12 @@ def carried(
     left |= {text: values[place] for text, place in returned.items() if text in finder.kept.changed}
     left |= dict(zip(single, values[len(outputs) :], strict=True))
     for text, value in left.items():
-        run.kept.put(StatePlace(text) if loop is None else loop.sliced.get(text, StatePlace(text)), value)
+        run.kept.put(inside.sliced.get(text, StatePlace(text)), value)
     # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
-    passed = [
-        replace(x, low_rank=None, unrounded=None, chosen=None)
-        for x in _with_values(outputs, values[: len(outputs)])
+    return [
+        replace(x, low_rank=None, unrounded=None, chosen=None, state=inside.left(place, x.state))
+        for place, x in enumerate(_with_values(outputs, values[: len(outputs)]))
     ]
-    for place, x in enumerate(passed):
-        x.state = x.state if loop is None else loop.left(place, x.state)
-    return passed
 
 
 def _with_values(tracked: Sequence[Tracked], values: Sequence[jax.Array]) -> list[Tracked]:

@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 
+from jqinject.core.flax_internals import PYTREE_ATTRIBUTES
 from jqinject.inject.injector import InjectorMeta
 from jqinject.inject.keys import Same, key_of
 from jqinject.model.walk import ModelIndex
@@ -227,7 +228,7 @@ def _of_model(model: nnx.Module) -> Iterable[object]:
     for path, node in index.places:
         yield path, _named(type(node))
         if isinstance(node, nnx.Pytree):
-            static = {name: x for name, x in vars(node).items() if not name.startswith("_pytree__")}
+            static = {name: x for name, x in vars(node).items() if not name.startswith(PYTREE_ATTRIBUTES)}
             yield from (
                 (name, written(key_of(x)))
                 for name, x in sorted(static.items())

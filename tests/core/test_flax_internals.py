@@ -1,5 +1,8 @@
 """What `jqinject.core.flax_internals` assumes of Flax, one test for each assumption."""
 
+import inspect
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +11,16 @@ from flax import nnx
 
 from jqinject.core.flax_internals import (
     PYTREE_ATTRIBUTES,
+    READER_OF_LINEN,
+    READERS_OF_PURE_DICTS,
     ParameterView,
     canonicalize_dtype,
     change_class,
     flax_layer,
     flax_parameters,
     init_flax,
+    initialized_by_metaclass,
+    metadata_of,
     note_child,
     promote_dtype,
 )
@@ -112,3 +119,45 @@ def test_private_defaults_promote_like_the_layers():
         assert canonicalize_dtype(x, kernel, dtype=None) == jnp.float32
     assert [x.dtype for x in promote_dtype((x, kernel), dtype=jnp.float16)] == [jnp.float16] * 2
     assert nnx.Linear(1, 1, rngs=nnx.Rngs(0)).promote_dtype is promote_dtype
+
+
+class Watched(nnx.Param):
+    """Notes the code that reads it."""
+
+    readers: list = []
+
+    def get_value(self, *, index=...):
+        self.readers.append(sys._getframe(1).f_code)
+        return super().get_value(index=index)
+
+
+def test_states_that_are_stored_are_read_by_code_that_is_known():
+    state = nnx.State({"kernel": Watched(jnp.ones(2))})
+    Watched.readers.clear()
+    nnx.to_pure_dict(state)
+    assert Watched.readers and {*Watched.readers} <= {*filter(inspect.iscode, READERS_OF_PURE_DICTS)}
+
+
+def test_linen_reads_a_variable_by_code_that_is_known():
+    Watched.readers.clear()
+    nnx.bridge.variables.to_linen_var(Watched(jnp.ones(2)))
+    assert READER_OF_LINEN in Watched.readers
+
+
+@initialized_by_metaclass
+class Named(type(nnx.Module)):
+    def _construct(cls, self, *arguments):
+        self.__init__(*arguments)
+        vars(self)["constructed"] = cls.__name__
+
+
+def test_a_metaclass_initializes_modules():
+    class Sized(nnx.Module, metaclass=Named):
+        def __init__(self, size):
+            self.size = size
+
+    assert (Sized(2).size, Sized(2).constructed) == (2, "Sized")
+
+
+def test_metadata_is_read_without_getattr():
+    assert metadata_of(nnx.Param(jnp.ones(2), sharding_hint="rows"))["sharding_hint"] == "rows"

@@ -324,7 +324,7 @@ def test_the_projections_of_attention_become_ours_and_are_frozen():
     for name in ("query", "key", "value", "out"):
         layer = getattr(attention, name)
         object.__setattr__(layer, "__class__", QuantLinearGeneral)
-        layer._init_quantizers(INT8, {}, False, nnx.Rngs(0))
+        layer._init_quantizers(INT8, {}, nnx.Rngs(0))
     assert attention.query.quant_weight().scale.shape == (1, 2, 4)
     assert attention.out.quant_weight().scale.shape == (1, 1, 8)
     call(attention, x)
@@ -349,7 +349,7 @@ def test_every_layer_of_a_stack_that_was_flaxs_rounds_by_its_own_random_numbers(
         "weight_scaling_stats_op": "ave",
         "input_float_to_int_impl_type": "stochastic_round",
     }
-    stack._init_quantizers(given, overrides, False, nnx.Rngs(7))
+    stack._init_quantizers(given, overrides, nnx.Rngs(7))
     outputs = nnx.vmap(lambda m: m.input_quant(X).value)(stack)
     assert not np.array_equal(outputs[0], outputs[1])
     keys = jax.random.key_data(stack.weight_quant.tensor_quant.int_quant.float_to_int_impl.stream.key[...])

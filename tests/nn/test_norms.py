@@ -113,7 +113,7 @@ def test_a_norm_of_flax_becomes_ours_in_place(ours, theirs, where, given, stacke
         nnx.Rngs(0).split(5) if stacked else nnx.Rngs(0)
     )
     object.__setattr__(layer, "__class__", ours)
-    layer._init_quantizers({"output_quant": Act}, {}, False, nnx.Rngs(0))
+    layer._init_quantizers({"output_quant": Act}, {}, nnx.Rngs(0))
     assert nnx.graphdef(layer) == nnx.graphdef(made)
     run = nnx.jit(nnx.vmap(lambda m, x: m(x), in_axes=(0, None)) if stacked else lambda m, x: m(x))
     for _ in range(2):
@@ -166,4 +166,4 @@ def test_a_quantizer_for_a_place_that_a_norm_does_not_have():
     with pytest.raises(
         TypeError, match="QuantLayerNorm has no weight_quant: it takes input_quant, output_quant"
     ):
-        layer._init_quantizers({"weight_quant": Int8WeightPerTensorFloat}, {}, False, nnx.Rngs(0))
+        layer._init_quantizers({"weight_quant": Int8WeightPerTensorFloat}, {}, nnx.Rngs(0))

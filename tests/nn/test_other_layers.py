@@ -245,7 +245,7 @@ def test_a_layer_of_flax_becomes_ours_in_place(case):
     made = case.make(**case.quantizers, weight_bit_width=4)
     layer = case.float()
     object.__setattr__(layer, "__class__", case.ours)
-    layer._init_quantizers(case.quantizers, {"weight_bit_width": 4}, False, nnx.Rngs(0))
+    layer._init_quantizers(case.quantizers, {"weight_bit_width": 4}, nnx.Rngs(0))
     assert nnx.graphdef(layer) == nnx.graphdef(made)
     np.testing.assert_array_equal(call(layer, case.input()), call(made, case.input()))
 
@@ -261,7 +261,7 @@ def test_stacks_are_scanned_reassembled_and_frozen(case):
     stack = nnx.vmap(ours)(nnx.Rngs(0).split(3))
     other = nnx.vmap(theirs)(nnx.Rngs(0).split(3))
     object.__setattr__(other, "__class__", case.ours)
-    other._init_quantizers(case.quantizers, {}, False, nnx.Rngs(0))
+    other._init_quantizers(case.quantizers, {}, nnx.Rngs(0))
     assert nnx.graphdef(other) == nnx.graphdef(stack)
 
     @nnx.jit

@@ -43,7 +43,7 @@ def _quantizers(layer):
 @pytest.mark.parametrize("name", EMPTY)
 def test_no_slot_is_filled_by_itself(name):
     kind = getattr(jqinject.nn, name)
-    arguments = inspect.signature(kind.__init__).parameters
+    arguments = inspect.signature(kind).parameters
     defaults = {n: p.default for n, p in arguments.items() if n.endswith("_quant") and "shared_" not in n}
     assert len(defaults) > 3
     assert set(defaults.values()) == {None}
@@ -53,7 +53,7 @@ def test_no_slot_is_filled_by_itself(name):
 @pytest.mark.parametrize("name", FILLED)
 def test_the_default_of_a_weight_is_in_signature_and_docstring(name):
     kind = getattr(jqinject.nn, name)
-    default = inspect.signature(kind.__init__).parameters["weight_quant"].default
+    default = inspect.signature(kind).parameters["weight_quant"].default
     assert getattr(default, "base", default) is Int8WeightPerTensorFloat
     said = " ".join(kind.__doc__.split()).partition("weight_quant: ")[2].partition("_quant: ")[0]
     assert "y default `Int8WeightPerTensorFloat`" in said

@@ -86,7 +86,7 @@ def test_layers_under_transformations():
 def test_slots_are_declared_once_by_the_class():
     assert slots_of(QuantLinear) == (WEIGHT, BIAS, INPUT, OUTPUT, GRAD)
     assert slots_of(QuantEmbed) == (WEIGHT, OUTPUT, GRAD)
-    assert QuantLinear.weight_quant is WEIGHT and QuantEmbed.input_quant is None
+    assert QuantLinear.weight_quant == WEIGHT and QuantEmbed.input_quant is None
     arguments = {slot.name: slot.argument for slot in slots_of(QuantLSTMCell)}
     assert arguments["forget_acc_quant"] == "gate_acc_quant" and arguments["io_quant"] == "io_quant"
 

@@ -16,6 +16,7 @@ from flax.nnx import reprlib
 from jax.typing import DTypeLike
 
 from jqinject.core import Frozen
+from jqinject.core.flax_internals import READER_OF_LINEN, READERS_OF_PURE_DICTS, metadata_of
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import (
     ScaleForms,
@@ -31,14 +32,6 @@ from jqinject.dot.kernels.integer import Affine
 from jqinject.ops.cut import Cut
 from jqinject.ops.groups import split_groups
 from jqinject.quant_tensor import QuantTensor
-
-_OF_PURE_DICT = nnx.to_pure_dict.__code__.co_consts
-"""Holds the code by which `nnx.to_pure_dict` reads a Variable. Nothing else tells its call from a model's own, and a
-dequantized array would be stored in the place of the numbers."""
-
-_OF_LINEN = nnx.bridge.variables.to_linen_var.__code__
-"""The code by which `nnx.bridge.to_linen` reads a Variable to store it among Linen's, where the parameter goes itself:
-its numbers would be taken for variables."""
 
 READS_WHOLE = "reads_whole"
 """Metadata of a `FrozenParam` that is dequantized before it is indexed, so that an adapter can follow the index."""
@@ -254,13 +247,14 @@ class FrozenParam(LowBitArray, Frozen):
     def get_value(self, *, index: object = ...) -> Any:
         """The dequantized array, or what an index reads of it; its shape and dtype if the model is abstract.
 
-        `nnx.to_pure_dict`, which reads states to store them, gets the numbers.
+        `nnx.to_pure_dict`, which reads states to store them, gets the numbers, and `nnx.bridge.to_linen` the parameter,
+        as it would take the numbers for variables.
         """
         numbers = self.get_raw_value()
         reader = sys._getframe(1).f_code
-        if reader is _OF_LINEN:
+        if reader is READER_OF_LINEN:
             return self
-        if reader in _OF_PURE_DICT:
+        if reader in READERS_OF_PURE_DICTS:
             return numbers
         kinds = {_kind(leaf) for leaf in jax.tree.leaves(numbers)}
         if kinds == {jax.ShapeDtypeStruct}:
@@ -290,7 +284,7 @@ class FrozenParam(LowBitArray, Frozen):
         return value
 
     def __getattr__(self, name: str) -> Any:
-        metadata = object.__getattribute__(self, "_var_metadata")
+        metadata = metadata_of(self)
         if name in metadata:
             return metadata[name]
         if name.startswith("__") or getattr(jax.Array, name, None) is None:

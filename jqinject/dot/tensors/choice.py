@@ -68,12 +68,12 @@ class ChosenKernel:
     Attributes:
         kernel: "integers", "gradients", "float8", "blocks", "stored" or "floats".
         numbers: "int", "fp8" or "float".
-        where: the axes of the contraction.
+        where: the axes of the contraction; for "integers", of these.
         lhs, rhs: the operands.
         why: why operands with a payload are contracted as floats; else empty.
-        integers: theirs, for "integers".
+        integers: theirs, for "integers" and "gradients"; None of an operand that has none.
         groups: how a summed axis of both is cut in two in their integers; None if it is not.
-        swapped: whether the operands were swapped, as only the left one has groups.
+        swapped: whether the integers are in the other order, as the left operand alone has groups.
     """
 
     kernel: str
@@ -92,47 +92,37 @@ class ChosenKernel:
         assert isinstance(self.where, Dimensions), "neither a convolution nor a ragged contraction"
         return self.where
 
-    @property
-    def integer_dimensions(self) -> Dimensions:
-        """The axes of the integers: a summed axis that is cut into groups counts as two."""
-        dims = self.dims.swapped() if self.swapped else self.dims
-        return dims if self.groups is None else dims.in_groups(self.groups[0].dim % len(dims.lhs))
-
-    def operands(self, values: Arrays | None = None) -> tuple[IntegerOperand, IntegerOperand]:
-        """The integers, beside the floats that receive the gradients.
+    def operands(self, values: Arrays | None = None) -> tuple[Any, Any]:
+        """The integers in the order of `where`, beside the floats that receive the gradients; or floats without them.
 
         Args:
             values: these floats; None for the operands' own. Those of a stored right operand receive none.
         """
         assert self.integers is not None, "asked for where integers are contracted"
-        lhs, rhs = self.lhs, self.rhs
         left, right = (None, None) if values is None else values
-        if rhs.is_stored:
-            right = None
-        elif right is None:
-            right = rhs.value
-        if left is None and not (self.swapped and lhs.is_stored):
-            left = lhs.value
-        dtypes = lhs.dtype if left is None else left.dtype, rhs.dtype if right is None else right.dtype
-        return IntegerOperand(self.integers[0], left, dtypes[0]), IntegerOperand(
-            self.integers[1], right, dtypes[1]
+        step = -1 if self.swapped else 1
+        rows = zip(
+            (self.lhs, self.rhs),
+            (left, right),
+            (self.swapped and left is None, self.kernel == "integers"),
+            self.integers[::step],
+            (self.groups or (None, None))[::step],
+            strict=True,
         )
-
-    def integers_or_floats(
-        self, values: Arrays | None = None
-    ) -> tuple[IntegerOperand | jax.Array, IntegerOperand | jax.Array]:
-        """The operands of which one at least has integers, which a backward pass contracts.
-
-        Args:
-            values: as for `operands`.
-        """
-        operands: list[IntegerOperand | jax.Array] = []
-        for place, x in enumerate((self.lhs, self.rhs)):
-            array = as_array(x) if values is None else values[place]
-            if has_integers(x):
-                array = IntegerOperand(affine_of(x), array, array.dtype)
-            operands.append(array)
-        return operands[0], operands[1]
+        operands = []
+        for x, value, lacks_gradient, integers, groups in rows:
+            if integers is None:
+                operands.append(as_array(x) if value is None else value)
+                continue
+            if lacks_gradient and x.is_stored:
+                value = None
+            elif value is None:
+                value = x.value
+            dtype = x.dtype if value is None else value.dtype
+            value = value if value is None or groups is None else groups.split(value)
+            operands.append(IntegerOperand(integers, value, dtype))
+        first, second = operands[::step]
+        return first, second
 
 
 def choose(
@@ -191,7 +181,9 @@ def choose(
     if blocks and dims is not None and has_blocks(lhs, tensor, dims):
         return ChosenKernel("blocks", "float", where, lhs, tensor, f"{why}; {BY_BLOCKS}")
     if gradient and dims is not None and not stored and (has_integers(lhs) or has_integers(rhs)):
-        return ChosenKernel("gradients", "float", where, lhs, rhs, why or "")
+        pair: Any = lhs, rhs
+        integers: Any = tuple(affine_of(x) if has_integers(x) else None for x in pair)
+        return ChosenKernel("gradients", "float", where, lhs, rhs, why or "", integers)
     return ChosenKernel(
         "stored" if reads else "floats", "float", where, lhs, rhs if reads else tensor, why or ""
     )
@@ -284,10 +276,8 @@ def _in_groups(
     """The choice for integers of which one operand has groups; None if these do not fit, or are smaller than pays."""
     if swaps and groups is None and not rhs.is_stored:
         common = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
-        if common is not None and common.integers is not None:
-            of_right, of_left = common.integers
-            own = {"where": dims, "lhs": lhs, "rhs": rhs, "integers": (of_left, of_right)}
-            return replace(common, **own, swapped=True)
+        if common is not None:
+            return replace(common, lhs=lhs, rhs=rhs, swapped=True)
     if groups is not None:
         pays = groups.size >= LEAST_GROUP or numbers == "int"
         if not pays or groups.dim % len(dims.rhs) not in dims.rhs_contract:
@@ -306,6 +296,7 @@ def _in_groups(
     else:
         right = affine_of(pieces if groups is None else pieces.grouped)
     right = _cut(right, of_right) if groups is None else right
+    dims = dims.in_groups(of_left.dim % len(dims.lhs))
     return ChosenKernel("integers", "int", dims, lhs, rhs, integers=(left, right), groups=(of_left, of_right))
 
 

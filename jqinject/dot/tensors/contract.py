@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,7 +34,7 @@ from jqinject.dot.tensors.six_operands import (
     contract_operands,
 )
 from jqinject.ops import FloatGrid
-from jqinject.quant_tensor import FloatQuantTensor, Groups, as_array, on_minifloats
+from jqinject.quant_tensor import FloatQuantTensor, as_array, on_minifloats
 
 _IN_FLOAT32 = Sums(floats="float32")
 
@@ -289,48 +288,32 @@ def contract_as(
         (the output, a token whose cotangent is the gradient's scale, None for a gradient of floats).
     """
     lhs, rhs = choice.lhs, choice.rhs
-    if isinstance(where, Convolution):
-        if choice.integers is not None:
-            return integer_conv(where, *choice.operands(values), _integers_in_one(gradient))
-        left, right = (as_array(lhs), as_array(rhs)) if values is None else values
-        return where(left, right), None
-    if isinstance(where, Ragged):
-        assert group_sizes is not None, "a ragged contraction has groups"
-        if choice.integers is not None:
-            plan = Plan(where, where.dtype, what="a ragged contraction of integers")
-            return contract_integers(plan, *choice.operands(values), group_sizes)
-        left, right = (as_array(lhs), as_array(rhs)) if values is None else values
-        return where(left, right, group_sizes), None
-    dims = where
     if choice.kernel == "float8":
         if values is not None:
             lhs, rhs = _carried_by(values[0], lhs), rhs if rhs.is_stored else _carried_by(values[1], rhs)
         gradient = None if gradient is None or gradient.is_integer else gradient
-        return _of_float8(lhs, rhs, dims, gradient, dtype, out_sharding)
-    if choice.kernel == "gradients":
-        plan = plan_of_integers(dims, np.dtype(dtype), accumulator_dtype, out_sharding, gradient)
-        return contract_integers(plan, *choice.integers_or_floats(values))
+        return _of_float8(lhs, rhs, choice.dims, gradient, dtype, out_sharding)
+    rest = () if group_sizes is None else (group_sizes,)
     if choice.integers is not None:
-        left, right = choice.operands(values)
-        if choice.swapped:
-            left, right = right, left
-        if choice.groups is not None:
-            left, right = (_split(x, groups) for x, groups in zip((left, right), choice.groups, strict=True))
-        plain = choice.groups is None and not choice.swapped
-        # A stored operand's axes may have another order than `dims` says.
-        wide: Any = choice.where if plain else choice.integer_dimensions
-        if gradient is not None and (choice.swapped or not gradient.is_integer):
-            gradient = _integers_in_one(gradient)
-        plan = plan_of_integers(wide, np.dtype(dtype), accumulator_dtype, out_sharding, gradient)
-        y, token = contract_integers(plan, left, right)
-        return y, token
+        if isinstance(where, Convolution):
+            return integer_conv(where, *choice.operands(values), _integers_in_one(gradient))
+        if isinstance(where, Ragged):
+            plan = Plan(where, where.dtype, what="a ragged contraction of integers")
+        else:
+            if gradient is not None and (choice.swapped or not gradient.is_integer):
+                gradient = _integers_in_one(gradient)
+            axes: Any = choice.where
+            plan = plan_of_integers(axes, np.dtype(dtype), accumulator_dtype, out_sharding, gradient)
+        return contract_integers(plan, *choice.operands(values), *rest)
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":
-        static = StoredDot(rhs.form, dims, np.dtype(dtype), out_sharding, precision)
+        static = StoredDot(rhs.form, choice.dims, np.dtype(dtype), out_sharding, precision)
         return stored_dot_general(left, rhs.numbers, static), None
     right = as_array(rhs) if values is None else values[1]
+    if not isinstance(where, Dimensions):
+        return where(left, right, *rest), None
     how = {"preferred_element_type": dtype, "out_sharding": out_sharding}
-    return jax.lax.dot_general(left, right, dims.numbers, precision=precision, **how), None
+    return jax.lax.dot_general(left, right, where.numbers, precision=precision, **how), None
 
 
 def _integers_in_one(gradient: GradientFormat | None) -> GradientFormat | None:
@@ -341,11 +324,6 @@ def _integers_in_one(gradient: GradientFormat | None) -> GradientFormat | None:
 def _carried_by(array: jax.Array, x: FloatQuantTensor) -> FloatQuantTensor:
     """8-bit floats whose gradient goes to an array, in the dtype of that array."""
     return FloatQuantTensor.cast(array, x.payload(), x.scale, x.format, x.training)
-
-
-def _split(operand: IntegerOperand, groups: Groups) -> IntegerOperand:
-    """An operand whose integers are in groups already, with its floats in groups."""
-    return operand if operand.value is None else replace(operand, value=groups.split(operand.value))
 
 
 def output_dtype(lhs: Operand, rhs: Operand, out_dtype: DTypeLike | None) -> np.dtype:

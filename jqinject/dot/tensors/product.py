@@ -76,7 +76,7 @@ def product(
     sharding = out_sharding if like is None else _sharding_before(dims.order, like)
     if choice.integers is not None:
         by = dtype, sums.accumulator_dtype, sharding
-        return affine_dot_general(*choice.integers, choice.integer_dimensions, *by)
+        return affine_dot_general(*choice.integers, dims, *by)
     left, right, scales = _operands(choice.kernel, a, b, dims, sums.floats)
     wide = scales or sums.floats == "float32"
     y = jax.lax.dot_general(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Dimensions, Labels, Operand, OutSharding
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.kernels.integer import Affine, IntegerOperand, affine_dot_general
+from jqinject.dot.kernels.integer import IntegerOperand, affine_dot_general
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.choice import choose
@@ -67,7 +67,7 @@ class Plan:
     gradient_format: GradientFormat | None = None
     what: str = "a quantized contraction"
 
-    @property
+    @cached_property
     def axes(self) -> Dimensions:
         """The labels of the axes of both operands and the output."""
         return self.where if isinstance(self.where, Dimensions) else self.where.axes
@@ -103,13 +103,6 @@ class Plan:
         if isinstance(self.where, Convolution):
             return jax.eval_shape(self.where, as_array(lhs), as_array(rhs)).shape
         return self.axes.out_shape(tuple(lhs.shape), tuple(rhs.shape))
-
-    def integers(self, lhs: Affine, rhs: Affine, *rest: jax.Array) -> jax.Array:
-        """The contraction of integers, their axes in the order of `axes`; arguments as for `forward`."""
-        if not isinstance(self.where, Dimensions):
-            return self.where.integers(lhs, rhs, *rest)
-        by = self.dtype, self.fprop.accumulator_dtype, self.out_sharding
-        return affine_dot_general(lhs, rhs, self.where, *by)
 
     def forward(self, lhs: LabelledTensor, rhs: LabelledTensor, *rest: jax.Array) -> jax.Array:
         """The contraction, in the order of `axes.out`.
@@ -288,7 +281,11 @@ def _forward(
     plan, left, right = static.plan, operands.lhs, operands.rhs
     if isinstance(left, IntegerOperand) and isinstance(right, IntegerOperand):
         assert left.integers is not None and right.integers is not None, "of a forward pass"
-        y = plan.integers(left.integers, right.integers, *rest)
+        if isinstance(plan.where, Dimensions):
+            by = plan.dtype, plan.fprop.accumulator_dtype, plan.out_sharding
+            y = affine_dot_general(left.integers, right.integers, plan.where, *by)
+        else:
+            y = plan.where.integers(left.integers, right.integers, *rest)
     else:
         left, right = unpacked_tensor(left), unpacked_tensor(right)
         y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)

@@ -281,7 +281,7 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
     if rule.contraction != "auto":
         quantizers["contraction"] = rule.contraction
     change_class(layer, counterpart.layer)
-    layer._init_quantizers(quantizers, overrides, False, rngs)
+    layer._init_quantizers(quantizers, overrides, rngs)
 
 
 class LayerReuse:

@@ -10,8 +10,9 @@ from flax.typing import PrecisionLike, PromoteDtypeFn
 from jax.typing import DTypeLike
 
 from jqinject.inject import ExtendedInjector
+from jqinject.nn.base import ContractionKind, SchemeLike
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant import enums
+from jqinject.quant import QuantizerLike, enums
 
 Component: TypeAlias = Callable[..., Any] | nnx.Module | None
 Array: TypeAlias = float | jax.Array | np.ndarray
@@ -4295,9 +4296,12 @@ class CacheActNames(TypedDict, total=False):
     cache_zero_point_stats_momentum: float | None
 
 class QuantAvgPoolKeywords(InputActNames, OutputActNames, total=False):
-    ...
+    input_quant: QuantizerLike
+    output_quant: QuantizerLike
+    return_quant_tensor: bool
 
 class QuantBatchNormKeywords(InputActNames, OutputActNames, GradGradNames, total=False):
+    act_quant: QuantizerLike
     axis: int
     axis_index_groups: Any
     axis_name: Optional[str]
@@ -4305,9 +4309,13 @@ class QuantBatchNormKeywords(InputActNames, OutputActNames, GradGradNames, total
     bias_metadata: Mapping[str, Any]
     dtype: Optional[Dtype]
     epsilon: float
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
     momentum: float
+    output_quant: QuantizerLike
     param_dtype: Dtype
     promote_dtype: PromoteDtypeFn
+    return_quant_tensor: bool
     scale_init: Initializer
     scale_metadata: Mapping[str, Any]
     use_bias: bool
@@ -4316,74 +4324,107 @@ class QuantBatchNormKeywords(InputActNames, OutputActNames, GradGradNames, total
     use_scale: bool
 
 class QuantCheckpointKeywords(ActNames, GradGradNames, total=False):
-    ...
+    grad_quant: QuantizerLike
 
 class QuantConcatKeywords(InputActNames, OutputActNames, total=False):
-    ...
+    return_quant_tensor: bool
 
 class QuantConvKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    act_quant: QuantizerLike
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
+    contraction: ContractionKind
     conv_general_dilated: ConvGeneralDilatedT
     dtype: Optional[Dtype]
     feature_group_count: int
+    grad_quant: QuantizerLike
     input_dilation: Union[None, int, Sequence[int]]
+    input_quant: QuantizerLike
     kernel_dilation: Union[None, int, Sequence[int]]
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
     mask: Optional[jax.Array]
+    output_quant: QuantizerLike
     padding: PaddingLike
     param_dtype: Dtype
     precision: PrecisionLike
     preferred_element_type: Dtype | None
     promote_dtype: PromoteDtypeFn
+    return_quant_tensor: bool
+    scheme: SchemeLike
     use_bias: bool
+    weight_quant: QuantizerLike
 
 class QuantConvTransposeKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    act_quant: QuantizerLike
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
+    contraction: ContractionKind
     dtype: Dtype | None
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
     kernel_dilation: int | Sequence[int] | None
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
     mask: jax.Array | None
+    output_quant: QuantizerLike
     padding: PaddingLike
     param_dtype: Dtype
     precision: PrecisionLike | None
     preferred_element_type: Dtype | None
     promote_dtype: PromoteDtypeFn
+    return_quant_tensor: bool
     transpose_kernel: bool
     use_bias: bool
+    weight_quant: QuantizerLike
 
 class QuantEinsumKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    act_quant: QuantizerLike
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
+    contraction: ContractionKind
     dtype: Optional[Dtype]
     einsum_op: EinsumT
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
+    output_quant: QuantizerLike
     param_dtype: Dtype
     precision: PrecisionLike
     preferred_element_type: Dtype | None
     promote_dtype: PromoteDtypeFn
+    return_quant_tensor: bool
+    scheme: SchemeLike
+    weight_quant: QuantizerLike
 
 class QuantEltwiseAddKeywords(InputActNames, OutputActNames, total=False):
-    ...
+    return_quant_tensor: bool
 
 class QuantEmbedKeywords(WeightWeightNames, OutputActNames, GradGradNames, total=False):
     dtype: Optional[Dtype]
     embedding_init: Initializer
     embedding_metadata: Mapping[str, Any]
+    grad_quant: QuantizerLike
+    output_quant: QuantizerLike
     param_dtype: Dtype
     promote_dtype: PromoteDtypeFn
+    return_quant_tensor: bool
+    weight_quant: QuantizerLike
 
 class QuantGRUCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
     activation_fn: Callable[..., Any]
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
     carry_init: Initializer | None
     dtype: Dtype | None
+    gate_acc_quant: QuantizerLike
     gate_fn: Callable[..., Any]
+    io_quant: QuantizerLike
     keep_rngs: bool
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
@@ -4391,17 +4432,25 @@ class QuantGRUCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, GateAcc
     promote_dtype: PromoteDtypeFn
     recurrent_kernel_init: Initializer
     recurrent_kernel_metadata: Mapping[str, Any]
+    sigmoid_quant: QuantizerLike
+    tanh_quant: QuantizerLike
+    weight_quant: QuantizerLike
 
 class QuantGroupNormKeywords(InputActNames, OutputActNames, GradGradNames, total=False):
+    act_quant: QuantizerLike
     axis_index_groups: Any
     axis_name: Optional[str]
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
     dtype: Optional[Dtype]
     epsilon: float
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
+    output_quant: QuantizerLike
     param_dtype: Dtype
     promote_dtype: PromoteDtypeFn
     reduction_axes: Optional[Axes]
+    return_quant_tensor: bool
     scale_init: Initializer
     scale_metadata: Mapping[str, Any]
     use_bias: bool
@@ -4453,6 +4502,7 @@ class QuantHardSwishKeywords(InputActNames, GradGradNames, total=False):
     float_to_int_impl_type: FloatToIntImplType
     folded: bool
     fractions: tuple[float, ...] | None
+    grad_quant: QuantizerLike
     gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
@@ -4518,6 +4568,7 @@ class QuantHardSwishKeywords(InputActNames, GradGradNames, total=False):
     restrict_scaling_type: RestrictValueType
     restrict_threshold_impl: Component
     restrict_value_float_to_int_impl: Component
+    return_quant_tensor: bool
     saturating: bool
     scale_quant: Injector
     scale_rounding: ScaleRounding
@@ -4608,6 +4659,7 @@ class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     float_to_int_impl_type: FloatToIntImplType
     folded: bool
     fractions: tuple[float, ...] | None
+    grad_quant: QuantizerLike
     gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
@@ -4671,6 +4723,7 @@ class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     restrict_scaling_type: RestrictValueType
     restrict_threshold_impl: Component
     restrict_value_float_to_int_impl: Component
+    return_quant_tensor: bool
     saturating: bool
     scale_quant: Injector
     scale_rounding: ScaleRounding
@@ -4717,15 +4770,20 @@ class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     zero_point_stats_momentum: float | None
 
 class QuantIdentityKeywords(ActNames, GradGradNames, total=False):
-    ...
+    grad_quant: QuantizerLike
+    return_quant_tensor: bool
 
 class QuantLSTMKeywords(WeightWeightNames, BiasBiasNames, IoActNames, CellStateActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
     activation_fn: Callable[..., Any]
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
     carry_init: Initializer | None
+    cell_state_quant: QuantizerLike
     dtype: Dtype | None
+    gate_acc_quant: QuantizerLike
     gate_fn: Callable[..., Any]
+    io_quant: QuantizerLike
     keep_rngs: bool
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
@@ -4733,14 +4791,22 @@ class QuantLSTMKeywords(WeightWeightNames, BiasBiasNames, IoActNames, CellStateA
     promote_dtype: PromoteDtypeFn
     recurrent_kernel_init: Initializer
     recurrent_kernel_metadata: Mapping[str, Any]
+    return_quant_tensor: bool
+    sigmoid_quant: QuantizerLike
+    tanh_quant: QuantizerLike
+    weight_quant: QuantizerLike
 
 class QuantLSTMCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, CellStateActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
     activation_fn: Callable[..., Any]
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
     carry_init: Initializer | None
+    cell_state_quant: QuantizerLike
     dtype: Dtype | None
+    gate_acc_quant: QuantizerLike
     gate_fn: Callable[..., Any]
+    io_quant: QuantizerLike
     keep_rngs: bool
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
@@ -4748,8 +4814,12 @@ class QuantLSTMCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, CellSt
     promote_dtype: PromoteDtypeFn
     recurrent_kernel_init: Initializer
     recurrent_kernel_metadata: Mapping[str, Any]
+    sigmoid_quant: QuantizerLike
+    tanh_quant: QuantizerLike
+    weight_quant: QuantizerLike
 
 class QuantLayerNormKeywords(InputActNames, OutputActNames, GradGradNames, total=False):
+    act_quant: QuantizerLike
     axis_index_groups: Any
     axis_name: Optional[str]
     bias_init: Initializer
@@ -4757,9 +4827,13 @@ class QuantLayerNormKeywords(InputActNames, OutputActNames, GradGradNames, total
     dtype: Optional[Dtype]
     epsilon: float
     feature_axes: Axes
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
+    output_quant: QuantizerLike
     param_dtype: Dtype
     promote_dtype: PromoteDtypeFn
     reduction_axes: Axes
+    return_quant_tensor: bool
     scale_init: Initializer
     scale_metadata: Mapping[str, Any]
     use_bias: bool
@@ -4767,66 +4841,102 @@ class QuantLayerNormKeywords(InputActNames, OutputActNames, GradGradNames, total
     use_scale: bool
 
 class QuantLinearKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    act_quant: QuantizerLike
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
+    contraction: ContractionKind
     dot_general: DotGeneralT
     dtype: Optional[Dtype]
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
+    output_quant: QuantizerLike
     param_dtype: Dtype
     precision: PrecisionLike
     preferred_element_type: Dtype | None
     promote_dtype: PromoteDtypeFn
+    return_quant_tensor: bool
+    scheme: SchemeLike
     use_bias: bool
+    weight_quant: QuantizerLike
 
 class QuantLinearGeneralKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
+    act_quant: QuantizerLike
     axis: Axis | Sequence[Axis]
     batch_axis: Mapping[Axis, Size]
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
+    contraction: ContractionKind
     dot_general: DotGeneralT | None
     dot_general_cls: Any
     dtype: Dtype | None
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
+    output_quant: QuantizerLike
     param_dtype: Dtype
     precision: PrecisionLike
     preferred_element_type: Dtype | None
     promote_dtype: PromoteDtypeFn
+    return_quant_tensor: bool
+    scheme: SchemeLike
     use_bias: bool
+    weight_quant: QuantizerLike
 
 class QuantLoRALinearKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
     a_initializer: Initializer
     a_metadata: Mapping[str, Any]
+    act_quant: QuantizerLike
     b_initializer: Initializer
     b_metadata: Mapping[str, Any]
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
+    contraction: ContractionKind
     dot_general: DotGeneralT
     dtype: Optional[Dtype]
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
     lora_dtype: Optional[Dtype]
     lora_param_dtype: Dtype
     lora_param_type: type[nnx.Variable[Any]]
     lora_promote_dtype: PromoteDtypeFn
+    output_quant: QuantizerLike
     param_dtype: Dtype
     precision: PrecisionLike
     preferred_element_type: Dtype | None
     promote_dtype: PromoteDtypeFn
+    return_quant_tensor: bool
     use_bias: bool
+    weight_quant: QuantizerLike
 
 class QuantMaxPoolKeywords(InputActNames, OutputActNames, total=False):
-    ...
+    input_quant: QuantizerLike
+    output_quant: QuantizerLike
+    return_quant_tensor: bool
 
 class QuantMultiHeadAttentionKeywords(InProjInputActNames, InProjWeightWeightNames, InProjBiasBiasNames, InProjGradGradNames, OutProjInputActNames, OutProjWeightWeightNames, OutProjBiasBiasNames, OutProjOutputActNames, OutProjGradGradNames, QScaledActNames, KTransposedActNames, SoftmaxInputActNames, AttnOutputWeightsActNames, VActNames, total=False):
+    attention_fn: Callable[..., jax.Array]
+    attn_output_weights_quant: QuantizerLike
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
     broadcast_dropout: bool
+    contraction: ContractionKind
     decode: bool | None
     deterministic: bool | None
     dropout_rate: float
     dtype: Dtype | None
+    in_proj_bias_quant: QuantizerLike
+    in_proj_grad_quant: QuantizerLike
+    in_proj_input_quant: QuantizerLike
+    in_proj_weight_quant: QuantizerLike
+    k_transposed_quant: QuantizerLike
     keep_rngs: bool
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
@@ -4839,22 +4949,35 @@ class QuantMultiHeadAttentionKeywords(InProjInputActNames, InProjWeightWeightNam
     out_dot_general_cls: Any
     out_kernel_init: Initializer | None
     out_kernel_metadata: Mapping[str, Any]
+    out_proj_bias_quant: QuantizerLike
+    out_proj_grad_quant: QuantizerLike
+    out_proj_input_quant: QuantizerLike
+    out_proj_output_quant: QuantizerLike
+    out_proj_weight_quant: QuantizerLike
     out_promote_dtype: PromoteDtypeFn
     param_dtype: Dtype
     precision: PrecisionLike
+    q_scaled_quant: QuantizerLike
     qkv_dot_general: DotGeneralT | None
     qkv_dot_general_cls: Any
     qkv_promote_dtype: PromoteDtypeFn
     query_ln_scale_metadata: Mapping[str, Any]
+    return_quant_tensor: bool
+    softmax_input_quant: QuantizerLike
     use_bias: bool
+    v_quant: QuantizerLike
 
 class QuantOptimizedLSTMCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, CellStateActNames, GateAccActNames, SigmoidActNames, TanhActNames, total=False):
     activation_fn: Callable[..., Any]
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
     carry_init: Initializer | None
+    cell_state_quant: QuantizerLike
     dtype: Dtype | None
+    gate_acc_quant: QuantizerLike
     gate_fn: Callable[..., Any]
+    io_quant: QuantizerLike
     keep_rngs: bool
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
@@ -4862,16 +4985,24 @@ class QuantOptimizedLSTMCellKeywords(WeightWeightNames, BiasBiasNames, IoActName
     promote_dtype: PromoteDtypeFn
     recurrent_kernel_init: Initializer
     recurrent_kernel_metadata: Mapping[str, Any]
+    sigmoid_quant: QuantizerLike
+    tanh_quant: QuantizerLike
+    weight_quant: QuantizerLike
 
 class QuantRMSNormKeywords(InputActNames, OutputActNames, GradGradNames, total=False):
+    act_quant: QuantizerLike
     axis_index_groups: Any
     axis_name: Optional[str]
     dtype: Optional[Dtype]
     epsilon: float
     feature_axes: Axes
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
+    output_quant: QuantizerLike
     param_dtype: Dtype
     promote_dtype: PromoteDtypeFn
     reduction_axes: Axes
+    return_quant_tensor: bool
     scale_init: Initializer
     scale_metadata: Mapping[str, Any]
     use_fast_variance: bool
@@ -4881,8 +5012,11 @@ class QuantRNNKeywords(WeightWeightNames, BiasBiasNames, IoActNames, GateAccActN
     activation_fn: Callable[..., Any]
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
     carry_init: Initializer | None
     dtype: Dtype
+    gate_acc_quant: QuantizerLike
+    io_quant: QuantizerLike
     keep_rngs: bool
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
@@ -4891,6 +5025,8 @@ class QuantRNNKeywords(WeightWeightNames, BiasBiasNames, IoActNames, GateAccActN
     recurrent_kernel_init: Initializer
     recurrent_kernel_metadata: Mapping[str, Any]
     residual: bool
+    return_quant_tensor: bool
+    weight_quant: QuantizerLike
 
 class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     about_mean: bool
@@ -4937,6 +5073,7 @@ class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     float_to_int_impl_type: FloatToIntImplType
     folded: bool
     fractions: tuple[float, ...] | None
+    grad_quant: QuantizerLike
     gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
@@ -5002,6 +5139,7 @@ class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     restrict_scaling_type: RestrictValueType
     restrict_threshold_impl: Component
     restrict_value_float_to_int_impl: Component
+    return_quant_tensor: bool
     saturating: bool
     scale_quant: Injector
     scale_rounding: ScaleRounding
@@ -5048,10 +5186,23 @@ class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     zero_point_stats_momentum: float | None
 
 class QuantScaleBiasKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, total=False):
-    ...
+    act_quant: QuantizerLike
+    bias_quant: QuantizerLike
+    grad_quant: QuantizerLike
+    input_quant: QuantizerLike
+    output_quant: QuantizerLike
+    return_quant_tensor: bool
+    weight_quant: QuantizerLike
 
 class QuantScaledDotProductAttentionKeywords(QScaledActNames, KTransposedActNames, SoftmaxInputActNames, AttnOutputWeightsActNames, VActNames, SdpaOutputActNames, total=False):
-    ...
+    attn_output_weights_quant: QuantizerLike
+    contraction: ContractionKind
+    k_transposed_quant: QuantizerLike
+    q_scaled_quant: QuantizerLike
+    return_quant_tensor: bool
+    sdpa_output_quant: QuantizerLike
+    softmax_input_quant: QuantizerLike
+    v_quant: QuantizerLike
 
 class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
     about_mean: bool
@@ -5098,6 +5249,7 @@ class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
     float_to_int_impl_type: FloatToIntImplType
     folded: bool
     fractions: tuple[float, ...] | None
+    grad_quant: QuantizerLike
     gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
@@ -5163,6 +5315,7 @@ class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
     restrict_scaling_type: RestrictValueType
     restrict_threshold_impl: Component
     restrict_value_float_to_int_impl: Component
+    return_quant_tensor: bool
     saturating: bool
     scale_quant: Injector
     scale_rounding: ScaleRounding
@@ -5212,8 +5365,11 @@ class QuantSimpleCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, Gate
     activation_fn: Callable[..., Any]
     bias_init: Initializer
     bias_metadata: Mapping[str, Any]
+    bias_quant: QuantizerLike
     carry_init: Initializer | None
     dtype: Dtype
+    gate_acc_quant: QuantizerLike
+    io_quant: QuantizerLike
     keep_rngs: bool
     kernel_init: Initializer
     kernel_metadata: Mapping[str, Any]
@@ -5222,6 +5378,7 @@ class QuantSimpleCellKeywords(WeightWeightNames, BiasBiasNames, IoActNames, Gate
     recurrent_kernel_init: Initializer
     recurrent_kernel_metadata: Mapping[str, Any]
     residual: bool
+    weight_quant: QuantizerLike
 
 class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     about_mean: bool
@@ -5268,6 +5425,7 @@ class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     float_to_int_impl_type: FloatToIntImplType
     folded: bool
     fractions: tuple[float, ...] | None
+    grad_quant: QuantizerLike
     gradient_mask_impl: Component
     group_dim: int | None
     group_elements_axis: int | None
@@ -5333,6 +5491,7 @@ class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     restrict_scaling_type: RestrictValueType
     restrict_threshold_impl: Component
     restrict_value_float_to_int_impl: Component
+    return_quant_tensor: bool
     saturating: bool
     scale_quant: Injector
     scale_rounding: ScaleRounding
@@ -5379,13 +5538,16 @@ class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     zero_point_stats_momentum: float | None
 
 class TruncAdaptiveAvgPool2dKeywords(TruncNames, total=False):
-    ...
+    return_quant_tensor: bool
+    trunc_quant: QuantizerLike
 
 class TruncAvgPoolKeywords(TruncNames, total=False):
-    ...
+    return_quant_tensor: bool
+    trunc_quant: QuantizerLike
 
 class TruncAvgPool2dKeywords(TruncNames, total=False):
-    ...
+    return_quant_tensor: bool
+    trunc_quant: QuantizerLike
 
 class RuleKeywords(WeightWeightNames, BiasBiasNames, InputActNames, OutputActNames, GradGradNames, LhsActNames, RhsActNames, CacheActNames, total=False):
     ...

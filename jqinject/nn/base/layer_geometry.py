@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class LayerGeometry:
         object.__setattr__(self, "channels", self.channels or unsummed)
         object.__setattr__(self, "sums", self.sums or self.summed)
 
+    @cached_property
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Map slots of activations to the shape of a scale for each channel there, as far as it is known."""
         shapes = {"input_quant": self.input_channels, "output_quant": self.output_channels}

@@ -29,9 +29,9 @@ OPERANDS = ("weight_quant", "input_quant", "act_quant", "grad_quant")
 
 
 def by_scheme(
-    layer: Any, scheme: SchemeLike, arguments: Mapping[str, Any], rngs: nnx.Rngs
+    layer: Any, scheme: SchemeLike, arguments: Mapping[str, Any], rngs: nnx.Rngs | None
 ) -> Mapping[str, Any]:
-    """Let a layer contract by a scheme; nothing without one.
+    """Let a layer contract by a scheme.
 
     Args:
         layer: of jqinject, whose Flax part is made.
@@ -46,8 +46,6 @@ def by_scheme(
         ValueError: another contraction was given too, or a quantizer of an operand; the scheme does not fit the layer.
         TypeError: it is not a scheme, or one that does not fit the operation.
     """
-    if scheme is None:
-        return arguments
     left, kind = dict(arguments), type(layer).__name__
     if left["weight_quant"] is DEFAULT_WEIGHT:
         left["weight_quant"] = None

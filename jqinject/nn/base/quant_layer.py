@@ -6,6 +6,7 @@ import html
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -26,7 +27,7 @@ from jqinject.core.flax_internals import flax_layer, flax_parameters, init_flax
 from jqinject.inject import Node, explain, requested_names
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.show import brief
-from jqinject.nn.base.slots import Slot, binding_of, slots_of
+from jqinject.nn.base.slots import RETURN, LayerFacts, Option, Slot, binding_of, hold_proxies, slots_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant.override_names import NAMES, PASSED
@@ -182,6 +183,7 @@ if TYPE_CHECKING:
     Out = DefaultedTypeVar("Out", covariant=True, default=Any)
 else:
     Out = Any
+Arguments: TypeAlias = Mapping[str, Any]
 InArrays = TypeVar("InArrays", covariant=True)
 InQuantTensors = TypeVar("InQuantTensors", covariant=True)
 
@@ -191,27 +193,55 @@ Off: TypeAlias = Literal[False]
 On: TypeAlias = Literal[True]
 
 
-class ConstructorSignature:
-    """The signature of a class of layers: that of its constructor, with the keywords of its Flax layer."""
+MORE = "more"
+"""What a constructor calls its further keywords if the declared arguments are among them."""
 
-    def __get__(self, layer: object, owner: object) -> inspect.Signature:
+
+class ConstructorSignature:
+    """The signature of a class of layers: that of its constructor, with what its further keywords may be."""
+
+    def __get__(self, layer: object, owner: Any) -> inspect.Signature:
         if layer is not None:
             raise AttributeError("__signature__")  # of an instance: that of its `__call__`
         constructor = inspect.signature(owner.__init__)
         _, *own = constructor.parameters.values()
+        names = {p.name for p in own}
         parent = flax_layer(owner)
-        if parent is not None:
-            names = {p.name for p in own}
-            inherited = flax_parameters(parent).values()
-            first = next(at for at, p in enumerate(own) if p.kind is p.KEYWORD_ONLY)
-            own[first:first] = [p for p in inherited if p.kind is p.KEYWORD_ONLY and p.name not in names]
+        inherited = {} if parent is None else flax_parameters(parent)
+        keywords = [p for p in inherited.values() if p.kind is p.KEYWORD_ONLY and p.name not in names]
+        first = next((at for at, p in enumerate(own) if p.kind is p.KEYWORD_ONLY), len(own))
+        own[first:first] = keywords
+        if own[-1].name == MORE:
+            own[-1:-1] = [
+                inspect.Parameter(
+                    declared.argument,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=declared.default,
+                    annotation=declared.annotation,
+                )
+                for declared in declared_arguments(owner)
+                if declared.argument not in names
+            ]
         return constructor.replace(parameters=own)
 
 
+@cache
+def declared_arguments(layer: Any) -> tuple[Slot | Option, ...]:
+    """Return the arguments that a class of layers declares as slots and options, each once."""
+    declared = (*layer.override_slots(), *layer.options)
+    return tuple({argument.argument: argument for argument in declared}.values())
+
+
 class _QuantLayer(nnx.Module):
-    """Abstract: a layer with places for quantizers."""
+    """Abstract: a layer with places for quantizers.
+
+    Attributes:
+        options: arguments other than quantizers that a constructor takes among its further keywords.
+    """
 
     __signature__: Any = ConstructorSignature()
+    options: ClassVar[tuple[Option, ...]] = (RETURN,)
+    return_quant_tensor: bool = False
     _flax_forward: ClassVar[Any]  # read once: Flax's tools replace it for a while
     _init_flax = init_flax
 
@@ -223,33 +253,47 @@ class _QuantLayer(nnx.Module):
         if "__call__" not in vars(cls):
             cls.__call__ = cls.__call__  # `nnx.capture` wraps what a class itself defines
 
-    def _init_layer(self, arguments: Mapping[str, Any]) -> None:
+    def _init_layer(self, arguments: Arguments) -> None:
         """Make the layer of Flax, then the quantizers.
 
         Args:
             arguments: the `locals()` of `__init__`, whose further keywords are called `more`.
         """
-        overrides = self._init_flax(arguments, arguments["more"])
-        returns = arguments.get("return_quant_tensor", False)
-        self._init_quantizers(arguments, overrides, returns, arguments["rngs"])
+        self._init_declared(arguments, self._init_flax(arguments, arguments[MORE]))
 
-    def _init_quantizers(
-        self,
-        arguments: Mapping[str, Any],
-        overrides: Mapping[str, object],
-        return_quant_tensor: bool,
-        rngs: nnx.Rngs | None,
-    ) -> None:
+    def _init_declared(self, arguments: Arguments, more: Arguments) -> None:
+        """Make the quantizers.
+
+        Args:
+            arguments: the `locals()` of `__init__`.
+            more: the further keywords that are not Flax's: declared arguments and overrides.
+        """
+        overrides, filled = dict(more), dict(arguments)
+        for declared in declared_arguments(type(self)):
+            if declared.argument not in filled:
+                filled[declared.argument] = overrides.pop(declared.argument, declared.default)
+        self._init_quantizers(filled, overrides, arguments["rngs"])
+
+    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
         """Make the proxies; to be called when the parameters are there, also on a Flax layer whose class was changed.
 
         Args:
-            arguments: what the user gave for each slot, None if it is missing; `act_quant` is another name of
-                `input_quant`.
+            arguments: what the user gave for each slot, None if it is missing, and for options; `act_quant` is another
+                name of `input_quant`.
             overrides: the user's further keywords.
-            return_quant_tensor: whether to return QuantTensors.
             rngs: for quantizers that draw random numbers.
         """
-        raise TypeError(f"{type(self).__name__} derives from an abstract layer, which makes no quantizers")
+        hold_proxies(self, arguments, overrides, rngs)
+        if arguments.get(RETURN.argument, False):
+            self.return_quant_tensor = True
+            self._check_scale_to_return()
+
+    def _facts(self) -> LayerFacts:
+        """What the layer knows of its tensors when its quantizers are made."""
+        return LayerFacts()
+
+    def _check_scale_to_return(self) -> None:
+        """Raise if no quantizer gives the QuantTensors that are to be returned their scale."""
 
     if not TYPE_CHECKING:
 
@@ -343,4 +387,9 @@ if TYPE_CHECKING:
         def __new__(cls, *_: object, **__: object) -> Any: ...
 
 else:
-    QuantLayer = QuantTensorLayer = _QuantLayer
+    QuantLayer = _QuantLayer
+
+    class QuantTensorLayer(_QuantLayer):
+        """Abstract: a layer that returns QuantTensors by default."""
+
+        options = (RETURN._replace(default=True),)

@@ -1,8 +1,8 @@
 """The places for quantizers on a layer, as attributes that know their layer, and how a constructor fills them.
 
 A layer class declares its slots as class attributes, `weight_quant: Any = WEIGHT`: the declaration says what the
-attribute, the keyword and the prefix of overrides are called, and which proxies fit. A constructor calls `init_flax`,
-which makes the layer of Flax, then `hold_proxies`, which fills the slots from what a user gives.
+attribute, the keyword and the prefix of overrides are called, which proxies fit, and which quantizer is the default. A
+constructor calls `_init_layer`, which makes the layer of Flax, then fills the slots from the user's keywords.
 """
 
 import functools
@@ -10,11 +10,11 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 from flax import nnx
@@ -33,6 +33,7 @@ from jqinject.proxy import (
     complete,
     links_of,
 )
+from jqinject.quant import QuantizerLike
 from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import on_integers
 
@@ -137,6 +138,8 @@ class Slot:
         what: what it quantizes, for error texts.
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
         argument: the argument of the layer; if it is not given, it is called as the attribute.
+        default: the quantizer without that argument.
+        annotation: the type of the argument.
     """
 
     name: str
@@ -145,6 +148,8 @@ class Slot:
     what: str
     of_parameter: bool = False
     argument: str = ""
+    default: QuantizerLike = field(default=None, compare=False)
+    annotation: ClassVar[str] = "QuantizerLike"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "argument", self.argument or self.name)
@@ -177,6 +182,42 @@ class Slot:
     def of(self, name: str) -> "Slot":
         """Another slot that is filled from the same argument."""
         return replace(self, name=name)
+
+    def by_default(self, quantizer: QuantizerLike) -> "Slot":
+        """The slot of a layer that has this quantizer unless its user gives another."""
+        return replace(self, default=quantizer)
+
+
+class LayerFacts(NamedTuple):
+    """What a layer knows of its tensors when its quantizers are made.
+
+    Attributes:
+        stack: sizes of the leading axes that the layer is stacked along.
+        channel_shapes: slot of activations -> the shape of a scale for each channel, as far as it is known.
+        offered: names that the layer declares, an activation layer for its own quantizer alone; see `make_proxy`.
+    """
+
+    stack: tuple[int, ...] = ()
+    channel_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    offered: Mapping[str, Any] = MappingProxyType({})
+
+
+class Option(NamedTuple):
+    """An argument of a layer that is no quantizer.
+
+    Attributes:
+        argument: its name.
+        annotation: its type.
+        default: what it is if it is not given.
+    """
+
+    argument: str
+    annotation: str
+    default: Any = None
+
+
+RETURN = Option("return_quant_tensor", "bool", False)
+ACT_INPUT = Option("act_quant", "QuantizerLike")  # another name of `input_quant`
 
 
 def act_slot(prefix: str) -> Slot:
@@ -290,7 +331,7 @@ def make_proxy(
     )
     make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
     proxy = make(offered=offered)
-    if slot is WEIGHT and proxy.group_dim is not None:
+    if slot == WEIGHT and proxy.group_dim is not None:
         warn_of_cut_groups(proxy, layer, called[0])
     if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
@@ -305,9 +346,6 @@ def hold_proxies(
     rngs: nnx.Rngs | None,
     *,
     slots: Sequence[Slot] | None = None,
-    stack: tuple[int, ...] = (),
-    channel_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-    offered: Mapping[str, Any] | None = None,
 ) -> None:
     """Make the proxies of a layer, or share those that were given, and let the layer hold them.
 
@@ -318,9 +356,6 @@ def hold_proxies(
         overrides: the user's further keywords.
         rngs: for quantizers that draw random numbers.
         slots: its places for quantizers; None for all that its class declares.
-        stack: sizes of the leading axes that the layer is stacked along.
-        channel_shapes: slot of activations -> the shape of a scale for each channel, as far as the layer knows it.
-        offered: names that a layer declares, an activation layer for its own quantizer alone; see `make_proxy`.
 
     Raises:
         TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
@@ -341,10 +376,11 @@ def hold_proxies(
             raise TypeError(f"{kind} has no {name}: it takes {', '.join(names)}")
         quantizers[name] = quantizer
     by_argument = split_overrides(layer, slots, overrides) if overrides else {}
+    stack, channel_shapes, offered = layer._facts()
     proxies: list[Any] = []
     for slot in slots:
         own = by_argument.get(slot.argument, {}), rngs, stack, channel_shapes.get(slot.name)
-        offer = offered if slot is ACT or ACT not in slots else None
+        offer = offered if slot == ACT or ACT not in slots else None
         proxies.append(make_proxy(layer, slot, quantizers.get(slot.name), *own, offer))
     for name, proxy in zip(names, proxies, strict=True):
         if proxy is not None:

@@ -17,17 +17,20 @@ from jqinject.dot.tensors.choice import KINDS, ChosenKernel, choose, describe
 from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.layer_geometry import DeclaresGeometry, check_features
-from jqinject.nn.base.layer_schemes import by_scheme
+from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, by_scheme
 from jqinject.nn.base.placed_contraction import LayerArrays, Placement, placed_by
-from jqinject.nn.base.quant_layer import Out, QuantLayer
+from jqinject.nn.base.quant_layer import Arguments, Out, QuantLayer
 from jqinject.nn.base.slots import (
+    ACT_INPUT,
     BIAS,
     GRAD,
     INPUT,
     OUTPUT,
+    RETURN,
     WEIGHT,
+    LayerFacts,
+    Option,
     check_input_for_weight,
-    hold_proxies,
     input_format,
     is_on,
 )
@@ -40,6 +43,8 @@ from jqinject.quant_tensor import (
     on_integers,
 )
 
+CONTRACTION = Option("contraction", "ContractionKind", "auto")
+WITH_SCHEME = (RETURN, ACT_INPUT, CONTRACTION, Option("scheme", "SchemeLike"))
 _VALUE, _CARRIER = attrgetter("value"), attrgetter("carrier")
 
 
@@ -88,16 +93,16 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         reads_input: whether the forward reads the input elsewhere than in the contraction.
     """
 
-    weight_quant = WEIGHT
+    weight_quant = WEIGHT.by_default(DEFAULT_WEIGHT)
     bias_quant = BIAS
     input_quant = INPUT
     output_quant = OUTPUT
     grad_quant = GRAD
+    options = (RETURN, ACT_INPUT, CONTRACTION)
     weight_name: ClassVar[str] = "kernel"
     master: nnx.Variable[Any] | None = None
     takes_batch_norm: ClassVar[bool] = True
     contraction: ContractionKind = "auto"
-    return_quant_tensor: bool
     in_features: Any
     bias: Any = None
     dtype: Dtype | None = None
@@ -113,31 +118,20 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     returns_accumulator: ClassVar[bool] = True
     reads_input: ClassVar[bool] = False
 
-    def _init_layer(self, arguments: Mapping[str, Any]) -> None:
-        overrides = self._init_flax(arguments, arguments["more"])
-        rngs, returns = arguments["rngs"], arguments["return_quant_tensor"]
-        quantizers = by_scheme(self, arguments.get("scheme"), arguments, rngs)
-        self._init_quantizers(quantizers, overrides, returns, rngs)
-
-    def _init_quantizers(
-        self,
-        arguments: Mapping[str, Any],
-        overrides: Mapping[str, object],
-        return_quant_tensor: bool,
-        rngs: nnx.Rngs | None,
-    ) -> None:
+    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
+        if arguments.get("scheme") is not None:
+            arguments = by_scheme(self, arguments["scheme"], arguments, rngs)
         contraction = arguments.get("contraction", "auto")
         if contraction != "auto":
             checked_contraction(type(self).__name__, contraction)
-        stack, shapes = stack_of((self,)), self.geometry.channel_shapes()
-        hold_proxies(self, arguments, overrides, rngs, stack=stack, channel_shapes=shapes)
+        super()._init_quantizers(arguments, overrides, rngs)
         if contraction != "auto":
             self.contraction = contraction
             self._check_function(contraction)
         check_input_for_weight(self)
-        self.return_quant_tensor = return_quant_tensor
-        if return_quant_tensor:
-            self._check_scale_to_return()
+
+    def _facts(self) -> LayerFacts:
+        return LayerFacts(stack_of((self,)), self.geometry.channel_shapes)
 
     def _check_scale_to_return(self) -> None:
         if is_on(self.output_quant) or (self.returns_accumulator and is_on(self.weight_quant)):
