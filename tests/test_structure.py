@@ -16,26 +16,26 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 189,
-    "catalogue": 695,
-    "core": 4393,
-    "demo": 396,
-    "dot": 4428,
-    "export": 683,
-    "formats": 4024,
+    "catalogue": 677,
+    "core": 4383,
+    "demo": 356,
+    "dot": 4424,
+    "export": 673,
+    "formats": 3889,
     "inject": 1346,
-    "model": 6123,
+    "model": 6014,
     "native": 201,
-    "nn": 3677,
-    "odml": 376,
+    "nn": 3654,
+    "odml": 347,
     "ops": 1595,
     "optim": 287,
-    "program": 3567,
+    "program": 3417,
     "proxy": 891,
     "quant": 1766,
     "quant_tensor": 1129,
     "recipes": 5538,
 }
-NUMBER_OF_FILES = 367
+NUMBER_OF_FILES = 365
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {

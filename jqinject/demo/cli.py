@@ -57,11 +57,7 @@ def parser() -> argparse.ArgumentParser:
         "--seed", type=_seed, default=0, help="seed of everything random (default: %(default)s)"
     )
     arguments.add_argument(
-        "--out",
-        type=_picture,
-        default=None,
-        metavar="FILE",
-        help="the picture (default: jqinject_digits.png)",
+        "--out", type=_picture, metavar="FILE", help="the picture (default: jqinject_digits.png)"
     )
     return arguments
 

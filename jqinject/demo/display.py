@@ -7,6 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+COLUMNS = ("quantizer", "weight bits", "input bits", "float", "loaded", "trained", "bytes", "of float32")
+RULE_COLUMNS = ("model", "weight bits", "epochs", "accuracy", "points", "bytes", "of float32")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -60,56 +63,53 @@ class RuleRow:
 
 def print_table(console: Console, rows: Sequence[Row], float_bytes: int) -> None:
     """Print the results."""
-    table = Table(title="Digits: 450 test images; first and last layer in 8 bits, biases in 32")
-    for column in (
-        "quantizer",
-        "weight bits",
-        "input bits",
-        "float",
-        "loaded",
-        "trained",
-        "bytes",
-        "of float32",
-    ):
-        _add_column(table, column)
-    for row in rows:
-        trained = "-" if row.trained_accuracy is None else f"{row.trained_accuracy:.1%}"
-        table.add_row(
+    lines = [
+        (
             row.name,
             f"{row.weight_bits:g}",
             str(row.act_bits),
             f"{row.float_accuracy:.1%}",
             f"{row.loaded_accuracy:.1%}",
-            trained,
-            f"{row.bytes:,}",
-            f"{row.bytes / float_bytes:.2f}",
+            "-" if row.trained_accuracy is None else f"{row.trained_accuracy:.1%}",
+            *_sizes(row.bytes, float_bytes),
         )
-    console.print(table)
-
-
-def _add_column(table: Table, name: str) -> None:
-    """A column, of numbers unless it names something, with a word of its title a line: only names are wrapped."""
-    is_name = name in ("quantizer", "model")
-    table.add_column(name.replace(" ", "\n"), justify="left" if is_name else "right", no_wrap=not is_name)
+        for row in rows
+    ]
+    _print(console, "Digits: 450 test images; first and last layer in 8 bits, biases in 32", COLUMNS, lines)
 
 
 def print_rule_table(console: Console, rows: Sequence[RuleRow], float_bytes: int) -> None:
     """Print the float model and those quantized by rules."""
-    table = Table(title="The float model, quantized by a rule and frozen: all layers, 8-bit inputs")
-    for column in ("model", "weight bits", "epochs", "accuracy", "points", "bytes", "of float32"):
-        _add_column(table, column)
-    if rows:
-        table.add_row("float", "32", "-", f"{rows[0].float_accuracy:.1%}", "-", f"{float_bytes:,}", "1.00")
-    for row in rows:
-        table.add_row(
+    lines = [
+        (
             row.name,
             str(row.weight_bits),
-            str(row.epochs) if row.epochs else "-",
+            str(row.epochs or "-"),
             f"{row.accuracy:.1%}",
             f"{row.points:+.1f}",
-            f"{row.bytes:,}",
-            f"{row.bytes / float_bytes:.2f}",
+            *_sizes(row.bytes, float_bytes),
         )
+        for row in rows
+    ]
+    floats = [
+        ("float", "32", "-", f"{row.float_accuracy:.1%}", "-", *_sizes(float_bytes, float_bytes))
+        for row in rows
+    ]
+    title = "The float model, quantized by a rule and frozen: all layers, 8-bit inputs"
+    _print(console, title, RULE_COLUMNS, [*floats[:1], *lines])
+
+
+def _sizes(size: int, float_bytes: int) -> tuple[str, str]:
+    return f"{size:,}", f"{size / float_bytes:.2f}"
+
+
+def _print(console: Console, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a table: a word of a column's title a line, the first column's names may be wrapped."""
+    table = Table(title=title)
+    for place, name in enumerate(columns):
+        table.add_column(name.replace(" ", "\n"), justify="right" if place else "left", no_wrap=place > 0)
+    for line in lines:
+        table.add_row(*line)
     console.print(table)
 
 
@@ -130,11 +130,8 @@ def save_picture(path: Path, rows: Sequence[Row]) -> None:
     left.set(ylabel="test accuracy in %", xticks=places, xticklabels=[row.name for row in rows])
     left.margins(x=0.15)
     left.grid(axis="y", alpha=0.3)
-    above = {
-        "loc": "lower center",
-        "bbox_to_anchor": (0.5, 1.0),
-        "frameon": False,
-    }  # they cover nothing there
+    # They cover nothing there.
+    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "frameon": False}
     left.legend(ncols=3, **above)
     for number, row in enumerate(rows):  # side by side: layers are no series, which a line would join
         shift = 0.12 * (number - (len(rows) - 1) / 2)

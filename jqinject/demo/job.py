@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import nnx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jqinject.demo import data, display, measures, train_classifier
 from jqinject.demo.network import Classifier
@@ -54,84 +54,66 @@ def run(
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows, models = [], []
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("float", total=train_classifier.steps_of(digits, float_epochs))
-        train_classifier.train(
-            floats, digits, float_epochs, FLOAT_LEARNING_RATE, seed, lambda: progress.advance(task)
-        )
+        job = _Job(digits, seed, progress)
+        task = job.task("float", float_epochs, 0)
+        job.train(floats, float_epochs, task, FLOAT_LEARNING_RATE, seed)
         reference = train_classifier.accuracy(floats, digits)
         for recipe in recipes:
             model = Classifier(recipe, rngs=nnx.Rngs(seed))
             load_state(model, nnx.state(floats, nnx.Param))
             models.append(model)
-            rows.append(_measured(model, recipe, digits, reference, seed, progress))
-        by_rule = [_by_rule(floats, recipe, digits, reference, seed, progress) for recipe in rule_recipes]
+            rows.append(job.measured(model, recipe, reference))
+        by_rule = [job.by_rule(floats, recipe, reference) for recipe in rule_recipes]
     display.print_table(console, rows, measures.float_bytes(floats))
     display.print_rule_table(console, by_rule, measures.float_bytes(floats))
     console.print(f"\nWhat the {recipes[-1].name} weights of conv2 are made of (jqinject.explain):\n")
-    console.print(
-        str(explain(models[-1].conv2.weight_quant, module=models[-1].conv2)),
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    wiring = explain(models[-1].conv2.weight_quant, module=models[-1].conv2)
+    console.print(str(wiring), markup=False, highlight=False, soft_wrap=True)
     display.save_picture(out, rows)
     console.print(f"\nPicture: {out}")
     return DemoResults(rows, by_rule)
 
 
-def _measured(
-    model: Classifier,
-    recipe: DemoRecipe,
-    digits: data.Digits,
-    reference: float,
-    seed: int,
-    progress: Progress,
-) -> display.Row:
-    task = progress.add_task(recipe.name, total=1 + train_classifier.steps_of(digits, recipe.epochs))
-    train_classifier.calibrate(model, digits, seed)
-    loaded = train_classifier.accuracy(model, digits)
-    sqnr = measures.weight_sqnr(model)
-    progress.advance(task)
-    trained = None
-    if recipe.epochs:
-        train_classifier.train(
-            model, digits, recipe.epochs, QUANT_LEARNING_RATE, seed + 1, lambda: progress.advance(task)
-        )
-        trained = train_classifier.accuracy(model, digits)
-    return display.Row(
-        name=recipe.name,
-        weight_bits=recipe.weight_bits,
-        act_bits=recipe.act_bits,
-        float_accuracy=reference,
-        loaded_accuracy=loaded,
-        trained_accuracy=trained,
-        bytes=measures.quantized_bytes(model, recipe),
-        sqnr=sqnr,
-    )
+class _Job(NamedTuple):
+    """What all models of the job are trained with."""
 
+    digits: data.Digits
+    seed: int
+    progress: Progress
 
-def _by_rule(
-    floats: Classifier,
-    recipe: RuleRecipe,
-    digits: data.Digits,
-    reference: float,
-    seed: int,
-    progress: Progress,
-) -> display.RuleRow:
-    task = progress.add_task(recipe.name, total=1 + train_classifier.steps_of(digits, recipe.epochs))
-    model = quantize(floats, recipe.rule)
-    calibrate(model, (images for images, _ in train_classifier.batches(digits, 1, seed)), progress=False)
-    progress.advance(task)
-    if recipe.epochs:
-        train_classifier.train(
-            model, digits, recipe.epochs, QUANT_LEARNING_RATE, seed + 1, lambda: progress.advance(task)
-        )
-    freeze(model)
-    return display.RuleRow(
-        name=recipe.name,
-        weight_bits=recipe.weight_bits,
-        epochs=recipe.epochs,
-        float_accuracy=reference,
-        accuracy=train_classifier.accuracy(model, digits),
-        bytes=measures.frozen_bytes(model),
-    )
+    def task(self, name: str, epochs: int, more: int = 1) -> TaskID:
+        """A bar for some epochs and further steps."""
+        total = more + train_classifier.steps_of(self.digits, epochs)
+        return self.progress.add_task(name, total=total)
+
+    def train(self, model: Any, epochs: int, task: TaskID, rate: float, seed: int) -> None:
+        """Train a model, step by step of a bar."""
+        train_classifier.train(model, self.digits, epochs, rate, seed, lambda: self.progress.advance(task))
+
+    def measured(self, model: Classifier, recipe: DemoRecipe, reference: float) -> display.Row:
+        """The row of a classifier whose float weights are loaded."""
+        task = self.task(recipe.name, recipe.epochs)
+        train_classifier.calibrate(model, self.digits, self.seed)
+        loaded = train_classifier.accuracy(model, self.digits)
+        sqnr = measures.weight_sqnr(model)
+        self.progress.advance(task)
+        trained = None
+        if recipe.epochs:
+            self.train(model, recipe.epochs, task, QUANT_LEARNING_RATE, self.seed + 1)
+            trained = train_classifier.accuracy(model, self.digits)
+        size = measures.quantized_bytes(model, recipe)
+        bits = recipe.weight_bits, recipe.act_bits
+        return display.Row(recipe.name, *bits, reference, loaded, trained, size, sqnr)
+
+    def by_rule(self, floats: Classifier, recipe: RuleRecipe, reference: float) -> display.RuleRow:
+        """The row of the float model quantized by a rule."""
+        task = self.task(recipe.name, recipe.epochs)
+        model = quantize(floats, recipe.rule)
+        batches = train_classifier.batches(self.digits, 1, self.seed)
+        calibrate(model, (images for images, _ in batches), progress=False)
+        self.progress.advance(task)
+        if recipe.epochs:
+            self.train(model, recipe.epochs, task, QUANT_LEARNING_RATE, self.seed + 1)
+        freeze(model)
+        accuracy, size = train_classifier.accuracy(model, self.digits), measures.frozen_bytes(model)
+        return display.RuleRow(recipe.name, recipe.weight_bits, recipe.epochs, reference, accuracy, size)

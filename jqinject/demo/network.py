@@ -5,8 +5,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.demo.recipes import DemoRecipe
+from jqinject.demo.recipes import DemoRecipe, Image
 from jqinject.nn import QuantConv, QuantLinear, QuantReLU
+from jqinject.quant import Int8WeightPerChannelFloat, Int32Bias
 from jqinject.quant_tensor import is_quantized, max_pool
 
 CHANNELS, HIDDEN, CLASSES = (16, 32), 64, 10
@@ -32,9 +33,9 @@ class Classifier(nnx.Module):
             self.dense2: Any = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
             self.relu1 = self.relu2 = self.relu3 = nnx.relu
             return
-        edge = {"weight_quant": recipe.edge_weight, "bias_quant": recipe.bias, "rngs": rngs}
+        edge = {"weight_quant": Int8WeightPerChannelFloat, "bias_quant": Int32Bias, "rngs": rngs}
         inner = {**edge, "weight_quant": recipe.weight}
-        self.conv1 = QuantConv(1, CHANNELS[0], (3, 3), input_quant=recipe.image, **edge)
+        self.conv1 = QuantConv(1, CHANNELS[0], (3, 3), input_quant=Image, **edge)
         self.conv2 = QuantConv(CHANNELS[0], CHANNELS[1], (3, 3), **inner)
         self.dense1 = QuantLinear(2 * 2 * CHANNELS[1], HIDDEN, **inner)
         self.dense2 = QuantLinear(HIDDEN, CLASSES, **edge)

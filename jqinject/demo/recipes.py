@@ -66,9 +66,6 @@ class DemoRecipe:
         act: quantizer of the activations.
         act_bits: their bits.
         epochs: of quantization-aware training; 0 for none.
-        edge_weight: quantizer of the first and the last layer's weights.
-        bias: quantizer of the biases.
-        image: quantizer of the input.
     """
 
     name: str
@@ -77,9 +74,6 @@ class DemoRecipe:
     act: Any
     act_bits: int
     epochs: int
-    edge_weight: Any = Int8WeightPerChannelFloat
-    bias: Any = Int32Bias
-    image: Any = Image
 
 
 RECIPES = (

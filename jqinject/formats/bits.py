@@ -7,26 +7,6 @@ import numpy as np
 _AT_ONCE = 1 << 22  # numbers that are unpacked at a time: one byte is needed for each of their bits
 
 
-def low_nibble_first(raw: np.ndarray) -> np.ndarray:
-    """Return the codes of bytes whose low four bits come first, along the last axis.
-
-    Example:
-        >>> low_nibble_first(np.array([0x21, 0x43], np.uint8)).tolist()
-        [1, 2, 3, 4]
-    """
-    return np.stack([raw & 15, raw >> 4], axis=-1).reshape(*raw.shape[:-1], -1)
-
-
-def high_nibble_first(raw: np.ndarray) -> np.ndarray:
-    """Return the codes of bytes whose high four bits come first, along the last axis.
-
-    Example:
-        >>> high_nibble_first(np.array([0x21, 0x43], np.uint8)).tolist()
-        [2, 1, 4, 3]
-    """
-    return np.stack([raw >> 4, raw & 15], axis=-1).reshape(*raw.shape[:-1], -1)
-
-
 def halves(raw: np.ndarray) -> np.ndarray:
     """Return the codes of blocks of bytes, all low four bits before all high ones, along the last axis.
 
@@ -93,6 +73,35 @@ def unpack_padded_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
         needed = -(-count // len(shifts))
         raise ValueError(f"{count} numbers of {bits} bits need {needed} words, got {words.shape[-1]}")
     return np.ascontiguousarray(numbers[..., :count])
+
+
+def words_of(count: int, bits: int) -> tuple[int, int]:
+    """Return the words of numbers: of a dense stream, and with whole numbers in each, as older releases packed.
+
+    Example:
+        >>> words_of(96, 4), words_of(96, 3)
+        ((12, 12), (9, 10))
+    """
+    return -(-count * bits // 32), -(-count // (32 // bits))
+
+
+def is_padded(streams: list[tuple[np.ndarray, int]], bits: int) -> bool:
+    """Return whether words hold whole numbers, as `unpack_padded_words` reads them; else they are dense streams.
+
+    By how many words there are; where both ways fit, by the bits that padding leaves.
+
+    Args:
+        streams: words that are packed in the same way, each with how many numbers a row holds.
+        bits: of a number.
+    """
+    for words, count in streams:
+        dense, padded = words_of(count, bits)
+        if dense != padded:
+            return words.shape[-1] == padded
+    used = 32 // bits * bits  # of a word; the last one of a dense stream has unused bits too
+    before = [np.ascontiguousarray(words).view(np.uint32)[..., :-1] for words, _ in streams]
+    has_numbers = any(words.size for words in before)
+    return used < 32 and has_numbers and not any(np.any(words >> np.uint32(used)) for words in before)
 
 
 def pack_stream(numbers: np.ndarray, bits: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,32 +11,64 @@ from typing import Any
 import numpy as np
 
 from jqinject.formats.checkpoint_errors import PICKLES, CheckpointError, broken
-from jqinject.formats.layouts.compressed_tensors import cache_format, read_compressed_tensors
+from jqinject.formats.layouts.compressed_tensors import (
+    cache_format,
+    read_compressed_tensors,
+    settings_of,
+    write_compressed_tensors,
+)
 from jqinject.formats.layouts.gguf_blocks import read_gguf
 from jqinject.formats.layouts.jax_trees import read_tree
 from jqinject.formats.layouts.layout_settings import Settings
-from jqinject.formats.layouts.own import read_own
+from jqinject.formats.layouts.own import own_settings, read_own, write_own
 from jqinject.formats.layouts.weight_and_input_layouts import (
+    fp8_settings,
     is_torchao,
     read_fp8_blocks,
     read_modelopt,
     read_torchao,
+    write_fp8_blocks,
 )
-from jqinject.formats.layouts.weight_only_layouts import read_awq, read_bitsandbytes, read_gptq, read_hqq
+from jqinject.formats.layouts.weight_only_layouts import (
+    bitsandbytes_settings,
+    read_awq,
+    read_bitsandbytes,
+    read_gptq,
+    read_hqq,
+    write_bitsandbytes,
+)
 from jqinject.formats.safetensors_files import Tensor, Tensors, open_safetensors
 from jqinject.formats.stored_matrix import InputFormat, StoredMatrix
 from jqinject.inject.errors import did_you_mean
 
-METHODS: dict[str, Callable[[Tensors, Settings], list[StoredMatrix]]] = {
-    "compressed-tensors": read_compressed_tensors,
-    "gptq": read_gptq,
-    "awq": read_awq,
-    "bitsandbytes": read_bitsandbytes,
-    "fp8": read_fp8_blocks,
-    "hqq": read_hqq,
-    "modelopt": read_modelopt,
-    "torchao": read_torchao,
-    "jqinject": read_own,
+
+@dataclass(frozen=True)
+class Method:
+    """A quantization method of safetensors files.
+
+    Attributes:
+        read: from tensors and settings to matrices.
+        write: from the numbers of a matrix, the path of its weight, its name and the format of its input to tensors,
+            and how it is quantized; None if it is not written.
+        settings: from how each is quantized, by name, and the modules whose weights are matrices of floats to
+            `quantization_config`.
+    """
+
+    read: Callable[[Tensors, Settings], list[StoredMatrix]]
+    write: Callable[..., tuple[dict[str, np.ndarray], object]] | None = None
+    settings: Callable[[Mapping[str, Any], Sequence[str]], dict[str, Any]] | None = None
+
+
+METHODS = {
+    "compressed-tensors": Method(read_compressed_tensors, write_compressed_tensors, settings_of),
+    "gptq": Method(read_gptq),
+    "awq": Method(read_awq),
+    "bitsandbytes": Method(read_bitsandbytes, write_bitsandbytes, bitsandbytes_settings),
+    "fp8": Method(read_fp8_blocks, write_fp8_blocks, fp8_settings),
+    "hqq": Method(read_hqq),
+    "modelopt": Method(read_modelopt),
+    "torchao": Method(read_torchao),
+    "jqinject": Method(read_own, write_own, own_settings),
 }
 # Where a config has the settings, by the name of the method; older releases of compressed-tensors had another one.
 SECTIONS = ("quantization_config", "compression_config")
@@ -148,7 +180,7 @@ def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
     config = _json(folder / "config.json")
     method, settings = _method(config, folder, tensors)
     caches = cache_format(method, settings)
-    by_name = _by_name(METHODS[method](tensors, settings) if method != "float" else [])
+    by_name = _by_name(METHODS[method].read(tensors, settings) if method != "float" else [])
     _refuse_lost(tensors, method)
     rest = tensors.rest()
     clash = sorted(by_name.keys() & rest.keys())

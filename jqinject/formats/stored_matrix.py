@@ -7,12 +7,14 @@ one, and `saving.saved_matrices` one of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.safetensors_files import Tensor
 from jqinject.ops import NF4, FloatGrid, Grid, IntGrid, TableGrid
 
 E4M3, E5M2, E2M1, E2M3 = map(
@@ -20,7 +22,6 @@ E4M3, E5M2, E2M1, E2M3 = map(
 )
 MINIFLOATS = {"e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1, "e2m3": E2M3}
 """The minifloats that files hold."""
-FLOAT32 = np.dtype(np.float32)
 SCALED = {"float8_e8m0fnu": "mx", "float8_e4m3fn": "nv"}
 
 
@@ -178,6 +179,20 @@ class Matrix:
             lambda x: x if x.shape[-2] == rows else np.repeat(x, rows, axis=-2), "scale", "zero_point"
         )
 
+    def signed(self) -> Matrix:
+        """Return integers without a sign as integers with one, less half of their range; others as they are."""
+        if not self.grid.is_integer or self.grid.signed:
+            return self
+        half, zero = 1 << (self.grid.bit_width - 1), self.zero_point
+        if zero is None:
+            zero = np.full(self.scale.shape, -half, np.int8)
+        elif np.issubdtype(zero.dtype, np.integer):
+            zero = (zero.astype(np.int16) - half).astype(np.int8)
+        else:
+            zero = zero.astype(np.float32) - np.float32(half)
+        codes = (self.codes.astype(np.int16) - half).astype(np.int8)
+        return replace(self, codes=codes, zero_point=zero, grid=IntGrid(self.grid.bit_width))
+
     def cut(self, rows: slice | np.ndarray) -> Matrix:
         """Return some of its rows, or all of them in another order."""
         return self.by_row().map(lambda x: x[..., rows, :], "codes", "scale", "zero_point")
@@ -185,18 +200,16 @@ class Matrix:
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A low-bit matrix of a checkpoint; nothing is read before `read` is called.
+    """A low-bit matrix of a checkpoint: a `Matrix` whose arrays are still in the file.
 
     Attributes:
         name: of the parameter, as the float checkpoint would call it (`model.layers.0.mlp.up_proj.weight`).
         shape: `(outputs, inputs)`.
         grid: the format of its numbers.
         layout: the name of its layout in the file.
-        bytes: of the codes in the file.
-        read: reads its codes and scales from the file.
-        scale_dtype: of its scales: float8_e8m0fnu in MX formats, float8_e4m3fn in NVFP4.
+        block: rows and columns of a block.
+        arrays: those of the `Matrix` by name, `codes` and `scale` among them; read when they are asked for.
         input_format: how its input is quantized; None for float inputs.
-        column_groups: the group of each column, where groups are not consecutive columns (GPTQ's activation order).
         by_rows: whether blocks are columns of one row; False where they run across rows (HQQ's axis 0).
         in_turn: rows of a block, where blocks are one column of rows that lie in turn: row `i` belongs to block `i %
             (rows / in_turn)`; 0 for any others.
@@ -209,11 +222,9 @@ class StoredMatrix:
     shape: tuple[int, ...]
     grid: Grid
     layout: str
-    bytes: int
-    read: Callable[[], Matrix] = field(repr=False, compare=False)
-    scale_dtype: np.dtype = FLOAT32
+    block: tuple[int, int]
+    arrays: Mapping[str, Tensor] = field(repr=False, compare=False)
     input_format: InputFormat | None = None
-    column_groups: Callable[[], np.ndarray] | None = field(default=None, repr=False, compare=False)
     by_rows: bool = True
     in_turn: int = 0
     axes: str | None = None
@@ -221,9 +232,27 @@ class StoredMatrix:
     keeps_unsigned: bool = False
 
     @property
+    def bytes(self) -> int:
+        """Of the codes in the file."""
+        return self.arrays["codes"].nbytes
+
+    @property
     def label(self) -> str:
         """A short name of its numbers, for reports."""
-        return label_of(self.grid, self.scale_dtype)
+        return label_of(self.grid, self.arrays["scale"].dtype)
+
+    def read(self) -> Matrix:
+        """Return its codes and scales, from the file."""
+        arrays: dict[str, Any] = {name: tensor.read() for name, tensor in self.arrays.items()}
+        return Matrix(grid=self.grid, block=self.block, **arrays)
+
+    def order(self) -> np.ndarray | None:
+        """Return the order of columns that makes groups consecutive (GPTQ's activation order).
+
+        None if they are, or no order makes them so.
+        """
+        groups = self.arrays.get("group_of_column")
+        return None if groups is None else order_of_groups(groups.read())
 
     def dequantize(self) -> np.ndarray:
         """Return the matrix, float32."""
@@ -259,8 +288,7 @@ class StoredMatrix:
         if rows is None:
             return None
         rows = rows if rows.minimum is None else _without_minimum(rows)
-        if rows.grid.is_integer and rows.codes.dtype == np.uint8 and not self.keeps_unsigned:
-            rows = _signed(rows)
+        rows = rows if self.keeps_unsigned else rows.signed()
         return rows if rows.zero_point is None or np.any(rows.zero_point) else replace(rows, zero_point=None)
 
 
@@ -278,19 +306,6 @@ def order_of_groups(groups: np.ndarray) -> np.ndarray | None:
     if np.any(sizes[:-1] != sizes[0]) or sizes[-1] > sizes[0]:
         return None
     return np.argsort(groups, kind="stable")
-
-
-def _signed(matrix: Matrix) -> Matrix:
-    half = 1 << (matrix.grid.bit_width - 1)
-    zero = matrix.zero_point
-    if zero is None:
-        zero = np.full(matrix.scale.shape, -half, np.int8)
-    elif np.issubdtype(zero.dtype, np.integer):
-        zero = (zero.astype(np.int16) - half).astype(np.int8)
-    else:
-        zero = zero.astype(np.float32) - np.float32(half)
-    codes = (matrix.codes.astype(np.int16) - half).astype(np.int8)
-    return replace(matrix, codes=codes, zero_point=zero, grid=IntGrid(matrix.grid.bit_width))
 
 
 def _in_turn(matrix: Matrix, shape: tuple[int, int]) -> Matrix:

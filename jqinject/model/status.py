@@ -1,17 +1,15 @@
 """Switches the quantizers of a whole model off and on again."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 from flax import nnx
 
 from jqinject.dot import FrozenParam
+from jqinject.model.inspect.switching import Change, changed
 from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.proxy import QuantProxyFromInjector
-
-ABSENT = object()
 
 
 @contextmanager
@@ -21,7 +19,7 @@ def quantization_status_manager(
     disable_act_quant: bool = False,
     disable_weight_quant: bool = False,
     disable_bias_quant: bool = False,
-) -> Iterator[None]:
+) -> Generator[None]:
     """Switch off the named quantizers within a `with` block, and restore them after it.
 
     With activations off, quantizers that need a quantized input are off as well: biases with the accumulator's scale,
@@ -63,28 +61,15 @@ def quantization_status_manager(
             return disable_bias_quant or (needs_both and (disable_act_quant or disable_weight_quant))
         return disable_act_quant and proxy.role in ("activation", "accumulator")
 
-    changed: list[tuple[Any, str, Any]] = []
-
-    def change(module: object, name: str, value: bool) -> None:
-        changed.append((module, name, vars(module).get(name, ABSENT)))
-        setattr(module, name, value)
-
-    modules = [module for _, module in nnx.iter_modules(model, graph=True)]
-    try:
-        for module in modules:
-            if isinstance(module, QuantProxyFromInjector) and is_off(module):
-                change(module, "disable_quant", True)
-            if vars(module).get("return_quant_tensor") is True and (
-                disable_act_quant or disable_weight_quant
-            ):
-                change(module, "return_quant_tensor", False)
+    returns_arrays = disable_act_quant or disable_weight_quant
+    changes: list[Change] = []
+    for _, module in nnx.iter_modules(model, graph=True):
+        if isinstance(module, QuantProxyFromInjector) and is_off(module):
+            changes.append((vars(module), "disable_quant", True))
+        if returns_arrays and vars(module).get("return_quant_tensor") is True:
+            changes.append((vars(module), "return_quant_tensor", False))
+    with changed(changes):
         yield
-    finally:
-        for module, name, before in changed:
-            if before is ABSENT:
-                delattr(module, name)  # an extra attribute would change the graph and cause a retrace
-            else:
-                setattr(module, name, before)
 
 
 def _warn_of_frozen(model: nnx.Module) -> None:

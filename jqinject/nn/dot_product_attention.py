@@ -148,15 +148,15 @@ def _grouped(x: Any, axis: int, kv_heads: int) -> Any:
 
 def _contract(equation: str, lhs: Any, rhs: Any, dtype: Any, call: AttentionCall) -> jax.Array:
     """The einsum in the numbers of the table: by default integers that are kept, as in evaluation, and 8-bit floats."""
-    labels = EinsumLabels.parse(equation, lhs.shape, rhs.shape)
-    dims, numbers = labels.dimensions(), call.contraction
+    axes, numbers = EinsumLabels.parse(equation, lhs.shape, rhs.shape).axes, call.contraction
+    dims = axes.plain
     # A scale that varies along what is summed over would cut the sum into single numbers.
     choice = choose(lhs, rhs, dims, numbers, rounded=False, apart=() if numbers == "auto" else None)
     check_choice(choice, dims, numbers)
     if choice.kernel == "floats":
         how = {"precision": call.precision, "preferred_element_type": dtype}
         return jnp.einsum(equation, as_array(lhs), as_array(rhs), **how)
-    return contract_as(choice, dims, dtype)[0].transpose(labels.permutation())
+    return axes.ordered(contract_as(choice, dims, dtype)[0])
 
 
 def _check(query: Any, key: Any, value: Any, call: AttentionCall) -> None:

@@ -27,7 +27,7 @@ from jqinject.core import (
     NegativeMinOrZero,
     RescalingIntQuant,
 )
-from jqinject.core._protocols import grid_of, groups_of
+from jqinject.core._protocols import block_width, grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.dot import FrozenParam
@@ -70,7 +70,8 @@ def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM
         )
     else:
         frozen = _checked(layer, _numbers(layer, sliced_from) if numbers is None else numbers)
-    return FrozenParam.holding(frozen.numbers, frozen.form, layer.weight.get_metadata())
+    form = replace(frozen.form, block_width=block_width(layer.weight_quant.tensor_quant))
+    return FrozenParam.holding(frozen.numbers, form, layer.weight.get_metadata())
 
 
 def _numbers(layer: Any, sliced_from: int) -> tuple[Any, Any]:
@@ -163,7 +164,7 @@ def _known_input(layer: Any) -> Any:
     return layer.weight_quant.kept_input() if own is None else own
 
 
-OF_SLICE = 2**17  # bytes
+BYTES_OF_SLICE = 2**17  # bytes
 FEWEST, MOST = 16, 64
 PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 # Their `by_scale`, given the scale of a call, makes the bits of this call.
@@ -180,7 +181,7 @@ def slices_of(weight: object, sliced_from: int) -> int:
         return 1
     if weight.nbytes < sliced_from or len(weight.sharding.device_set) > 1:
         return 1
-    slices = max(FEWEST, weight.nbytes // OF_SLICE)
+    slices = max(FEWEST, weight.nbytes // BYTES_OF_SLICE)
     return min(1 << slices.bit_length() - 1, MOST)
 
 
@@ -347,7 +348,7 @@ def put(i: Any, array: jax.Array, part: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(array, part, i * part.shape[cut[0]], cut[0]) if cut else part
 
 
-LARGE, OF_SLICE = 2**22, 2**19  # bytes
+LARGE, BYTES_OF_LARGE_SLICE = 2**22, 2**19  # bytes
 ALIGNED = 64  # bytes; JAX takes such memory without a copy on a CPU
 OF_EXTREMES = (AbsMax, AbsMaxRange, AbsMinMax, MinMaxRange, NegativeMinOrZero)
 
@@ -367,7 +368,7 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
         return None
     scale = jax.eval_shape(lambda x: _scale(proxy, x), jax.ShapeDtypeStruct(array.shape, layer.weight.dtype))
     uncut = (*layer.summed_axes, *(layer.axes_of_sums() or ()))
-    number = min(max(FEWEST, 1 << (array.nbytes // OF_SLICE).bit_length()), MOST)
+    number = min(max(FEWEST, 1 << (array.nbytes // BYTES_OF_LARGE_SLICE).bit_length()), MOST)
     cutting = cutting_of(array.shape, scale.shape, None, uncut, number)
     extremes = _extremes(array, scale.shape)
     if cutting is None or extremes is None or not np.isfinite(extremes).all():

@@ -379,7 +379,7 @@ class QuantEinsum(QuantWeightLayer[Out], nnx.Einsum):
         equation = EinsumLabels.parse(self.einsum_str, shape, self.kernel_shape)
         if not equation.is_plain(shape, tuple(self.kernel_shape)):
             return None
-        return PlacedContraction(equation.dimensions(), equation.permutation())
+        return PlacedContraction(equation.axes)
 
 
 def _labels(equation: str) -> tuple[str, str, str]:

@@ -5,7 +5,7 @@ The compiler knows a composite operation around quantizing and dequantizing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,9 +16,8 @@ from flax import nnx
 
 from jqinject.core import ClippingRange, RangeScaling, RescalingIntQuant, scale_and_zero_point
 from jqinject.core.component import hidden_method
-from jqinject.model import Rule
-from jqinject.odml.device_policy import OdmlPolicy, Range, is_dynamic
-from jqinject.odml.qat import OdmlQat, check_inputs
+from jqinject.odml.device_policy import OdmlPolicy, is_dynamic
+from jqinject.odml.qat import OdmlProvider, OdmlQat
 from jqinject.program import (
     HELD,
     Call,
@@ -77,7 +76,20 @@ class FakeQuantMarker:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Quantize and dequantize `x`, marked; the gradient passes straight through."""
-        return _marked(self, x)
+
+        @jax.custom_batching.custom_vmap
+        def composite(x: jax.Array) -> jax.Array:
+            mark = jax.lax.composite(lambda x, **_: self.decomposed(x), name=COMPOSITE_NAME)
+            return mark(x, **self.attributes())
+
+        @composite.def_vmap
+        def batched(size: int, in_batched: object, x: jax.Array) -> tuple[jax.Array, bool]:
+            return self.with_batch_axis()(x), True
+
+        # A composite has no derivative or batching rule of its own.
+        straight_through = jax.custom_vjp(lambda x: composite(x))
+        straight_through.defvjp(lambda x: (composite(x), None), lambda residuals, g: (g,))
+        return straight_through(x)
 
     def with_batch_axis(self) -> FakeQuantMarker:
         """The same for a tensor with an extra leading axis."""
@@ -89,36 +101,10 @@ class FakeQuantMarker:
         """Quantize and dequantize `x` as the compiler does."""
         if self.dynamic is not None:
             return self.dynamic(x)
-        scale, zero = self._constants()
+        scale = np.asarray(self.scale, np.float32).reshape(self.shape)
+        zero = np.asarray(self.zero_point or 0, np.float32).reshape(self.shape if self.zero_point else ())
         integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), self.least, 127)
         return ((integers - zero) * scale).astype(x.dtype)
-
-    def _constants(self) -> tuple[jax.Array, jax.Array | float]:
-        scale = jnp.asarray(np.asarray(self.scale, np.float32).reshape(self.shape))
-        if self.zero_point is None:
-            return scale, 0.0
-        return scale, jnp.asarray(np.asarray(self.zero_point, np.float32).reshape(self.shape))
-
-
-def _marked(marker: FakeQuantMarker, x: jax.Array) -> jax.Array:
-    """The composite, which has no derivative or batching rule of its own: both are defined around it."""
-
-    @jax.custom_batching.custom_vmap
-    def composite(x: jax.Array) -> jax.Array:
-        return jax.lax.composite(lambda x, **_: marker.decomposed(x), name=COMPOSITE_NAME)(
-            x, **marker.attributes()
-        )
-
-    @composite.def_vmap
-    def batched(size: int, in_batched: object, x: jax.Array) -> tuple[jax.Array, bool]:
-        return _marked(marker.with_batch_axis(), x), True
-
-    @jax.custom_vjp
-    def straight_through(x: jax.Array) -> jax.Array:
-        return composite(x)
-
-    straight_through.defvjp(lambda x: (composite(x), None), lambda residuals, g: (g,))
-    return straight_through(x)
 
 
 class Markers(Finder):
@@ -201,7 +187,7 @@ class ConvertedProgram(QuantizedProgram):
         return Markers(dict(self.op_quant.markers))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class OdmlConversion:
+class OdmlConversion(OdmlProvider):
     """Converts a model that was trained or calibrated under `OdmlQat` for a device compiler.
 
     Every fake quantization becomes a `jax.lax.composite` named `quant.fake_quant`, with `scale` and `zero_point` known
@@ -227,68 +213,21 @@ class OdmlConversion:
         3
     """
 
-    def __init__(
-        self,
-        rules: Rule | Iterable[Rule] | None = None,
-        *,
-        disable_per_channel_weights: bool = False,
-        fixed_range_for_inputs: Range | None = None,
-        fixed_range_for_outputs: Range | None = None,
-        strict: bool = True,
-    ) -> None:
-        policy = OdmlQat(
-            rules,
-            disable_per_channel_weights=disable_per_channel_weights,
-            fixed_range_for_inputs=fixed_range_for_inputs,
-            fixed_range_for_outputs=fixed_range_for_outputs,
-            strict=strict,
-        ).policy
-        self._policy = None if policy == OdmlQat().policy else policy
-
-    def quantize(self, model: nnx.Module, *inputs: Any, **kwargs: Any) -> Any:
-        """The converted model.
-
-        Args:
-            model: as `OdmlQat.quantize` returns it, trained or calibrated; it is not changed.
-            inputs: its arguments: arrays or `jax.ShapeDtypeStruct`s.
-            kwargs: its keyword arguments.
-
-        Returns:
-            A model of a subclass of the model's own class, for evaluation.
+    def _of_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
+        """The converted model, for evaluation; a method that is not among `calls` runs as it was written.
 
         Raises:
-            TypeError: `model` is not an NNX module.
-            ValueError: it was not quantized by `OdmlQat`; statistics were never collected; a scale is nan, inf or 0, or
-                varies along two axes; a quantizer does not make signed 8-bit integers.
+            ValueError: the model was not quantized by `OdmlQat`; statistics were never collected; a scale is nan, inf
+                or 0, or varies along two axes; a quantizer does not make signed 8-bit integers.
         """
-        check_inputs(model, inputs, kwargs, "OdmlConversion.quantize")
-        return self.quantize_calls(model, [Call(inputs, kwargs)])
-
-    def quantize_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
-        """The converted model, of which each of several methods is traced; see `OdmlQat.quantize_calls`.
-
-        `jqinject.quantize(model, OdmlConversion(), inputs=..., methods=...)` calls it. The methods are to be those that
-        the model was quantized with, or some of them.
-
-        Args:
-            model: as for `quantize`.
-            calls: of different methods.
-
-        Returns:
-            As `quantize`; a method that is not among `calls` runs as it was written.
-
-        Raises:
-            TypeError, ValueError: as `quantize`.
-        """
-        for call in calls or [Call((), {})]:
-            check_inputs(model, call.args, call.kwargs, f"OdmlConversion.quantize (of {call.name})")
         quantizers = vars(model).get(HELD)
         if not isinstance(quantizers, OpQuantizers) or not isinstance(quantizers.policy, OdmlPolicy):
             raise ValueError(
                 f"{type(model).__name__} was not quantized by OdmlQat, so there are no statistics to convert it with.\n"
                 "  cure: model = OdmlQat().quantize(model, x); train it, or run jqinject.calibrate(model, batches)"
             )
-        policy = replace(self._policy or quantizers.policy, flattens_weights=True)
+        own = quantizers.policy if self.policy == OdmlQat().policy else self.policy
+        policy = replace(own, flattens_weights=True)
         collector = _Collector(quantizers)
         evaluated = nnx.clone(model, graph=True)
         evaluated.eval()

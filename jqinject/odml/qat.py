@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,73 @@ from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 EVERYTHING = Rule(weight_quant=Int8Weight, output_quant=Int8Act)
 
 
-class OdmlQat:
+class OdmlProvider(abc.ABC):
+    """Abstract: makes models for device compilers by a policy.
+
+    Args:
+        rules, disable_per_channel_weights, fixed_range_for_inputs, fixed_range_for_outputs, strict: see `OdmlQat`.
+    """
+
+    def __init__(
+        self,
+        rules: Rule | Iterable[Rule] | None = None,
+        *,
+        disable_per_channel_weights: bool = False,
+        fixed_range_for_inputs: Range | None = None,
+        fixed_range_for_outputs: Range | None = None,
+        strict: bool = True,
+    ) -> None:
+        self.policy = OdmlPolicy(
+            rules=_checked(rules),
+            per_channel_weights=not disable_per_channel_weights,
+            input_range=_range(fixed_range_for_inputs, "fixed_range_for_inputs"),
+            output_range=_range(fixed_range_for_outputs, "fixed_range_for_outputs"),
+            strict=strict,
+        )
+
+    def quantize(self, model: nnx.Module, *inputs: Any, **kwargs: Any) -> Any:
+        """The model that `quantize_calls` makes for a single call.
+
+        Args:
+            model: an NNX module; it is not changed.
+            inputs: its arguments: arrays or `jax.ShapeDtypeStruct`s; the model is traced, not run.
+            kwargs: its keyword arguments.
+
+        Returns:
+            A model of a subclass of the model's own class, with the same paths.
+
+        Raises:
+            TypeError: `model` is not an NNX module.
+            ValueError: no inputs; see `quantize_calls`.
+        """
+        check_inputs(model, inputs, kwargs, f"{type(self).__name__}.quantize")
+        return self.quantize_calls(model, [Call(inputs, kwargs)])
+
+    def quantize_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
+        """The model that is made for calls of several methods, of which each is traced.
+
+        `jqinject.quantize(model, OdmlQat(), inputs=..., methods=...)` calls it.
+
+        Args:
+            model: as for `quantize`.
+            calls: of different methods.
+
+        Returns:
+            As `quantize`.
+
+        Raises:
+            TypeError, ValueError: as `quantize`.
+        """
+        for call in calls or [Call((), {})]:
+            check_inputs(model, call.args, call.kwargs, f"{type(self).__name__}.quantize (of {call.name})")
+        return self._of_calls(model, calls)
+
+    @abc.abstractmethod
+    def _of_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
+        """The model, of checked calls."""
+
+
+class OdmlQat(OdmlProvider):
     """Quantization-aware training for device compilers: every operation of a model is fake-quantized.
 
     Outputs are quantized late, by the operation that takes them, so a contraction, its bias, a batch normalization and
@@ -56,58 +123,12 @@ class OdmlQat:
         ((3, 2), ['dot_general0_lhs', 'dot_general0_rhs', 'final_output0'])
     """
 
-    def __init__(
-        self,
-        rules: Rule | Iterable[Rule] | None = None,
-        *,
-        disable_per_channel_weights: bool = False,
-        fixed_range_for_inputs: Range | None = None,
-        fixed_range_for_outputs: Range | None = None,
-        strict: bool = True,
-    ) -> None:
-        self.policy = OdmlPolicy(
-            rules=_checked(rules),
-            per_channel_weights=not disable_per_channel_weights,
-            input_range=_range(fixed_range_for_inputs, "fixed_range_for_inputs"),
-            output_range=_range(fixed_range_for_outputs, "fixed_range_for_outputs"),
-            strict=strict,
-        )
-
-    def quantize(self, model: nnx.Module, *inputs: Any, **kwargs: Any) -> Any:
-        """The model with quantizers between its operations.
-
-        Args:
-            model: an NNX module; it is not changed, its arrays are shared.
-            inputs: its arguments: arrays or `jax.ShapeDtypeStruct`s; the model is traced, not run.
-            kwargs: its keyword arguments.
-
-        Returns:
-            A model of a subclass of the model's own class, with the same paths, and the quantizers in `op_quant`.
+    def _of_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
+        """The model with quantizers in `op_quant`. A place that several methods run has one quantizer.
 
         Raises:
-            TypeError: `model` is not an NNX module.
-            ValueError: no inputs; an unknown operation in strict mode; the model is already quantized.
+            ValueError: an unknown operation in strict mode; the model is already quantized.
         """
-        check_inputs(model, inputs, kwargs, "OdmlQat.quantize")
-        return self.quantize_calls(model, [Call(inputs, kwargs)])
-
-    def quantize_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
-        """The model with quantizers between the operations of several methods, of which each is traced.
-
-        `jqinject.quantize(model, OdmlQat(), inputs=..., methods=...)` calls it.
-
-        Args:
-            model: an NNX module; it is not changed, its arrays are shared.
-            calls: of different methods.
-
-        Returns:
-            As `quantize`. A place that several methods run has one quantizer.
-
-        Raises:
-            TypeError, ValueError: as `quantize`.
-        """
-        for call in calls or [Call((), {})]:
-            check_inputs(model, call.args, call.kwargs, f"OdmlQat.quantize (of {call.name})")
         _refuse_quantized(model)
         model = nnx.clone(model, graph=True)
         traced = find_sites(model, self.policy, calls)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -79,7 +79,7 @@ class Interpreter(Run):
         return handlers.handle(OperationRun(self, operation, where, operands, eqn))
 
     @contextlib.contextmanager
-    def _mapping(self, eqn: Equation) -> Iterator[None]:
+    def _mapping(self, eqn: Equation) -> Generator[None]:
         """The names of equations within a program do not tell what is around it."""
         before = self.mapped
         self.mapped = self.maps(eqn)

@@ -100,8 +100,8 @@ class Result(Generic[Model]):
     Attributes:
         model: the quantized model, in evaluation mode.
         report: what each pass did.
-        float_model: the float model as passes that rescale it left it: its weights are those that solvers rounded. For
-            `jqinject.report(model, x, numbers=True, reference=float_model)`.
+        float_model: the float model as passes that rescale it left it: its weights are those that solvers rounded.
+            `jqinject.report(result, x)` measures against it.
     """
 
     model: Model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from jqinject.quant import (
     Int8WeightPerChannelFloat,
     NF4WeightPerGroupFloat,
     NF4WeightPerTensorFloat,
+    NVFP4Training,
 )
 
 W8A8 = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorFloat)
@@ -498,3 +500,28 @@ def test_a_cache_write_is_a_row() -> None:
     covered = coverage(model, *inputs)
     assert [(row.path, row.weight) for row in covered.caches] == [("cache", "int8 per row")]
     assert "cache: cache: int8 per row" in str(report(model, *inputs))
+
+
+class Tied(nnx.Module):
+    """A table that is looked up and contracted."""
+
+    def __init__(self) -> None:
+        self.table = nnx.Param(nnx.Rngs(0).params.normal((64, 32)))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        return jnp.dot(self.table[...][ids], self.table[...].T)
+
+
+@pytest.mark.parametrize("rule", [W8A8, Rule(scheme=NVFP4Training)], ids=["int8", "blocks of a scheme"])
+def test_rows_are_the_same_before_and_after_freezing(rule: Rule) -> None:
+    ids = jnp.arange(4)
+    model = quantize(Tied(), rule, inputs=(ids,), rngs=nnx.Rngs(0))
+    before = coverage(model, ids)
+    after = coverage(freeze(model, allow_uncalibrated=True), ids)
+    for old, new in zip(before.rows, after.rows, strict=True):
+        changes = {
+            "weight_bytes": new.weight_bytes,
+            "contraction": new.contraction,
+            "is_low_bit": new.is_low_bit,
+        }
+        assert replace(old, **changes) == new

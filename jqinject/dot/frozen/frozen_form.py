@@ -104,6 +104,7 @@ class FrozenForm:
         names: of the numbers, sorted.
         in_turn: an axis, counted from the end, along which scales and zero points repeat: index `i` has those of
             `i % count`, where `count` of them are stored. None if none repeat.
+        block_width: how many groups beside each other had one scale when the weight was quantized.
     """
 
     stored: StoredForm
@@ -116,6 +117,7 @@ class FrozenForm:
     signed: bool = True
     names: tuple[str, ...] = ("scale", "value")
     in_turn: int | None = None
+    block_width: int = 1
 
     @cached_property
     def grid(self) -> Grid:

@@ -128,7 +128,7 @@ class Dimensions:
     @cached_property
     def plain(self) -> Dimensions:
         """With the output in the order of `result`."""
-        return Dimensions(self.lhs, self.rhs, self.result)
+        return self if self.is_ordered else Dimensions(self.lhs, self.rhs, self.result)
 
     @cached_property
     def is_ordered(self) -> bool:

@@ -113,13 +113,10 @@ class EinsumLabels:
         rhs, right = _without(rhs, right, lambda label, length: label in alone)
         return lhs, rhs, EinsumLabels(left, right, self.out)
 
-    def dimensions(self) -> Dimensions:
-        """Of a prepared equation, with the output in the order of `lax.dot_general`."""
-        return Dimensions.of_equation(self.lhs, self.rhs, self.out).plain
-
-    def permutation(self) -> tuple[int, ...]:
-        """The permutation of the `dot_general`'s output to the equation's order."""
-        return Dimensions.of_equation(self.lhs, self.rhs, self.out).order
+    @property
+    def axes(self) -> Dimensions:
+        """Of a prepared equation: labels of both operands are summed, or batch axes if the output has them."""
+        return Dimensions.of_equation(self.lhs, self.rhs, self.out)
 
 
 def _spelled(labels: str, ndim: int, equation: str) -> tuple[str, str]:
@@ -183,10 +180,11 @@ def einsum_by(
     """
     parsed = EinsumLabels.parse(equation, lhs.shape, rhs.shape)
     lhs, rhs, simple = parsed.prepared(lhs, rhs)
-    sharding = before_transpose(asked(out_sharding, as_array(lhs), as_array(rhs)), simple.permutation())
+    axes = simple.axes
+    sharding = before_transpose(asked(out_sharding, as_array(lhs), as_array(rhs)), axes.order)
     options = {} if sharding is None else {"out_sharding": sharding}
-    y: Any = dot_general(lhs, rhs, simple.dimensions().numbers, **options)
-    return with_sharding(y.transpose(simple.permutation()), out_sharding)
+    y: Any = dot_general(lhs, rhs, axes.numbers, **options)
+    return with_sharding(y.transpose(axes.order), out_sharding)
 
 
 def einsum_op(dot_general: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

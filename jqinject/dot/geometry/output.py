@@ -5,12 +5,12 @@ axes, it is an integer times s_l * s_r: the accumulator. These functions give th
 bit width, without computing it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot.geometry.dimensions import scale_in_output
+from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.quant_tensor import (
     BitWidth,
     IntQuantTensor,
@@ -30,8 +30,7 @@ def contraction_output(
     rhs_channel_axis: int | None = -1,
     out_channel_axis: int = -1,
     lhs_free_axes: Sequence[int] = (),
-    lhs_places: Mapping[int, int] | None = None,
-    rhs_places: Mapping[int, int] | None = None,
+    axes: Dimensions | None = None,
     bias: object = None,
     bias_on_grid: bool | jax.Array | None = None,
     zero_points: tuple[bool | None, bool | None] = (None, None),
@@ -61,7 +60,7 @@ def contraction_output(
         rhs_channel_axis: the axis of `rhs` that becomes `out_channel_axis`, if any.
         out_channel_axis: the axis of `value` that holds the output channels.
         lhs_free_axes: axes of `lhs` that keep their place in `value` (a batch axis), along which its scale may vary.
-        lhs_places, rhs_places: map of operand axes to axes of `value`, instead of the above.
+        axes: the axes of `lhs`, `rhs` and `value` by label, instead of the three above.
         bias: what was added: None, an `IntQuantTensor`, or an array; a vector is per channel.
         bias_on_grid: whether a quantized bias has the scale s_l * s_r; an array may be traced. By default the
             scales are compared, inside the computation.
@@ -85,16 +84,21 @@ def contraction_output(
     if not (on_integers(lhs) and on_integers(rhs)):
         return value
     lhs, rhs = without_zero_points(lhs, rhs, zero_points)
-    if lhs_places is None:
-        lhs_places = {axis % lhs.ndim: axis % lhs.ndim for axis in lhs_free_axes}
-    if rhs_places is None:
-        channel = out_channel_axis % value.ndim
-        rhs_places = {} if rhs_channel_axis is None else {rhs_channel_axis % rhs.ndim: channel}
-    left = _operand_scale(lhs, lhs_places, value.ndim)
-    right = _operand_scale(rhs, rhs_places, value.ndim)
+    out: Sequence[Hashable] = range(value.ndim)
+    labels: list[Sequence[Hashable]]
+    if axes is None:
+        free = {axis % lhs.ndim for axis in lhs_free_axes}
+        channels: list[int | None] = [None] * rhs.ndim
+        if rhs_channel_axis is not None:
+            channels[rhs_channel_axis] = out_channel_axis % value.ndim
+        labels = [[axis if axis in free else None for axis in range(lhs.ndim)], channels]
+    else:
+        labels, out = [axes.lhs, axes.rhs], axes.out
+    left, right = (scale_in_output(x.scale, names, out) for x, names in zip((lhs, rhs), labels, strict=True))
     if left is None or right is None:
         return value
     scale = left * right
+    scale = scale if scale.ndim else scale.reshape((1,) * value.ndim)
     return IntQuantTensor(
         value,
         scale=scale,
@@ -152,13 +156,6 @@ def contraction_bit_width(lhs: BitWidth, rhs: BitWidth, terms: int, bias: object
     """
     bits = product_sum_bit_width(terms, lhs, rhs)
     return larger(bits, bias.bit_width) + 1 if on_integers(bias) else bits
-
-
-def _operand_scale(operand: IntQuantTensor, places: Mapping[int, int], out_ndim: int) -> jax.Array | None:
-    """The operand's scale in the output's rank, its axis `a` put at `places[a]`; None if it varies along
-    another axis."""
-    expanded = scale_in_output(operand.scale, [places.get(a) for a in range(operand.ndim)], range(out_ndim))
-    return expanded.reshape((1,) * out_ndim) if expanded is not None and expanded.ndim == 0 else expanded
 
 
 def _along_channels(x: jax.Array, ndim: int, channel_axis: int) -> jax.Array:

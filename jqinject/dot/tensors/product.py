@@ -64,8 +64,11 @@ def product(
         out_sharding: as for `lax.dot_general`.
         like: an array with the sharding of the result on meshes with explicit axes, instead of `out_sharding`.
     """
-    choice = _in_better_order(a, b, out, sums.scaled and out_sharding is None)
-    dims = choice.dims
+    choice = chosen(a, b, out, sums.scaled and out_sharding is None)
+    dims, integers = choice.dims, choice.integers
+    if integers is not None and not dims.is_ordered and dims.swapped().is_ordered:
+        # Integers have the same sums in the other order, which needs no transposition.
+        dims, integers = dims.swapped(), integers[::-1]
     if choice.kernel == "blocks":
 
         def by_blocks() -> jax.Array:
@@ -74,9 +77,8 @@ def product(
         plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, like)
         return platform_dependent(default=plain, cuda=by_blocks)
     sharding = out_sharding if like is None else _sharding_before(dims.order, like)
-    if choice.integers is not None:
-        by = dtype, sums.accumulator_dtype, sharding
-        return affine_dot_general(*choice.integers, dims, *by)
+    if integers is not None:
+        return affine_dot_general(*integers, dims, dtype, sums.accumulator_dtype, sharding)
     left, right, scales = _operands(choice.kernel, a, b, dims, sums.floats)
     wide = scales or sums.floats == "float32"
     y = jax.lax.dot_general(
@@ -102,16 +104,6 @@ def chosen(a: LabelledTensor, b: LabelledTensor, out: Labels, blocks: bool = Fal
     dims = Dimensions(a.labels, b.labels, out)
     tiles = [pair for pair, label in enumerate(dims.summed) if label[0] == "tile"]
     return choose(a.tensor, b.tensor, dims, apart=tiles, blocks=blocks)
-
-
-def _in_better_order(a: LabelledTensor, b: LabelledTensor, out: Labels, blocks: bool) -> ChosenKernel:
-    """As `chosen`; integers have the same sums in the other order, which is taken if it needs no transposition."""
-    dims = Dimensions(a.labels, b.labels, out)
-    if not dims.is_ordered and dims.swapped().is_ordered:
-        choice = chosen(b, a, out)
-        if choice.integers is not None:
-            return choice
-    return chosen(a, b, out, blocks)
 
 
 def _operands(

@@ -1,37 +1,64 @@
 """compressed-tensors: what llm-compressor writes and vLLM reads.
 
 `config.json` holds groups of settings with the modules that they apply to; a module's numbers are tensors below its
-name. Reference: the library compressed-tensors, 0.12 to 0.20.
+name. `LAYOUTS` says how they lie, for reading and for writing. Reference: the library compressed-tensors, 0.12 to 0.20.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from jqinject.formats.bits import low_nibble_first, unpack_padded_words, unpack_stream
+from jqinject.formats.bits import is_padded, pack_stream, unpack_padded_words, unpack_stream, words_of
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.layouts.layout_settings import E8M0, Settings, as_blocks, checked_groups, exponents
 from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors
-from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, StoredMatrix
-from jqinject.ops import IntGrid
+from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, StoredMatrix, minifloat_name
+from jqinject.ops import FloatGrid, IntGrid
 
-PACKED_INTEGERS, PLAIN_INTEGERS, PLAIN_FLOATS = "pack-quantized", "int-quantized", "float-quantized"
-NVFP4, MXFP4, MXFP6, MXFP8 = (
-    "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized",
-    "mxfp6-pack-quantized",
-    "mxfp8-quantized",
-)
+
+@dataclass(frozen=True)
+class Layout:
+    """How the numbers of a module lie in its tensors.
+
+    Attributes:
+        grid: of minifloats; None for integers.
+        packed: whether the codes of a row are a dense stream (`weight_packed`), instead of a byte each (`weight`).
+        scale: the dtype of scales that are bytes; empty for floats.
+        group: numbers that share such a scale.
+    """
+
+    grid: FloatGrid | None = None
+    packed: bool = False
+    scale: str = ""
+    group: int = 0
+
+    @property
+    def end(self) -> str:
+        """Of the name of its codes."""
+        return "weight_packed" if self.packed else "weight"
+
+
+E4M3_SCALES = "float8_e4m3fn"
+PACKED_INTEGERS = "pack-quantized"
+LAYOUTS = {
+    PACKED_INTEGERS: Layout(packed=True),
+    "int-quantized": Layout(),
+    "float-quantized": Layout(E4M3),
+    "nvfp4-pack-quantized": Layout(E2M1, True, E4M3_SCALES, 16),
+    "mxfp4-pack-quantized": Layout(E2M1, True, "uint8", 32),
+    "mxfp6-pack-quantized": Layout(E2M3, True, "uint8", 32),
+    "mxfp8-quantized": Layout(E4M3, False, "uint8", 32),
+}
 NAIVE, MIXED, DENSE = "naive-quantized", "mixed-precision", "dense"
-INTEGERS, MX = (PACKED_INTEGERS, PLAIN_INTEGERS), (MXFP4, MXFP6, MXFP8)
-FORMATS = (*INTEGERS, PLAIN_FLOATS, NVFP4, *MX, NAIVE)
-GRIDS = {PLAIN_FLOATS: E4M3, NVFP4: E2M1, MXFP4: E2M1, MXFP6: E2M3, MXFP8: E4M3}
+FORMATS = (*LAYOUTS, NAIVE)
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 INPUT_STRATEGIES = ("tensor", "token", "group", "tensor_group", "channel")
 CACHE_STRATEGIES = ("tensor", "channel", "token", "group", "attn_head")
@@ -105,8 +132,7 @@ def _matrix(tensors: Tensors, module: str, group: _Group) -> StoredMatrix:
         raise CheckpointError(
             f"{module} has scales, but {group.settings.where} says that its weight is float"
         )
-    if kind == NAIVE:
-        kind = PLAIN_FLOATS if settings.choice("type", ("int", "float"), "int") == "float" else PLAIN_INTEGERS
+    kind = f"{settings.choice('type', ('int', 'float'), 'int')}-quantized" if kind == NAIVE else kind
     matrix = _Reader(tensors, module, settings, kind).matrix()
     inputs = _input_format(tensors, module, group.settings.below("input_activations"))
     return replace(matrix, input_format=inputs)
@@ -117,63 +143,54 @@ class _Reader:
 
     def __init__(self, tensors: Tensors, module: str, settings: Settings, kind: str) -> None:
         self.tensors, self.module, self.settings, self.kind = tensors, module, settings, kind
-        self.arrays: dict[str, Tensor] = {}
-        is_int = kind in INTEGERS
-        settings.choice("type", ("int",) if is_int else ("float",), "int")
-        widths = tuple(range(2, 9)) if is_int else (GRIDS[kind].bit_width,)
+        self.layout = layout = LAYOUTS[kind]
+        settings.choice("type", ("int",) if layout.grid is None else ("float",), "int")
+        widths = tuple(range(2, 9)) if layout.grid is None else (layout.grid.bit_width,)
         self.bits = settings.choice("num_bits", widths)
-        self.grid = IntGrid(self.bits) if is_int else GRIDS[kind]
         self.strategy = settings.choice("strategy", STRATEGIES, "tensor")
         self.has_zero_point = not settings.flag("symmetric", True)
+        self.packs_zero_points = kind == PACKED_INTEGERS and self.strategy in ("group", "channel")
 
     def matrix(self) -> StoredMatrix:
         """Return the module's matrix."""
-        if self.kind == PACKED_INTEGERS:
-            shape = self._packed_words()
-        elif self.kind in (NVFP4, MXFP4, MXFP6):
-            shape = self._packed_floats()
-        else:
-            dtype = "int8" if self.grid.is_integer else "float8_e4m3fn"
-            rows, columns = self._take("weight", (None, None), dtype).shape
-            shape = rows, columns
+        codes, shape = self._codes()
         block = self._block(shape)
-        scale_dtype = self._scales(shape, block)
-        order = self.arrays.get("weight_g_idx")
-        return StoredMatrix(
-            f"{self.module}.weight",
-            shape,
-            self.grid,
-            f"compressed-tensors {self.kind}",
-            (self.arrays.get("weight_packed") or self.arrays["weight"]).nbytes,
-            lambda: _decoded(self.kind, self.grid, self.arrays, shape, block),
-            scale_dtype,
-            column_groups=None if order is None else order.read,
-        )
+        layout, bits = self.layout, self.bits
+        arrays = {"codes": codes} | self._statistics(shape, block)
+        if layout.packed and layout.grid is None:
+            packed = {"codes": (codes, shape[1])}
+            if self.has_zero_point and self.packs_zero_points:
+                packed["zero_point"] = arrays["zero_point"].map(np.transpose), shape[0]
+            arrays |= _integers(packed, bits)
+        elif layout.packed:
+            arrays["codes"] = codes.map(lambda x: unpack_stream(x, bits, shape[1]))
+        grid, name = layout.grid or IntGrid(bits), f"compressed-tensors {self.kind}"
+        return StoredMatrix(f"{self.module}.weight", shape, grid, name, block, arrays)
 
     def _take(self, end: str, *requirements: Any, **more: Any) -> Tensor:
-        self.arrays[end] = self.tensors.take(f"{self.module}.{end}", *requirements, **more)
-        return self.arrays[end]
+        return self.tensors.take(f"{self.module}.{end}", *requirements, **more)
 
-    def _packed_words(self) -> tuple[int, int]:
-        words = self._take("weight_packed", (None, None), "int32")
-        rows, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
-        if (
-            min(rows, columns) < 0
-            or words.shape[0] != rows
-            or words.shape[1] not in words_of(columns, self.bits)
-        ):
+    def _codes(self) -> tuple[Tensor, tuple[int, int]]:
+        """Return the codes as they are stored, and the shape of the matrix."""
+        layout, bits = self.layout, self.bits
+        dtypes = ("int32", "uint8") if layout.packed else ("int8", "float8_e4m3fn")
+        codes = self._take(layout.end, (None, None), dtypes[layout.grid is not None])
+        rows, length = codes.shape
+        if not layout.packed:
+            return codes, (rows, length)
+        if layout.grid is not None:
+            if length * 8 % bits:
+                raise CheckpointError(
+                    f"{self.module}.weight_packed has {length} bytes a row: no whole numbers"
+                )
+            return codes, (rows, length * 8 // bits)
+        stated, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
+        if min(stated, columns) < 0 or rows != stated or length not in words_of(columns, bits):
             raise CheckpointError(
-                f"{self.module}.weight_shape says {rows}x{columns}; weight_packed has {words.shape[0]} rows of "
-                f"{words.shape[1]} words, which do not hold {columns} numbers of {self.bits} bits each{CONTRADICTION}"
+                f"{self.module}.weight_shape says {stated}x{columns}; weight_packed has {rows} rows of "
+                f"{length} words, which do not hold {columns} numbers of {bits} bits each{CONTRADICTION}"
             )
-        return rows, columns
-
-    def _packed_floats(self) -> tuple[int, int]:
-        rows, length = self._take("weight_packed", (None, None), "uint8").shape
-        share, size = {4: (2, 1), 6: (4, 3)}[self.bits]
-        if length % size:
-            raise CheckpointError(f"{self.module}.weight_packed has {length} bytes a row: no whole numbers")
-        return rows, length // size * share
+        return codes, (rows, columns)
 
     def _block(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns that share a scale."""
@@ -185,110 +202,74 @@ class _Reader:
             return 1, self.settings.integer("group_size")
         return (rows if self.strategy == "tensor" else 1), columns
 
-    def _scales(self, shape: tuple[int, int], block: tuple[int, int]) -> np.dtype:
-        """Take scales and zero points, and return the dtype of the scales."""
-        rows, columns = shape
+    def _statistics(self, shape: tuple[int, int], block: tuple[int, int]) -> dict[str, Tensor]:
+        """Return scales, zero points, and the groups of columns; packed zero points as they are stored."""
+        (rows, columns), special = shape, self.layout.scale
         why = f"{self.strategy} scales of a {rows}x{columns} matrix"
         why += f" in groups of {block[1]}" if self.strategy in ("group", "tensor_group") else ""
         blocks = math.ceil(rows / block[0]), math.ceil(columns / block[1])
         shapes = {"tensor": [*ONE, (1, 1)], "channel": [blocks, (rows,)]}.get(self.strategy, [blocks])
-        special = {NVFP4: "float8_e4m3fn", **dict.fromkeys(MX, "uint8")}.get(self.kind)
-        scale = self._take(
-            "weight_scale", None, special or FLOATS, why, shapes=[shapes[0]] if special else shapes
-        )
-        if self.kind == NVFP4:
-            self._take("weight_global_scale", None, FLOATS, "one scale of the tensor", shapes=ONE)
-        self._zero_points(shape, shapes)
+        allowed = shapes[:1] if special else shapes
+        scale = self._take("weight_scale", None, special or FLOATS, why, shapes=allowed)
+        scale = scale.map(exponents, E8M0) if special == "uint8" else scale
+        arrays = {"scale": scale if special else scale.map(as_blocks)}
+        if special == E4M3_SCALES:  # the scale of a group is divided by that of the tensor
+            unit = self._take("weight_global_scale", None, FLOATS, "one scale of the tensor", shapes=ONE)
+            arrays["factor"] = unit.map(lambda x: (np.float32(1) / x.astype(np.float32)).reshape(()))
+        name = f"{self.module}.weight_zero_point"
+        if self.has_zero_point:
+            arrays["zero_point"] = self._zero_points(shape, shapes)
+        elif name in self.tensors and np.any(self.tensors.take(name).read()):
+            raise CheckpointError(f"{name} is there, but the settings say symmetric = true{CONTRADICTION}")
         if f"{self.module}.weight_g_idx" in self.tensors:
             order = self._take("weight_g_idx", (columns,), ("int32", "int64"))
             if np.any(order.read() != -1):  # all -1: the package's mark of columns in order
-                checked_groups(order, f"{self.module}.weight_g_idx", blocks[1])
-            else:
-                del self.arrays["weight_g_idx"]
-        return E8M0 if self.kind in MX else scale.dtype
+                name = f"{self.module}.weight_g_idx"
+                arrays["group_of_column"] = checked_groups(order, name, blocks[1])
+        return arrays
 
-    def _zero_points(self, shape: tuple[int, int], shapes: list[tuple[int, ...]]) -> None:
-        name, why = f"{self.module}.weight_zero_point", "the settings say symmetric = false"
-        if not self.has_zero_point:
-            if name in self.tensors and np.any(self.tensors.take(name).read()):
-                raise CheckpointError(
-                    f"{name} is there, but the settings say symmetric = true{CONTRADICTION}"
-                )
-            return
-        if self.kind == PACKED_INTEGERS and self.strategy in ("group", "channel"):  # others are not packed
+    def _zero_points(self, shape: tuple[int, int], shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        why = "the settings say symmetric = false"
+        if self.packs_zero_points:  # the same way as the weight, down the columns
             both, columns = words_of(shape[0], self.bits), words_of(shape[1], self.bits)
-            length, groups = self.arrays["weight_packed"].shape[1], shapes[0][1]
-            # The same way as the weight.
+            length, groups = self._take("weight_packed").shape[1], shapes[0][1]
             packed = {(rows, groups) for rows, words in zip(both, columns, strict=True) if words == length}
             shapes, why = sorted(packed), f"zero points of {shape[0]} rows, packed; {why}"
-        self._take("weight_zero_point", None, None, why, shapes=shapes)
+        zero = self._take("weight_zero_point", None, None, why, shapes=shapes)
+        return zero if self.packs_zero_points else zero.map(as_blocks)
 
 
-def _decoded(
-    kind: str,
-    grid: Any,
-    arrays: Mapping[str, Tensor],
-    shape: tuple[int, int],
-    block: tuple[int, int],
-) -> Matrix:
-    """Return the numbers of a module's tensors."""
-    scale = arrays["weight_scale"].read()
-    if kind == PACKED_INTEGERS:
-        return _packed_integers(grid, arrays, shape, block)
-    if kind in (PLAIN_INTEGERS, PLAIN_FLOATS):
-        zero = arrays.get("weight_zero_point")
-        zero_point = None if zero is None else as_blocks(zero.read())
-        return Matrix(arrays["weight"].read(), as_blocks(scale), grid, block, zero_point)
-    if kind == MXFP8:
-        return Matrix(arrays["weight"].read(), exponents(scale), grid, block)
-    raw = arrays["weight_packed"].read()
-    codes = low_nibble_first(raw) if grid.bit_width == 4 else unpack_stream(raw, 6, shape[1])
-    if kind == NVFP4:  # the scale of a group is divided by that of the tensor
-        factor = np.asarray(1.0 / np.float32(arrays["weight_global_scale"].floats()[0]), np.float32)
-        return Matrix(codes, scale, grid, block, factor=factor)
-    return Matrix(codes, exponents(scale), grid, block)
+def _integers(streams: Mapping[str, tuple[Tensor, int]], bits: int) -> dict[str, Tensor]:
+    """Return streams of integers, which are packed in the same way: along the rows, zero points down the columns."""
+    offset = 1 << (bits - 1)
+
+    @cache
+    def unpack() -> Callable[[np.ndarray, int, int], np.ndarray]:
+        read = [(words.read(), count) for words, count in streams.values()]
+        return unpack_padded_words if is_padded(read, bits) else unpack_stream
+
+    def unpacked(words: np.ndarray, count: int) -> np.ndarray:
+        return (unpack()(words, bits, count).astype(np.int16) - offset).astype(np.int8)
+
+    numbers = {
+        name: words.map(lambda x, count=count: unpacked(x, count)) for name, (words, count) in streams.items()
+    }
+    if "zero_point" in numbers:
+        numbers["zero_point"] = numbers["zero_point"].map(np.transpose)
+    return numbers
 
 
-def _packed_integers(
-    grid: Any, arrays: Mapping[str, Tensor], shape: tuple[int, int], block: tuple[int, int]
-) -> Matrix:
-    """Return streams of integers along the rows; zero points likewise, but down the columns."""
-    streams = [(arrays["weight_packed"].read(), shape[1])]
-    zero, order = arrays.get("weight_zero_point"), arrays.get("weight_g_idx")
-    is_packed = zero is not None and zero.dtype.itemsize == 4
-    if zero is not None and is_packed:
-        streams.append((np.ascontiguousarray(zero.read().T), shape[0]))
-    unpack = unpack_padded_words if _is_padded(streams, grid.bit_width) else unpack_stream
-    offset = 1 << (grid.bit_width - 1)
-    codes, *down = (
-        (unpack(words, grid.bit_width, count).astype(np.int16) - offset).astype(np.int8)
-        for words, count in streams
+def _stated(settings: Settings, strategies: Sequence[str], dynamic: Sequence[bool | str]) -> InputFormat:
+    """Return how the settings say that numbers of a call are quantized."""
+    strategy = settings.choice("strategy", strategies, "tensor")
+    return InputFormat(
+        settings.choice("type", ("int", "float"), "int"),
+        settings.integer("num_bits", default=8),
+        settings.flag("symmetric", True),
+        strategy,
+        settings.integer("group_size") if strategy in ("group", "tensor_group") else None,
+        settings.choice("dynamic", dynamic, False) is not False,
     )
-    zero_point = None if zero is None else down[0].T if is_packed else as_blocks(zero.read())
-    scale, groups = as_blocks(arrays["weight_scale"].read()), None if order is None else order.read()
-    return Matrix(codes, scale, grid, block, zero_point, group_of_column=groups)
-
-
-def words_of(count: int, bits: int) -> tuple[int, int]:
-    """Return the words of numbers: of a dense stream, and with whole numbers in each, as older releases packed.
-
-    Example:
-        >>> words_of(96, 4), words_of(96, 3)
-        ((12, 12), (9, 10))
-    """
-    return -(-count * bits // 32), -(-count // (32 // bits))
-
-
-def _is_padded(streams: list[tuple[np.ndarray, int]], bits: int) -> bool:
-    """Whether words hold whole numbers: by how many they are; where both ways fit, by the bits that padding leaves."""
-    for words, count in streams:
-        dense, padded = words_of(count, bits)
-        if dense != padded:
-            return words.shape[-1] == padded
-    used = 32 // bits * bits  # of a word; the last one of a dense stream has unused bits too
-    before = [np.ascontiguousarray(words).view(np.uint32)[..., :-1] for words, _ in streams]
-    has_numbers = any(words.size for words in before)
-    return used < 32 and has_numbers and not any(np.any(words >> np.uint32(used)) for words in before)
 
 
 def _input_format(tensors: Tensors, module: str, settings: Settings | None) -> InputFormat | None:
@@ -296,32 +277,18 @@ def _input_format(tensors: Tensors, module: str, settings: Settings | None) -> I
     if settings is None:
         return None
 
-    def one(end: str) -> np.ndarray:
-        return tensors.take(
-            f"{module}.{end}", None, FLOATS, "one scale of a static input", shapes=ONE
-        ).floats()
+    def one(end: str, why: str = "one scale of a static input", dtype: Any = FLOATS) -> np.ndarray:
+        return tensors.take(f"{module}.{end}", None, dtype, why, shapes=ONE).floats()
 
-    dynamic = settings.choice("dynamic", (True, False, "local"), False)
-    strategy = settings.choice("strategy", INPUT_STRATEGIES, "tensor")
-    inputs = InputFormat(
-        settings.choice("type", ("int", "float"), "int"),
-        settings.integer("num_bits", default=8),
-        settings.flag("symmetric", True),
-        strategy,
-        settings.integer("group_size") if strategy in ("group", "tensor_group") else None,
-        dynamic is not False,
-    )
-    if dynamic == "local":
+    inputs = _stated(settings, INPUT_STRATEGIES, (True, False, "local"))
+    if settings.values.get("dynamic") == "local":
         return replace(inputs, global_scale=one("input_global_scale"))
-    if dynamic:
+    if inputs.dynamic:
         return inputs
-    if not inputs.symmetric:
-        why = "a static input with zero points"
-        zero = tensors.take(f"{module}.input_zero_point", why=why, shapes=ONE)
-        inputs = replace(inputs, zero_point=zero.floats())
+    zero = None if inputs.symmetric else one("input_zero_point", "a static input with zero points", None)
     notes = settings.below("observer_kwargs")
     unsigned = notes is not None and notes.values.get("unsigned") is True
-    return replace(inputs, unsigned=unsigned, scale=one("input_scale"))
+    return replace(inputs, zero_point=zero, unsigned=unsigned, scale=one("input_scale"))
 
 
 def cache_format(method: str, config: Settings) -> InputFormat | None:
@@ -338,12 +305,185 @@ def cache_format(method: str, config: Settings) -> InputFormat | None:
         config.choice("kv_cache_quant_algo", ("FP8",))
         return InputFormat("float", 8, dynamic=False)
     scheme = config.below("kv_cache_scheme") if method == "compressed-tensors" else None
-    if scheme is None:
-        return None
-    return InputFormat(
-        scheme.choice("type", ("int", "float"), "int"),
-        scheme.integer("num_bits", default=8),
-        scheme.flag("symmetric", True),
-        scheme.choice("strategy", CACHE_STRATEGIES, "tensor"),
-        dynamic=scheme.flag("dynamic", False),
-    )
+    return None if scheme is None else _stated(scheme, CACHE_STRATEGIES, (True, False))
+
+
+def write_compressed_tensors(
+    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the tensors of a module, and the settings of a group of modules that are quantized like it.
+
+    Args:
+        matrix: its numbers.
+        path: of the weight, for errors.
+        name: in the file.
+        inputs: how its input is quantized.
+
+    Raises:
+        CheckpointError: the format has no such numbers.
+    """
+    columns = matrix.codes.shape[1]
+    if matrix.grid.is_table:
+        raise CheckpointError(
+            f"{path} has codes of a table, which compressed-tensors does not know.\n"
+            "  cure: method='bitsandbytes', for NF4"
+        )
+    if columns % max(matrix.group, 1):
+        raise CheckpointError(
+            f"{path}: groups of {matrix.group} do not divide its {columns} inputs, which compressed-tensors needs.\n"
+            f"  cure: a group_size that divides {columns}"
+        )
+    write = _stored_integers if matrix.grid.is_integer else _stored_floats
+    arrays, form, settings = write(matrix, path, inputs)
+    if matrix.group_of_column is not None:
+        if form != PACKED_INTEGERS:
+            raise CheckpointError(
+                f"{path} has columns in activation order, which compressed-tensors has for packed integers alone.\n"
+                "  cure: integer weights and a float input; or method='jqinject'"
+            )
+        arrays["weight_g_idx"], settings["actorder"] = matrix.group_of_column, "group"
+    if inputs is not None:
+        static = {"scale": inputs.scale, "zero_point": inputs.zero_point, "global_scale": inputs.global_scale}
+        for end, array in static.items():
+            if array is not None:
+                arrays[f"input_{end}"] = array.astype(np.int8) if end == "zero_point" else array
+    module = name.removesuffix(".weight")
+    of_input = None if inputs is None else settings_of_input(inputs)
+    scheme = {"format": form, "weights": settings, "input_activations": of_input}
+    return {f"{module}.{end}": array for end, array in arrays.items()}, scheme
+
+
+Written = tuple[dict[str, np.ndarray], str, dict[str, Any]]
+"""Tensors by the ends of their names, the name of their layout, and the `weights` settings."""
+
+
+def _stored_floats(matrix: Matrix, path: str, inputs: InputFormat | None) -> Written:
+    if matrix.zero_point is not None:
+        raise CheckpointError(
+            f"{path}: minifloats with zero points are not written.\n  cure: symmetric weights"
+        )
+    bits, name, scale_dtype = matrix.grid.bit_width, minifloat_name(matrix.grid), matrix.scale.dtype.name
+    if bits == 8 and name != "e4m3":
+        raise CheckpointError(
+            f"{path}: compressed-tensors has e4m3 alone of the minifloats with 8 bits.\n"
+            "  cure: Fp8e4m3OCPWeightPerChannelFloat"
+        )
+    settings = _settings(matrix, "float")
+    if bits == 8 and scale_dtype != E8M0.name:
+        scale, structure = _of_blocks(matrix)
+        return {"weight": matrix.codes, "weight_scale": scale}, "float-quantized", settings | structure
+    special = "uint8" if scale_dtype == E8M0.name else scale_dtype
+    lies = matrix.grid, special, matrix.group
+    form = next((form for form, of in LAYOUTS.items() if (of.grid, of.scale, of.group) == lies), "")
+    if not form or (special == E4M3_SCALES and matrix.factor is None):
+        raise CheckpointError(
+            f"{path}: compressed-tensors has no {name} with {scale_dtype} scales in groups of {matrix.group}.\n"
+            "  cure: MXFloat4e2m1Weight, MXFloat6e2m3Weight or MXFloat8e4m3Weight in groups of 32, or NVFP4Weight"
+        )
+    layout, codes, strategy = LAYOUTS[form], matrix.codes, "group"
+    if layout.packed:
+        size = -(-codes.shape[1] * bits // 8)
+        codes = np.ascontiguousarray(pack_stream(codes, bits).view(np.uint8)[:, :size])
+    tensors = {layout.end: codes, "weight_scale": matrix.scale.view(special)}
+    if matrix.factor is not None:
+        strategy = "tensor_group"
+        tensors["weight_global_scale"] = np.asarray([1 / np.float64(matrix.factor)], np.float32)
+    in_groups = {"strategy": strategy, "group_size": layout.group, "scale_dtype": f"torch.{special}"}
+    return tensors, form, settings | in_groups
+
+
+def _stored_integers(matrix: Matrix, path: str, inputs: InputFormat | None) -> Written:
+    bits, half = matrix.grid.bit_width, 1 << (matrix.grid.bit_width - 1)
+    if bits < 2:
+        raise CheckpointError(f"{path} has 1 bit; compressed-tensors has 2 to 8 bits.\n  cure: 2 bits")
+    matrix = matrix.signed()
+    codes, zero = matrix.codes, matrix.zero_point
+    if zero is not None and (np.any(zero != np.round(zero)) or np.any(np.abs(zero + 0.5) > half)):
+        raise CheckpointError(
+            f"{path}: compressed-tensors has zero points among the integers alone.\n"
+            "  cure: quantize_zero_point = True, or symmetric weights"
+        )
+    settings = _settings(matrix, "int") | {"symmetric": zero is None}
+    if inputs is not None and bits == 8 and zero is None and matrix.scale.shape[1] == 1:
+        scale, structure = _of_blocks(matrix)
+        return {"weight": codes, "weight_scale": scale}, "int-quantized", settings | structure
+    tensors = {
+        "weight_packed": pack_stream(codes.astype(np.int16) + half, bits),
+        "weight_scale": _scale(matrix),
+        "weight_shape": np.asarray(codes.shape, np.int64),
+    }
+    if zero is not None:
+        down = np.broadcast_to(zero, (codes.shape[0], zero.shape[1])).astype(np.int16).T + half
+        tensors["weight_zero_point"] = np.ascontiguousarray(pack_stream(down, bits).T)
+    return tensors, PACKED_INTEGERS, settings
+
+
+def _settings(matrix: Matrix, kind: str) -> dict[str, Any]:
+    settings = {"num_bits": matrix.grid.bit_width, "type": kind, "symmetric": True, "dynamic": False}
+    if matrix.scale.shape[1] > 1 or matrix.group < matrix.codes.shape[1]:
+        return settings | {"strategy": "group", "group_size": matrix.group}
+    return settings | {"strategy": "channel"}
+
+
+def _of_blocks(matrix: Matrix) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the scales of a tensor, of blocks of rows, or of rows, whichever they are; and their settings."""
+    scale = _scale(matrix)
+    changes = np.flatnonzero(np.any(scale[1:] != scale[:-1], axis=1)) + 1
+    height = math.gcd(*map(int, changes)) if changes.size else scale.shape[0]
+    if scale.shape[1] == 1 and not changes.size:
+        return scale[0], {"strategy": "tensor"}
+    if height == 1 or matrix.grid.is_integer:
+        return scale, {}
+    structure = {"strategy": "block", "group_size": None, "block_structure": [height, matrix.group]}
+    return np.ascontiguousarray(scale[::height]), structure
+
+
+def _scale(matrix: Matrix) -> np.ndarray:
+    """Return a scale for each row, or each of its groups."""
+    wide = matrix.scale if matrix.scale.dtype.itemsize > 1 and matrix.factor is None else matrix.scales()
+    return np.ascontiguousarray(np.broadcast_to(wide, (matrix.codes.shape[0], wide.shape[1])))
+
+
+def settings_of_input(inputs: InputFormat) -> dict[str, Any]:
+    """Return `input_activations`, or `kv_cache_scheme`.
+
+    Args:
+        inputs: how the input, or the cache, is quantized.
+    """
+    settings: dict[str, Any] = {
+        "num_bits": inputs.bits,
+        "type": inputs.kind,
+        "symmetric": inputs.symmetric,
+        "strategy": inputs.strategy,
+        "dynamic": inputs.dynamic if inputs.global_scale is None else "local",
+    }
+    if inputs.group_size is not None:
+        settings["group_size"] = inputs.group_size
+    if inputs.bits == 4:
+        settings["scale_dtype"] = "torch.float8_e4m3fn"
+    if inputs.unsigned:
+        settings["observer_kwargs"] = {"unsigned": True}  # a note to ourselves: others read it as signed
+    return settings
+
+
+def settings_of(schemes: Mapping[str, dict[str, Any]], floats: Sequence[str]) -> dict[str, Any]:
+    """Return `quantization_config`: a group for each way in which modules are quantized.
+
+    Args:
+        schemes: by the names of modules.
+        floats: not needed: no group is for them.
+    """
+    groups: dict[str, list[str]] = {}
+    for module, scheme in schemes.items():
+        groups.setdefault(json.dumps(scheme, sort_keys=True), []).append(module)
+    formats = {scheme["format"] for scheme in schemes.values()}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats.pop() if len(formats) == 1 else MIXED,
+        "quantization_status": "compressed",
+        "ignore": [],
+        "config_groups": {
+            f"group_{at}": {"targets": targets, **json.loads(scheme)}
+            for at, (scheme, targets) in enumerate(groups.items())
+        },
+    }

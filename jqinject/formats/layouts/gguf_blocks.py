@@ -1,7 +1,7 @@
 """GGUF's types of blocks: their bytes as codes, scales, zero points and minima; and a file's tensors as matrices.
 
-A block is a run of numbers along the contiguous axis of a tensor. Each reader takes the bytes of blocks, `(rows,
-blocks, bytes)`, and returns codes `(rows, blocks, numbers)` and statistics `(rows, blocks, groups)`.
+A block is a run of numbers along the contiguous axis of a tensor. `TYPES` reads the bytes of blocks, `(rows, blocks,
+bytes)`, as codes `(rows, blocks, numbers)` and statistics `(rows, blocks, groups)`, and writes two of the types.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import numpy as np
 from jqinject.formats.bits import halves
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.gguf_files import gguf_reader, gguf_shape
-from jqinject.formats.layouts.layout_settings import E8M0, exponents
+from jqinject.formats.layouts.layout_settings import exponents, refuse_order_and_inputs
 from jqinject.formats.safetensors_files import Tensor
-from jqinject.formats.stored_matrix import E2M1, FLOAT32, Matrix, StoredMatrix
+from jqinject.formats.stored_matrix import E2M1, InputFormat, Matrix, StoredMatrix
 from jqinject.ops import Grid, IntGrid
 
-Parts: TypeAlias = tuple[np.ndarray, np.ndarray, int | np.ndarray]
-"""Codes and scales; and the zero point of all codes, an int, or the minimum of each group."""
+GGUF_GROUP = 32
+Bytes: TypeAlias = Callable[[np.ndarray], np.ndarray]
+Statistics: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
+"""From the bytes of blocks to the scale of each group, and its minimum; None without minima."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,20 @@ class BlockType:
         bytes: of a block.
         group: numbers that share a scale.
         grid: of the numbers.
-        read: from bytes to parts.
-        scale_dtype: of the scales that `read` returns.
+        codes: from bytes to the numbers.
+        statistics: from bytes to scales and minima.
+        zero_point: of all codes.
+        write: from integers with a sign, `(rows, blocks, numbers)`, to the bytes behind the scale; None if not written.
     """
 
     numbers: int
     bytes: int
     group: int
     grid: Grid
-    read: Callable[[np.ndarray], Parts]
-    scale_dtype: np.dtype = FLOAT32
+    codes: Bytes
+    statistics: Statistics
+    zero_point: int = 0
+    write: Bytes | None = None
 
 
 def _halfs(raw: np.ndarray) -> np.ndarray:
@@ -53,40 +59,36 @@ def _halfs(raw: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
 
 
-def _bits_of_words(raw: np.ndarray) -> np.ndarray:
-    """Return four bytes as 32 single bits."""
-    return np.unpackbits(np.ascontiguousarray(raw), axis=-1, bitorder="little")
+def _signed_bytes(raw: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(raw).view(np.int8)
 
 
-def _q8_0(raw: np.ndarray) -> Parts:
-    return np.ascontiguousarray(raw[..., 2:]).view(np.int8), _halfs(raw[..., :2]), 0
+def _one_half(raw: np.ndarray) -> tuple[np.ndarray, None]:
+    return _halfs(raw[..., :2]), None
 
 
-def _q4_0(raw: np.ndarray) -> Parts:
-    return halves(raw[..., 2:]), _halfs(raw[..., :2]), 8
+def _two_halves(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return _halfs(raw[..., :2]), -_halfs(raw[..., 2:4])
 
 
-def _q4_1(raw: np.ndarray) -> Parts:
-    return halves(raw[..., 4:]), _halfs(raw[..., :2]), -_halfs(raw[..., 2:4])
+def _nibbles(at: int, high: int | None = None) -> Bytes:
+    """Return the reader of nibbles, and of a fifth bit for each in the four bytes at `high`."""
+
+    def read(raw: np.ndarray) -> np.ndarray:
+        if high is None:
+            return halves(raw[..., at:])
+        words = np.ascontiguousarray(raw[..., high : high + 4])
+        return halves(raw[..., at:]) | np.unpackbits(words, axis=-1, bitorder="little") << 4
+
+    return read
 
 
-def _q5_0(raw: np.ndarray) -> Parts:
-    return halves(raw[..., 6:]) | _bits_of_words(raw[..., 2:6]) << 4, _halfs(raw[..., :2]), 16
+def _nvfp4(raw: np.ndarray) -> np.ndarray:
+    return halves(raw[..., 4:].reshape(*raw.shape[:-1], 4, 8)).reshape(*raw.shape[:-1], 64)
 
 
-def _q5_1(raw: np.ndarray) -> Parts:
-    codes = halves(raw[..., 8:]) | _bits_of_words(raw[..., 4:8]) << 4
-    return codes, _halfs(raw[..., :2]), -_halfs(raw[..., 2:4])
-
-
-def _mxfp4(raw: np.ndarray) -> Parts:
-    return halves(raw[..., 1:]), exponents(raw[..., :1]), 0
-
-
-def _nvfp4(raw: np.ndarray) -> Parts:
-    scales = np.where(raw[..., :4] == 0x7F, np.uint8(0), raw[..., :4])
-    groups = raw[..., 4:].reshape(*raw.shape[:-1], 4, 8)
-    return halves(groups).reshape(*raw.shape[:-1], 64), scales.view(ml_dtypes.float8_e4m3fn), 0
+def _nvfp4_scale(raw: np.ndarray) -> tuple[np.ndarray, None]:
+    return np.where(raw[..., :4] == 0x7F, np.uint8(0), raw[..., :4]).view(ml_dtypes.float8_e4m3fn), None
 
 
 def _pairs_of_32(raw: np.ndarray) -> np.ndarray:
@@ -94,21 +96,9 @@ def _pairs_of_32(raw: np.ndarray) -> np.ndarray:
     return halves(raw.reshape(*raw.shape[:-1], 4, 32)).reshape(*raw.shape[:-1], 256)
 
 
-def _two_levels(raw: np.ndarray, codes: np.ndarray) -> Parts:
-    """Return codes with eight scales and eight minima of 6 bits in twelve bytes, in units of two floats."""
-    low, middle, high = raw[..., 4:8], raw[..., 8:12], raw[..., 12:16]
-    scales = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=-1)
-    minima = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=-1)
-    return codes, _halfs(raw[..., :2]) * scales, _halfs(raw[..., 2:4]) * minima
-
-
-def _q4_k(raw: np.ndarray) -> Parts:
-    return _two_levels(raw, _pairs_of_32(raw[..., 16:]))
-
-
-def _q5_k(raw: np.ndarray) -> Parts:
-    fifth = raw[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _two_levels(raw, _pairs_of_32(raw[..., 48:]) | fifth.reshape(*raw.shape[:-1], 256) << 4)
+def _bits_of_32(raw: np.ndarray) -> np.ndarray:
+    """Return the bits of 32 bytes: first the lowest bit of each."""
+    return (raw[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(*raw.shape[:-1], 256)
 
 
 def _quarters(raw: np.ndarray) -> np.ndarray:
@@ -117,47 +107,70 @@ def _quarters(raw: np.ndarray) -> np.ndarray:
     return pairs.reshape(*raw.shape[:-1], 256)
 
 
-def _q6_k(raw: np.ndarray) -> Parts:
+def _two_levels(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return eight scales and eight minima of 6 bits in twelve bytes, in units of two floats."""
+    low, middle, high = raw[..., 4:8], raw[..., 8:12], raw[..., 12:16]
+    scales = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=-1)
+    minima = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=-1)
+    return _halfs(raw[..., :2]) * scales, _halfs(raw[..., 2:4]) * minima
+
+
+def _q5_k(raw: np.ndarray) -> np.ndarray:
+    return _pairs_of_32(raw[..., 48:]) | _bits_of_32(raw[..., 16:48]) << 4
+
+
+def _q6_k(raw: np.ndarray) -> np.ndarray:
     low = halves(raw[..., :128].reshape(*raw.shape[:-1], 2, 64)).reshape(*raw.shape[:-1], 256)
-    scale = np.ascontiguousarray(raw[..., 192:208]).view(np.int8)
-    return low | _quarters(raw[..., 128:192]) << 4, _halfs(raw[..., 208:]) * scale, 32
+    return low | _quarters(raw[..., 128:192]) << 4
 
 
-def _q2_k(raw: np.ndarray) -> Parts:
-    scale = _halfs(raw[..., 80:82]) * (raw[..., :16] & 15)
-    return _quarters(raw[..., 16:80]), scale, _halfs(raw[..., 82:]) * (raw[..., :16] >> 4)
+def _q6_k_scale(raw: np.ndarray) -> tuple[np.ndarray, None]:
+    return _halfs(raw[..., 208:]) * _signed_bytes(raw[..., 192:208]), None
 
 
-def _q3_k(raw: np.ndarray) -> Parts:
-    third = raw[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    codes = _quarters(raw[..., 32:96]) | third.reshape(*raw.shape[:-1], 256) << 2
-    low = np.concatenate([raw[..., 96:104] & 15, raw[..., 96:104] >> 4], axis=-1)
+def _q2_k_levels(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return _halfs(raw[..., 80:82]) * (raw[..., :16] & 15), _halfs(raw[..., 82:]) * (raw[..., :16] >> 4)
+
+
+def _q3_k(raw: np.ndarray) -> np.ndarray:
+    return _quarters(raw[..., 32:96]) | _bits_of_32(raw[..., :32]) << 2
+
+
+def _q3_k_scale(raw: np.ndarray) -> tuple[np.ndarray, None]:
     shifts = np.repeat(np.arange(0, 8, 2, dtype=np.uint8), 4)
     upper = np.tile(raw[..., 104:108], 4) >> shifts & 3
-    scale = (low | upper << 4).astype(np.int8) - 32
-    return codes, _halfs(raw[..., 108:]) * scale, 4
+    return _halfs(raw[..., 108:]) * ((halves(raw[..., 96:104]) | upper << 4).astype(np.int8) - 32), None
+
+
+def _shifted_nibbles(integers: np.ndarray) -> np.ndarray:
+    first, second = np.split((integers + 8).astype(np.uint8), 2, axis=-1)
+    return first | second << 4
 
 
 def _unsigned(bits: int) -> IntGrid:
     return IntGrid(bits, signed=False)
 
 
+# Bytes of integers with a sign, after a scale of two bytes.
+_INTEGERS = (lambda raw: _signed_bytes(raw[..., 2:])), (lambda integers: integers.view(np.uint8))
 TYPES = {
-    "Q8_0": BlockType(32, 34, 32, IntGrid(8), _q8_0),
-    "Q4_0": BlockType(32, 18, 32, _unsigned(4), _q4_0),
-    "Q4_1": BlockType(32, 20, 32, _unsigned(4), _q4_1),
-    "Q5_0": BlockType(32, 22, 32, _unsigned(5), _q5_0),
-    "Q5_1": BlockType(32, 24, 32, _unsigned(5), _q5_1),
-    "Q2_K": BlockType(256, 84, 16, _unsigned(2), _q2_k),
-    "Q3_K": BlockType(256, 110, 16, _unsigned(3), _q3_k),
-    "Q4_K": BlockType(256, 144, 32, _unsigned(4), _q4_k),
-    "Q5_K": BlockType(256, 176, 32, _unsigned(5), _q5_k),
-    "Q6_K": BlockType(256, 210, 16, _unsigned(6), _q6_k),
-    "MXFP4": BlockType(32, 17, 32, E2M1, _mxfp4, E8M0),
-    "NVFP4": BlockType(64, 36, 16, E2M1, _nvfp4, np.dtype(ml_dtypes.float8_e4m3fn)),
+    "Q8_0": BlockType(32, 34, 32, IntGrid(8), _INTEGERS[0], _one_half, 0, _INTEGERS[1]),
+    "Q4_0": BlockType(32, 18, 32, _unsigned(4), _nibbles(2), _one_half, 8, _shifted_nibbles),
+    "Q4_1": BlockType(32, 20, 32, _unsigned(4), _nibbles(4), _two_halves),
+    "Q5_0": BlockType(32, 22, 32, _unsigned(5), _nibbles(6, 2), _one_half, 16),
+    "Q5_1": BlockType(32, 24, 32, _unsigned(5), _nibbles(8, 4), _two_halves),
+    "Q2_K": BlockType(256, 84, 16, _unsigned(2), lambda raw: _quarters(raw[..., 16:80]), _q2_k_levels),
+    "Q3_K": BlockType(256, 110, 16, _unsigned(3), _q3_k, _q3_k_scale, 4),
+    "Q4_K": BlockType(256, 144, 32, _unsigned(4), lambda raw: _pairs_of_32(raw[..., 16:]), _two_levels),
+    "Q5_K": BlockType(256, 176, 32, _unsigned(5), _q5_k, _two_levels),
+    "Q6_K": BlockType(256, 210, 16, _unsigned(6), _q6_k, _q6_k_scale, 32),
+    "MXFP4": BlockType(32, 17, 32, E2M1, _nibbles(1), lambda raw: (exponents(raw[..., :1]), None)),
+    "NVFP4": BlockType(64, 36, 16, E2M1, _nvfp4, _nvfp4_scale),
 }
-PLAIN: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-PLAIN |= {f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}
+PLAIN: dict[str, Any] = {
+    **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+}
 
 
 def read_gguf(path: Path) -> tuple[list[StoredMatrix], dict[str, Tensor], dict[str, Any]]:
@@ -213,18 +226,68 @@ def gguf_matrix(name: str, kind: str, shape: tuple[int, ...], raw: np.ndarray) -
     if not shape or shape[-1] % block.numbers:
         raise CheckpointError(f"{name} is {kind}, whose blocks of {block.numbers} do not fill {shape}")
     _check_bytes(name, kind, shape, raw, math.prod(shape) // block.numbers * block.bytes)
-    rows = math.prod(shape[:-1])
+    blocks = raw.reshape(math.prod(shape[:-1]), -1, block.bytes)
+    scale, minimum = block.statistics(blocks[:0])
+    arrays = {
+        "codes": Tensor(raw.dtype, raw.shape, "", lambda: block.codes(blocks)),
+        "scale": Tensor(scale.dtype, blocks.shape, "", lambda: block.statistics(blocks)[0]),
+    }
+    if minimum is not None:
+        arrays["minimum"] = Tensor.of(blocks).map(lambda x: np.asarray(block.statistics(x)[1]))
+    elif block.zero_point:
+        arrays["zero_point"] = arrays["scale"].map(lambda x: np.full(x.shape, block.zero_point, np.uint8))
+    by_row = {name: tensor.map(lambda x: x.reshape(len(blocks), -1)) for name, tensor in arrays.items()}
+    return StoredMatrix(name, shape, block.grid, f"GGUF {kind}", (1, block.group), by_row)
 
-    def read() -> Matrix:
-        codes, scale, rest = block.read(raw.reshape(rows, -1, block.bytes))
-        scale, zero, minimum = scale.reshape(rows, -1), None, None
-        if isinstance(rest, np.ndarray):
-            minimum = rest.reshape(rows, -1)
-        elif rest:
-            zero = np.full(scale.shape, rest, np.uint8)
-        return Matrix(codes.reshape(rows, -1), scale, block.grid, (1, block.group), zero, minimum)
 
-    return StoredMatrix(name, shape, block.grid, f"GGUF {kind}", raw.size, read, block.scale_dtype)
+def gguf_blocks(
+    matrix: Matrix, path: str, inputs: InputFormat | None, round_scales: bool
+) -> tuple[str, np.ndarray]:
+    """Return the type of a matrix' blocks, and their bytes: Q8_0 for 8 bits, Q4_0 for 2 to 4.
+
+    Args:
+        matrix: its numbers.
+        path: of the weight, for errors.
+        inputs: how its input is quantized.
+        round_scales: whether scales may be rounded to the 16 bits that blocks have.
+
+    Raises:
+        CheckpointError: it is of another kind, its groups are no such blocks, or its scales have more bits.
+    """
+    refuse_order_and_inputs(path, "GGUF", matrix, inputs)
+    bits = matrix.grid.bit_width
+    if not matrix.grid.is_integer or not 2 <= bits <= 8:
+        raise CheckpointError(
+            f"{path} is {matrix.label}; GGUF is written from integers of 2 to 8 bits, as Q8_0 or "
+            "Q4_0.\n  cure: IntWeightSymmetricGroupQuant.let(group_size=32), of 8 or 4 bits"
+        )
+    matrix = matrix.signed()
+    if matrix.zero_point is not None and np.any(matrix.zero_point):
+        raise CheckpointError(
+            f"{path} has zero points; GGUF's Q8_0 and Q4_0 have none.\n"
+            "  cure: symmetric weights, such as IntWeightSymmetricGroupQuant"
+        )
+    columns, group = matrix.codes.shape[1], matrix.group
+    if columns % GGUF_GROUP or (group % GGUF_GROUP and group != columns):
+        raise CheckpointError(
+            f"{path} has groups of {group} in rows of {columns}; blocks of GGUF are {GGUF_GROUP} inputs.\n"
+            f"  cure: IntWeightSymmetricGroupQuant.let(group_size={GGUF_GROUP})"
+        )
+    scale = np.repeat(matrix.scales(), group // GGUF_GROUP, axis=1)[:, : columns // GGUF_GROUP]
+    with np.errstate(over="ignore"):
+        stored = scale.astype(np.float16)
+    lost = ~np.isfinite(stored) | ((stored == 0) & (scale != 0))
+    if np.any(lost) or (not round_scales and np.any(stored.astype(np.float32) != scale)):
+        cure = "round_scales=True, which changes weights by up to 1 in 2048"
+        cure = f"another scale than {scale[lost][0]:.3g}" if np.any(lost) else cure
+        raise CheckpointError(
+            f"{path} has scales that are no floats of 16 bits, as GGUF's are.\n  cure: {cure}"
+        )
+    kind = "Q8_0" if bits > 4 else "Q4_0"
+    write = TYPES[kind].write
+    assert write is not None, "of these two"
+    blocks = write(matrix.codes.reshape(matrix.codes.shape[0], -1, GGUF_GROUP))
+    return kind, np.concatenate([stored[..., None].view(np.uint8), blocks], axis=-1)
 
 
 def _check_bytes(name: str, kind: str, shape: tuple[int, ...], raw: np.ndarray, size: int) -> None:

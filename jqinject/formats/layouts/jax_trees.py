@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import ml_dtypes
 import numpy as np
-from jax.typing import ArrayLike
 
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.safetensors_files import Tensor
-from jqinject.formats.stored_matrix import MINIFLOATS, Matrix, StoredMatrix, label_of
+from jqinject.formats.stored_matrix import MINIFLOATS, StoredMatrix, label_of
 from jqinject.ops import NF4, Grid, IntGrid
 
 PARTS = ("qvalue", "scale", "zero_point", "qtype", "bias")
@@ -32,7 +31,7 @@ Node: TypeAlias = Any
 
 @runtime_checkable
 class Array(Protocol):
-    """An array of JAX or NumPy, or a `Tensor`: NumPy reads it."""
+    """An array of JAX or NumPy."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -79,9 +78,7 @@ def read_tree(tree: Mapping[str, Node]) -> tuple[str, list[StoredMatrix], dict[s
     methods = set()
     for name, leaf in _leaves(tree, ""):
         if not isinstance(leaf, Mapping):
-            arrays[name] = Tensor(
-                np.dtype(leaf.dtype), tuple(leaf.shape), "the tree", partial(np.asarray, leaf)
-            )
+            arrays[name] = _tensor(leaf)
             continue
         frozen = FROZEN.sub("", name)
         methods.add("qwix" if frozen == name else "aqt")
@@ -94,6 +91,10 @@ def read_tree(tree: Mapping[str, Node]) -> tuple[str, list[StoredMatrix], dict[s
     # AQT may leave the float kernel next to what it froze.
     rest = {name: array for name, array in arrays.items() if name not in matrices}
     return (methods.pop() if methods else "float"), list(matrices.values()), rest
+
+
+def _tensor(x: Array) -> Tensor:
+    return Tensor(np.dtype(x.dtype), tuple(x.shape), "the tree", partial(np.asarray, x))
 
 
 def _leaves(node: Node, at: str) -> Iterator[tuple[str, Array | Mapping[str, Node]]]:
@@ -157,7 +158,9 @@ def _matrix(name: str, leaf: Mapping[str, Node]) -> StoredMatrix:
     stated = qtype if isinstance(qtype, str) else "" if qtype is None else np.dtype(qtype).name
     codes, zero = parts["qvalue"], parts.get("zero_point")
     grid = _grid(name, np.dtype(codes.dtype).name, stated, zero is not None)
-    return matrix_of_arrays(name, codes, scale, zero, grid, table=NF4.table if grid == NF4 else None)
+    zero_point = None if zero is None else _tensor(zero)
+    table = NF4.table if grid == NF4 else None
+    return matrix_of_arrays(name, _tensor(codes), _tensor(scale), grid, zero_point=zero_point, table=table)
 
 
 def _grid(name: str, dtype: str, qtype: str, has_zero: bool) -> Grid:
@@ -183,20 +186,20 @@ def _grid(name: str, dtype: str, qtype: str, has_zero: bool) -> Grid:
 
 def matrix_of_arrays(
     name: str,
-    codes: Array,
-    scale: Array,
-    zero_point: Array | None,
+    codes: Tensor,
+    scale: Tensor,
     grid: Grid,
     *,
+    zero_point: Tensor | None = None,
     group: int | None = None,
     table: np.ndarray | None = None,
-    factor: ArrayLike | Tensor | None = None,
+    factor: Tensor | None = None,
 ) -> StoredMatrix:
     """Return a quantized array as a matrix: its axes with a scale for each index are the rows, all others the columns.
 
     Args:
         name: of the parameter.
-        codes, scale, zero_point: in the axes of the parameter; read when they are needed.
+        codes, scale, zero_point: in the axes of the parameter.
         grid: of the codes.
         group: numbers of a tile, the last of which may be short; None for tiles that fill their axis.
         table: numbers by their codes.
@@ -205,47 +208,46 @@ def matrix_of_arrays(
     Raises:
         CheckpointError: the scales do not fit the codes.
     """
-    shape, of_scale = tuple(codes.shape), tuple(np.shape(scale))
-    of_zero = of_scale if zero_point is None else tuple(np.shape(zero_point))
-    outs, ins, tile = _sides(name, shape, of_scale, of_zero, group)
+    shape = codes.shape
+    of_zero = scale.shape if zero_point is None else zero_point.shape
+    outs, ins, tile = _sides(name, shape, scale.shape, of_zero, group)
     rows, columns = (math.prod(shape[at] for at in side) for side in (outs, ins))
 
-    def in_rows(x: Array) -> np.ndarray:
-        x = np.asarray(x)
+    def in_rows(x: np.ndarray) -> np.ndarray:
         if tile is not None:  # scales that further columns share
             x = np.broadcast_to(x, [shape[at] if at in ins[:-1] else n for at, n in enumerate(x.shape)])
         x = x.transpose(*outs, *ins)
         return np.ascontiguousarray(x.reshape(math.prod(x.shape[: len(outs)]), -1))
 
-    def read() -> Matrix:
-        numbers, scales = in_rows(codes), in_rows(scale)
+    def stored(x: np.ndarray) -> np.ndarray:
         if not grid.is_minifloat:
-            numbers = numbers.astype(grid.storage)
-        elif grid.bit_width < 8:
-            numbers = numbers.view(np.uint8)
-        if scales.dtype == np.dtype(ml_dtypes.float8_e4m3fn) and factor is None:
-            scales = scales.astype(np.float32)
-        zero = None if zero_point is None else in_rows(zero_point)
-        if zero is not None and re.fullmatch(r"u?int[2-8]", zero.dtype.name):
-            zero = zero.astype(grid.storage)
-        elif zero is not None and not np.issubdtype(zero.dtype, np.integer):
-            zero = zero.astype(np.float32)
-        unit = None if factor is None else np.asarray(factor, np.float32).reshape(())
-        block = (1, columns if tile is None else tile)
-        return Matrix(numbers, scales, grid, block, zero, factor=unit, table=table)
+            return in_rows(x).astype(grid.storage)
+        return in_rows(x) if grid.bit_width == 8 else in_rows(x).view(np.uint8)
 
+    def stored_zero(x: np.ndarray) -> np.ndarray:
+        if re.fullmatch(r"u?int[2-8]", x.dtype.name):
+            return in_rows(x).astype(grid.storage)
+        return in_rows(x) if np.issubdtype(x.dtype, np.integer) else in_rows(x).astype(np.float32)
+
+    is_float32 = factor is None and scale.dtype.name == "float8_e4m3fn"
+    scale_dtype = np.dtype(np.float32) if is_float32 else scale.dtype
+    in_bytes = replace(codes, dtype=np.dtype(np.uint8), shape=(math.prod(shape) * grid.bit_width // 8,))
+    arrays = {
+        "codes": in_bytes.map(stored),
+        "scale": scale.map(lambda x: in_rows(x).astype(scale_dtype), scale_dtype),
+        "zero_point": None if zero_point is None else zero_point.map(stored_zero),
+        "factor": None if factor is None else factor.map(lambda x: x.astype(np.float32).reshape(())),
+        "table": None if table is None else Tensor.of(table),
+    }
     letters = [f"a{at}" for at in range(len(shape))]
     left, right = (" ".join(letters[at] for at in side) for side in (outs, ins))
-    is_float32 = factor is None and np.dtype(scale.dtype).name == "float8_e4m3fn"
-    scale_dtype = np.dtype(np.float32 if is_float32 else scale.dtype)
     return StoredMatrix(
         name,
         (rows, columns),
         grid,
         f"tree of {label_of(grid, scale_dtype)}",
-        math.prod(shape) * grid.bit_width // 8,
-        read,
-        scale_dtype,
+        (1, columns if tile is None else tile),
+        {part: tensor for part, tensor in arrays.items() if tensor is not None},
         axes=f"({left}) ({right}) -> {' '.join(letters)}",
         parameter_shape=shape,
     )

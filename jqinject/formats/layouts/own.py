@@ -17,18 +17,20 @@ version.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jqinject.formats.bits import unpack_stream
+from jqinject.formats.bits import pack_stream, unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
 from jqinject.formats.layouts.layout_settings import Settings, checked_groups
 from jqinject.formats.safetensors_files import Tensor, Tensors
-from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, StoredMatrix, table_grid
+from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, StoredMatrix, minifloat_name, table_grid
 from jqinject.ops import Grid, IntGrid
+from jqinject.quant_tensor import Groups
 
 FORMAT_VERSION = 1
 KEYS = ("kind", "bits", "signed", "name", "shape", "group", "input")
@@ -68,11 +70,12 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     minifloat = settings.choice("name", NAMES[kind], "")
     signed = settings.flag("signed", True)
     group = settings.integer("group") if settings.values.get("group") is not None else None
-    scale, zero, factor, order = (
+    scale, *others = (
         tensors.take(f"{name}.{end}") if end == "scale" or f"{name}.{end}" in tensors else None
-        for end in ("scale", "zero_point", "scale_factor", "g_idx")
+        for end in ("scale", "zero_point", "scale_factor")
     )
     assert scale is not None, "taken"
+    zero, factor = others
     table = tensors.take(f"{name}.table", (None,), "float32").read() if kind == "table" else None
     if table is not None and not 1 <= table.size <= 2**bits:
         raise CheckpointError(f"{name}.table has {table.size} numbers for codes of {bits} bits")
@@ -81,18 +84,17 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     else:
         grid = MINIFLOATS[minifloat] if minifloat else IntGrid(bits, signed)
     codes = _codes(tensors, f"{name}.codes", grid, bits, shape)
-    matrix = matrix_of_arrays(name, codes, scale, zero, grid, group=group, table=table, factor=factor)
-    if order is not None:
+    matrix = matrix_of_arrays(
+        name, codes, scale, grid, zero_point=zero, group=group, table=table, factor=factor
+    )
+    arrays = dict(matrix.arrays)
+    if f"{name}.g_idx" in tensors:
         columns = matrix.shape[1]
-        tensors.take(f"{name}.g_idx", (columns,), "int32")
-        checked_groups(order, f"{name}.g_idx", 1 if group is None else -(-columns // group))
-        in_order = matrix.read
-        matrix = replace(
-            matrix,
-            read=lambda: replace(in_order(), group_of_column=order.read()),
-            column_groups=order.read,
-        )
-    return replace(matrix, input_format=_input_format(settings.below("input")), keeps_unsigned=True)
+        order = tensors.take(f"{name}.g_idx", (columns,), "int32")
+        count = 1 if group is None else -(-columns // group)
+        arrays["group_of_column"] = checked_groups(order, f"{name}.g_idx", count)
+    inputs = _input_format(settings.below("input"))
+    return replace(matrix, arrays=arrays, input_format=inputs, keeps_unsigned=True)
 
 
 def _codes(tensors: Tensors, name: str, grid: Grid, bits: int, shape: tuple[int, ...]) -> Tensor:
@@ -133,3 +135,75 @@ def input_settings(inputs: InputFormat) -> dict[str, Any]:
     if not inputs.unsigned:
         del values["unsigned"]
     return {name: value.tolist() if name in ARRAYS else value for name, value in values.items()}
+
+
+class ParameterArrays(NamedTuple):
+    """The codes of a frozen weight in its axes, and what belongs to them.
+
+    Attributes:
+        codes: in the weight's shape.
+        grid: of the codes.
+        groups: of its inputs; None without.
+        scale, zero_point: broadcast against the codes, with one number for a group along its axis.
+        factor: of all scales.
+        group_of_column: of the axis with groups, where these are not consecutive.
+    """
+
+    codes: np.ndarray
+    grid: Grid
+    groups: Groups | None
+    scale: np.ndarray
+    zero_point: np.ndarray | None
+    factor: np.ndarray | None
+    group_of_column: np.ndarray | None = None
+
+
+def write_own(
+    arrays: ParameterArrays, path: str, name: str, inputs: InputFormat | None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the tensors of a weight, and its settings.
+
+    Args:
+        arrays: its numbers.
+        path: of the weight, for errors.
+        name: in the file.
+        inputs: how the input of its layer is quantized.
+
+    Raises:
+        CheckpointError: a factor for each layer of a stack.
+    """
+    codes, grid, bits = arrays.codes, arrays.grid, int(arrays.grid.bit_width)
+    if arrays.factor is not None and arrays.factor.size != 1:
+        raise CheckpointError(
+            f"{path} is a stack with a factor of scales for each layer, which is not written"
+        )
+    flat = codes if bits == 8 else codes.view(np.uint8).reshape(-1) & np.uint8(2**bits - 1)
+    tensors = {
+        "codes": flat if bits == 8 else pack_stream(flat, bits),
+        "scale": arrays.scale,
+        "zero_point": arrays.zero_point,
+        "scale_factor": None if arrays.factor is None else arrays.factor.reshape(()),
+        "table": grid.table,
+        "g_idx": arrays.group_of_column,
+    }
+    settings: dict[str, Any] = {
+        "kind": "int" if grid.is_integer else "table" if grid.is_table else "float",
+        "bits": bits,
+        "signed": bool(grid.signed) if grid.is_integer else True,
+        "name": minifloat_name(grid),
+        "shape": list(codes.shape),
+        "group": None if arrays.groups is None else arrays.groups.size,
+    }
+    if inputs is not None:
+        settings["input"] = input_settings(inputs)
+    return {f"{name}.{end}": array for end, array in tensors.items() if array is not None}, settings
+
+
+def own_settings(weights: Mapping[str, Any], floats: Sequence[str]) -> dict[str, Any]:
+    """Return `quantization_config`.
+
+    Args:
+        weights: the settings of each.
+        floats: not needed: they are all others.
+    """
+    return {"quant_method": "jqinject", "format_version": FORMAT_VERSION, "weights": dict(weights)}

@@ -6,16 +6,16 @@ torchao flattens its tensor subclasses into safetensors files.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from jqinject.formats.bits import low_nibble_first
+from jqinject.formats.bits import unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.layouts.layout_settings import Settings, as_blocks, parsed
+from jqinject.formats.layouts.layout_settings import Settings, as_blocks, parsed, refuse_order_and_inputs
 from jqinject.formats.safetensors_files import FLOATS, ONE, Tensors
 from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, Matrix, StoredMatrix
 from jqinject.ops import IntGrid
@@ -54,19 +54,18 @@ def _nvfp4(tensors: Tensors, module: str, size: int) -> StoredMatrix:
     unit = tensors.take(f"{module}.weight_scale_2", None, FLOATS, "one scale of the tensor", shapes=ONE)
     stored = _input_scale(tensors, module)
     inputs = InputFormat("float", 4, strategy="tensor_group", group_size=size)
-
-    def read() -> Matrix:
-        factor = np.asarray(unit.floats()[0])
-        return Matrix(low_nibble_first(packed.read()), scale.read(), E2M1, (1, size), factor=factor)
-
+    arrays = {
+        "codes": packed.map(lambda x: unpack_stream(x, 4, columns)),
+        "scale": scale,
+        "factor": unit.map(lambda x: x.astype(np.float32).reshape(())),
+    }
     return StoredMatrix(
         f"{module}.weight",
         (rows, columns),
         E2M1,
         "ModelOpt NVFP4",
-        packed.nbytes,
-        read,
-        np.dtype(ml_dtypes.float8_e4m3fn),
+        (1, size),
+        arrays,
         # The other way around in compressed-tensors, whose global scale this is.
         None if stored is None else replace(inputs, global_scale=np.float32(1) / stored),
     )
@@ -81,20 +80,14 @@ def _eight_bits(tensors: Tensors, module: str) -> StoredMatrix:
     grid, name = (E4M3, "FP8") if is_float else (IntGrid(8), "INT8")
     stored = _input_scale(tensors, module)
     inputs = InputFormat("float" if is_float else "int", 8, dynamic=False, scale=stored)
-
-    def read() -> Matrix:
-        scales = as_blocks(scale.read())
-        block = 1 if scales.shape[0] > 1 else max(rows, 1), max(columns, 1)
-        return Matrix(weight.read(), scales, grid, block)
-
     return StoredMatrix(
         f"{module}.weight",
         (rows, columns),
         grid,
         f"ModelOpt {name}",
-        weight.nbytes,
-        read,
-        input_format=None if stored is None else inputs,
+        (1 if math.prod(scale.shape) > 1 else max(rows, 1), max(columns, 1)),
+        {"codes": weight, "scale": scale.map(as_blocks)},
+        None if stored is None else inputs,
     )
 
 
@@ -132,15 +125,66 @@ def _fp8_blocks(tensors: Tensors, name: str, block: tuple[int, int]) -> StoredMa
     why = f"blocks of {block[0]}x{block[1]} of {rows}x{columns}"
     scale = tensors.take(f"{name}_scale_inv", blocks, FLOATS, why)
     inputs = InputFormat("float", 8, strategy="group", group_size=block[1])
-    return StoredMatrix(
-        name,
-        (rows, columns),
-        E4M3,
-        "fp8 blocks",
-        weight.nbytes,
-        lambda: Matrix(weight.read(), scale.read(), E4M3, block),
-        input_format=inputs,
-    )
+    arrays = {"codes": weight, "scale": scale}
+    return StoredMatrix(name, (rows, columns), E4M3, "fp8 blocks", block, arrays, inputs)
+
+
+FP8_BLOCK = 128
+
+
+def write_fp8_blocks(
+    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
+) -> tuple[dict[str, np.ndarray], None]:
+    """Return the tensors of a matrix of 8-bit minifloats, with a scale for each 128 rows and columns.
+
+    Args:
+        matrix: its numbers.
+        path: of the weight, for errors.
+        name: in the file.
+        inputs: how its input is quantized.
+
+    Raises:
+        CheckpointError: it is not e4m3, its scales are not such blocks, or its layer quantizes its input otherwise.
+    """
+    size = FP8_BLOCK
+    refuse_order_and_inputs(path, "FP8 in blocks", matrix)
+    expected = InputFormat("float", 8, strategy="group", group_size=size)
+    if inputs != expected:
+        stated = "does not" if inputs is None else f"as {inputs.strategy} {inputs.kind}"
+        raise CheckpointError(
+            f"{path}: layers of FP8 blocks quantize their inputs in groups of {size}, this one {stated}.\n"
+            f"  cure: input_quant=Fp8e4m3OCPDynamicActPerGroupFloat.let(group_size={size})"
+        )
+    if matrix.grid != E4M3 or matrix.zero_point is not None:
+        raise CheckpointError(
+            f"{path} is {matrix.label}; FP8 blocks are e4m3.\n  cure: Fp8e4m3OCPWeightPerTensorFloat"
+        )
+    scale, columns = matrix.scales(), matrix.codes.shape[1]
+    group = columns if scale.shape[1] == 1 else matrix.group
+    blocks = np.repeat(scale, -(-group // size), axis=1)[:, : -(-columns // size)]
+    of_rows = bool(np.any(np.repeat(blocks[::size], size, axis=0)[: blocks.shape[0]] != blocks))
+    if of_rows or (scale.shape[1] > 1 and group % size):
+        raise CheckpointError(
+            f"{path} has scales of its own for {'rows' if of_rows else f'{group} inputs'}; FP8 blocks "
+            f"have one for {size} rows and {size} columns.\n  cure: Fp8e4m3OCPWeightPerTensorFloat"
+        )
+    return {name: matrix.codes, f"{name}_scale_inv": np.ascontiguousarray(blocks[::size])}, None
+
+
+def fp8_settings(schemes: Mapping[str, object], floats: Sequence[str]) -> dict[str, Any]:
+    """Return `quantization_config`.
+
+    Args:
+        schemes: not needed: there is one.
+        floats: modules whose weights are matrices of floats.
+    """
+    return {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+        "modules_to_not_convert": [*floats] or None,
+    }
 
 
 INTEGERS, FLOAT8, UNPACKED = "Int8Tensor", "Float8Tensor", "IntxUnpackedToInt8Tensor"
@@ -186,25 +230,14 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     shapes = [blocks, blocks[:1]] if blocks[1] == 1 else [blocks]
     why = f"blocks of {height}x{width} of {rows}x{columns}"
     scale = tensors.take(f"{start}scale", why=why, shapes=shapes)
-    has_zero = f"{start}zero_point" in tensors
-    if "zero_point" in (settings.values.get("_tensor_data_names") or ()) and not has_zero:
+    arrays = {"codes": codes, "scale": scale.map(as_blocks)}
+    if f"{start}zero_point" in tensors:
+        arrays["zero_point"] = tensors.take(f"{start}zero_point", why=why, shapes=shapes).map(as_blocks)
+    elif "zero_point" in (settings.values.get("_tensor_data_names") or ()):
         raise CheckpointError(f"{name} has no {start}zero_point, which its metadata name")
-    zero = tensors.take(f"{start}zero_point", why=why, shapes=shapes) if has_zero else None
     grid = E4M3 if kind == FLOAT8 else IntGrid(_bits(data, name) if kind == UNPACKED else 8)
-
-    def read() -> Matrix:
-        zero_point = None if zero is None or not np.any(zero.read()) else as_blocks(zero.read())
-        return Matrix(codes.read(), as_blocks(scale.read()), grid, (height, width), zero_point)
-
-    return StoredMatrix(
-        name,
-        (rows, columns),
-        grid,
-        f"torchao {kind}",
-        codes.nbytes,
-        read,
-        input_format=_input_format(tensors, start, data),
-    )
+    inputs = _input_format(tensors, start, data)
+    return StoredMatrix(name, (rows, columns), grid, f"torchao {kind}", (height, width), arrays, inputs)
 
 
 def _bits(data: Settings, name: str) -> int:

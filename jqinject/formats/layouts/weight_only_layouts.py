@@ -7,16 +7,24 @@ with a scale for each row.
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from jqinject.formats.bits import high_nibble_first, unpack_stream
+from jqinject.formats.bits import unpack_stream
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
-from jqinject.formats.layouts.layout_settings import Settings, checked_groups, groups_of
+from jqinject.formats.layouts.layout_settings import (
+    Settings,
+    checked_groups,
+    groups_of,
+    refuse_order_and_inputs,
+)
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors
-from jqinject.formats.stored_matrix import Matrix, StoredMatrix, table_grid
-from jqinject.ops import IntGrid
+from jqinject.formats.stored_matrix import InputFormat, Matrix, StoredMatrix, table_grid
+from jqinject.ops import NF4, IntGrid
 
 # The places in a word of AWQ's: output k of eight lies in nibble NIBBLE_OF[k].
 NIBBLE_OF = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -66,18 +74,15 @@ def _gptq(tensors: Tensors, module: str, bits: int, size: int, less: int) -> Sto
     if column is not None:
         checked_groups(column, order, groups)
         column = None if np.array_equal(column.read(), np.arange(inputs) // group) else column
+    arrays = {
+        "codes": words.map(lambda x: unpack_stream(np.ascontiguousarray(x.T), bits, inputs)),
+        "scale": scales.map(np.transpose),
+        "zero_point": zeros.map(lambda x: _zero_points(x.view(np.uint32), bits, outputs, less).T),
+    }
+    if column is not None:
+        arrays["group_of_column"] = column.map(lambda x: x.astype(np.int32))
     grid = IntGrid(bits, signed=False)
-
-    def read() -> Matrix:
-        codes = unpack_stream(np.ascontiguousarray(words.read().T), bits, inputs)
-        zero = np.ascontiguousarray(_zero_points(zeros.read().view(np.uint32), bits, outputs, less).T)
-        order = None if column is None else column.read().astype(np.int32)
-        return Matrix(codes, scales.read().T, grid, (1, group), zero, group_of_column=order)
-
-    column_groups = None if column is None else column.read
-    return StoredMatrix(
-        f"{module}.weight", (outputs, inputs), grid, "GPTQ", words.nbytes, read, column_groups=column_groups
-    )
+    return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, "GPTQ", (1, group), arrays)
 
 
 def _zero_points(words: np.ndarray, bits: int, outputs: int, less: int) -> np.ndarray:
@@ -117,17 +122,17 @@ def _awq(tensors: Tensors, module: str, size: int) -> StoredMatrix:
     why = f"{outputs} zero points a group"
     zeros = tensors.take(f"{module}.qzeros", (groups, words.shape[1]), "int32", why)
     grid, block = IntGrid(4, signed=False), (1, inputs if size == -1 else size)
-
-    def read() -> Matrix:
-        codes, zero = (np.ascontiguousarray(_awq_codes(packed.read()).T) for packed in (words, zeros))
-        return Matrix(codes, scales.read().T, grid, block, zero)
-
-    return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, "AWQ gemm", words.nbytes, read)
+    arrays = {
+        "codes": words.map(_awq_codes),
+        "scale": scales.map(np.transpose),
+        "zero_point": zeros.map(_awq_codes),
+    }
+    return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, "AWQ gemm", block, arrays)
 
 
 def _awq_codes(words: np.ndarray) -> np.ndarray:
     nibbles = unpack_stream(words, 4, words.shape[-1] * 8).reshape(*words.shape, 8)
-    return nibbles[..., NIBBLE_OF].reshape(*words.shape[:-1], -1)
+    return np.ascontiguousarray(nibbles[..., NIBBLE_OF].reshape(*words.shape[:-1], -1).T)
 
 
 def _scales(tensors: Tensors, module: str, groups: int, outputs: int, size: int, bits: str = "") -> Tensor:
@@ -187,15 +192,13 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
     for name in SETTINGS:
         if f"{module}.{name}" in tensors:
             tensors.take(f"{module}.{name}")
-    grid = IntGrid(bits, signed=False)
-    block = (1, view[1]) if axis == 1 else (view[0], 1)
     return StoredMatrix(
         f"{module}.weight",
         shape,
-        grid,
+        IntGrid(bits, signed=False),
         f"HQQ axis {axis}",
-        packed.nbytes,
-        lambda: Matrix(_codes(packed.read(), bits, view), scale.read(), grid, block, zero.read()),
+        (1, view[1]) if axis == 1 else (view[0], 1),
+        {"codes": packed.map(lambda x: _codes(x, bits, view)), "scale": scale, "zero_point": zero},
         by_rows=axis == 1,
         # A view of `size` rows has whole rows of the matrix in each of its own, if these are so many.
         in_turn=size if axis == 0 and math.prod(shape[:-1]) % size == 0 else 0,
@@ -269,14 +272,13 @@ def _integers(tensors: Tensors, module: str) -> StoredMatrix:
             raise CheckpointError(
                 f"{module}.weight_format is {layout.tolist()}; only 0 is read, which is row by row"
             )
-
-    def read() -> Matrix:
-        factor = np.asarray(1 / 127, np.float32)
-        return Matrix(weight.read(), scale.floats()[:, None], IntGrid(8), (1, columns), factor=factor)
-
-    return StoredMatrix(
-        f"{module}.weight", (rows, columns), IntGrid(8), "bitsandbytes int8", weight.nbytes, read
-    )
+    arrays = {
+        "codes": weight,
+        "scale": scale.map(lambda x: x.astype(np.float32)[:, None]),
+        "factor": Tensor.of(np.asarray(1 / 127, np.float32)),
+    }
+    layout, block = "bitsandbytes int8", (1, columns)
+    return StoredMatrix(f"{module}.weight", weight.shape, IntGrid(8), layout, block, arrays)
 
 
 def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
@@ -293,40 +295,96 @@ def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
         raise CheckpointError(
             f"{name} has {raw.nbytes} bytes; the shape {shape} in 4 bits needs {-(-count // 2)}{CONTRADICTION}"
         )
-    table = tensors.take(f"{name}.quant_map", (16,), "float32").read()
+    table = tensors.take(f"{name}.quant_map", (16,), "float32")
     blocks = -(-count // block)
     why = f"{count} numbers in blocks of {block}"
     absmax = tensors.take(f"{name}.absmax", (blocks,), ("float32", "uint8"), why)
-    nested = _Nested(tensors, name, state, blocks) if absmax.dtype == np.uint8 else None
-    grid = table_grid(table, f"{name}.quant_map")
+    if absmax.dtype == np.uint8:
+        absmax = _nested(tensors, name, absmax, state)
+    arrays = {
+        "codes": raw.map(lambda x: _high_first(x.reshape(-1).view(np.uint8))[None, :count]),
+        "scale": absmax.map(lambda x: x[None]),
+        "table": table,
+    }
+    grid = table_grid(table.read(), f"{name}.quant_map")
+    return StoredMatrix(name, shape, grid, f"bitsandbytes {kind}", (1, block), arrays)
 
-    def read() -> Matrix:
-        codes = high_nibble_first(raw.read().reshape(-1).view(np.uint8))[:count]
-        scale = absmax.read() if nested is None else nested.decoded(absmax.read())
-        return Matrix(codes[None], scale[None], grid, (1, block), table=table)
 
-    return StoredMatrix(name, shape, grid, f"bitsandbytes {kind}", raw.nbytes, read)
+def _high_first(raw: np.ndarray) -> np.ndarray:
+    return np.stack([raw >> 4, raw & 15], axis=-1).reshape(-1)
 
 
-class _Nested:
-    """Statistics that are quantized themselves."""
+def _nested(tensors: Tensors, name: str, absmax: Tensor, state: Settings) -> Tensor:
+    """Return statistics that are quantized themselves as floats."""
+    offset, size = state.values.get("nested_offset"), state.values.get("nested_blocksize")
+    if not isinstance(offset, float | int) or not isinstance(size, int) or size < 1:
+        raise CheckpointError(f"{name}.absmax is uint8, but its quant_state does not say how to decode it")
+    (blocks,) = absmax.shape
+    why = f"{name}.absmax is uint8 and has {blocks} numbers"
+    table = tensors.take(f"{name}.nested_quant_map", (256,), "float32", why)
+    nested = tensors.take(f"{name}.nested_absmax", (-(-blocks // size),), "float32", why)
 
-    offset: float
-    table: Tensor
-    absmax: Tensor
+    def decoded(codes: np.ndarray) -> np.ndarray:
+        return table.read()[codes] * np.repeat(nested.read(), size)[:blocks] + np.float32(offset)
 
-    def __init__(self, tensors: Tensors, name: str, state: Settings, blocks: int) -> None:
-        offset, size = state.values.get("nested_offset"), state.values.get("nested_blocksize")
-        if not isinstance(offset, float | int) or not isinstance(size, int) or size < 1:
-            raise CheckpointError(
-                f"{name}.absmax is uint8, but its quant_state does not say how to decode it"
-            )
-        why = f"{name}.absmax is uint8 and has {blocks} numbers"
-        self.offset, self.size = offset, size
-        self.table = tensors.take(f"{name}.nested_quant_map", (256,), "float32", why)
-        self.absmax = tensors.take(f"{name}.nested_absmax", (-(-blocks // size),), "float32", why)
+    return absmax.map(decoded, np.dtype(np.float32))
 
-    def decoded(self, codes: np.ndarray) -> np.ndarray:
-        """Return the statistics, float32."""
-        block = np.repeat(self.absmax.read(), self.size)[: codes.size]
-        return self.table.read()[codes] * block + np.float32(self.offset)
+
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def write_bitsandbytes(
+    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
+) -> tuple[dict[str, np.ndarray], None]:
+    """Return the tensors of a matrix in NF4, in flat blocks of it.
+
+    Args:
+        matrix: its numbers.
+        path: of the weight, for errors.
+        name: in the file.
+        inputs: how its input is quantized.
+
+    Raises:
+        CheckpointError: it is no NF4, or its groups are no such blocks.
+    """
+    refuse_order_and_inputs(path, "bitsandbytes", matrix, inputs)
+    shape, group = matrix.codes.shape, matrix.group
+    if matrix.table is None or not np.array_equal(matrix.table, NF4.table):
+        raise CheckpointError(
+            f"{path} is {matrix.label}; only NF4 is written for bitsandbytes.\n"
+            "  cure: NF4WeightPerGroupFloat, or method='compressed-tensors'"
+        )
+    block = max((size for size in BLOCK_SIZES if group % size == 0), default=0)
+    if not block or shape[1] % group:
+        raise CheckpointError(
+            f"{path} has groups of {group} in rows of {shape[1]}; blocks of bitsandbytes are of "
+            f"{', '.join(map(str, BLOCK_SIZES))} numbers.\n  cure: NF4WeightPerGroupFloat.let(group_size=64)"
+        )
+    codes = matrix.codes.reshape(-1)
+    codes = np.pad(codes, (0, codes.size % 2))
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "float32", "shape": list(shape)}
+    return {
+        name: (codes[0::2] << 4 | codes[1::2]).astype(np.uint8)[:, None],
+        f"{name}.absmax": np.repeat(matrix.scales().reshape(-1), group // block),
+        f"{name}.quant_map": NF4.table,
+        f"{name}{STATE}nf4": np.frombuffer(json.dumps(state).encode(), np.uint8),
+    }, None
+
+
+def bitsandbytes_settings(schemes: Mapping[str, object], floats: Sequence[str]) -> dict[str, Any]:
+    """Return `quantization_config`.
+
+    Args:
+        schemes: not needed: there is one.
+        floats: modules whose weights are matrices of floats.
+    """
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": False,
+        "bnb_4bit_compute_dtype": "float32",
+        "bnb_4bit_quant_storage": "uint8",
+        "llm_int8_skip_modules": [*floats] or None,
+    }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,40 +23,27 @@ from jqinject.formats.stored_matrix import Matrix, joined, stacked
 from jqinject.quant_tensor import (
     CodebookQuantTensor,
     FloatQuantTensor,
+    Groups,
     IntQuantTensor,
     QuantTensor,
     in_groups,
 )
 
-
-class WeightHolder(Protocol):
-    """What holds a parameter: a layer, or the site of a parameter that the model contracts by itself."""
-
-    @property
-    def summed_axes(self) -> tuple[int, ...]:
-        """The axes that a contraction sums over, to be stored last."""
-        ...
-
-    def axes_of_sums(self) -> tuple[int, ...] | None:
-        """The axes along which a contraction of integers needs sums of the payload; None if it needs none."""
-        ...
-
-
 Numbers: TypeAlias = dict[str, jax.Array]
-Maker: TypeAlias = Callable[[WeightHolder, int], tuple[Numbers, FrozenForm]]
-"""From the holder of a parameter, and the number of its axes in front along which it is a stack, to its numbers."""
+Axes: TypeAlias = tuple[int, ...]
+Maker: TypeAlias = Callable[[Axes, Axes | None, int], tuple[Numbers, FrozenForm]]
+"""See `LowBits`."""
 
 
-def maker_of(checkpoint: Checkpoint, assignment: Assignment, dtype: DTypeLike) -> Maker:
+def maker_of(checkpoint: Checkpoint, assignment: Assignment) -> Maker:
     """Return a function that makes a parameter's low-bit numbers, as `LowBits` takes it.
 
     Args:
         checkpoint: the checkpoint.
         assignment: the parameter, and what it is made of.
-        dtype: of the parameter.
     """
 
-    def make(holder: WeightHolder, stack: int) -> tuple[Numbers, FrozenForm]:
+    def make(summed: Axes, sums: Axes | None, stack: int) -> tuple[Numbers, FrozenForm]:
         matrix, axes, depth = _gathered(checkpoint, assignment), assignment.axes, assignment.depth
         lead = depth[:stack]
         if len(depth) < stack:
@@ -65,9 +52,10 @@ def maker_of(checkpoint: Checkpoint, assignment: Assignment, dtype: DTypeLike) -
             frozen_of(
                 matrix.map(lambda x, at=at: x[at], "codes", "scale", "zero_point", "factor"),
                 axes,
-                dict(assignment.sizes),
-                dtype,
-                holder,
+                assignment.sizes,
+                assignment.dtype,
+                summed,
+                sums,
             )
             for at in np.ndindex(*lead)
         ]
@@ -112,7 +100,7 @@ def _gathered(checkpoint: Checkpoint, assignment: Assignment) -> Matrix:
 
 
 def floats_of(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray:
-    """Return the floats of a parameter, of all its tensors, in its axes."""
+    """Return the floats of a parameter, of all its tensors, in its axes and its dtype."""
     parts = []
     for name, rows in assignment.sources:
         matrix = checkpoint.matrices.get(name)
@@ -122,15 +110,19 @@ def floats_of(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray:
             array = array[published_order(array.shape[0], assignment.heads, name)]
         parts.append(array if rows is None else array[slice(*rows)])
     single = [group[0] if len(group) == 1 else np.concatenate(group) for group in assignment.layers(parts)]
-    array = single[0]
-    if assignment.depth:
-        array = np.stack(single).reshape(*assignment.depth, *array.shape)
+    array = np.stack(single).reshape(*assignment.depth, *single[0].shape) if assignment.depth else single[0]
     axes, sizes = assignment.axes, assignment.sizes
-    return axes.apply(array, *(tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs)))
+    outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
+    return axes.apply(array, outputs, inputs).astype(assignment.dtype)
 
 
 def frozen_of(
-    matrix: Matrix, axes: AxesOfLayout, sizes: dict[str, int], dtype: DTypeLike, holder: WeightHolder
+    matrix: Matrix,
+    axes: AxesOfLayout,
+    sizes: Mapping[str, int],
+    dtype: DTypeLike,
+    summed: Axes,
+    sums: Axes | None,
 ) -> tuple[Numbers, FrozenForm]:
     """Return what is stored of a parameter whose numbers a checkpoint has.
 
@@ -140,37 +132,34 @@ def frozen_of(
         matrix: the numbers, by rows.
         axes, sizes: how rows and columns become the axes of the parameter.
         dtype: of the parameter.
-        holder: of the parameter.
+        summed: its axes that a contraction sums over.
+        sums: those along which it needs sums of the payload; None for no sums.
     """
     outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
-    codes, in_turn = axes.apply(matrix.codes, outputs, inputs), None
-
-    def placed(x: np.ndarray, columns: tuple[int, ...]) -> np.ndarray:
-        return axes.apply(x, (1,) * len(outputs) if x.shape[-2] == 1 else outputs, columns)
-
+    codes, groups, columns, repeats = axes.apply(matrix.codes, outputs, inputs), None, (1,) * len(inputs), 1
     if matrix.in_turn:
-        in_turn = axes.target.index(axes.outputs) - len(axes.target)
-        weight = matrix.map(lambda x: axes.apply(x, x.shape[-2:-1], inputs), "scale", "zero_point")
-        quantized = _quant_tensor(replace(weight, codes=codes), dtype)
-    elif matrix.scale.shape[-1] == 1:
-        weight = matrix.map(lambda x: placed(x, (1,) * len(inputs)), "scale", "zero_point")
-        quantized = _quant_tensor(replace(weight, codes=codes), dtype)
-    else:
-        group, columns, repeats, dim = _groups(matrix, axes, inputs)
-        weight = matrix.map(
-            lambda x: np.expand_dims(placed(np.repeat(x, repeats, axis=-1), columns), dim),
-            "scale",
-            "zero_point",
-        )
-        split = _split(codes, dim, columns[-1], group)
-        quantized = in_groups(_quant_tensor(replace(weight, codes=split), dtype), group, dim, inputs[-1])
+        columns = inputs
+    elif matrix.scale.shape[-1] > 1:
+        groups, columns, repeats = _groups(matrix, axes, inputs)
+        codes = _split(codes, groups, columns[-1])
+
+    def placed(x: np.ndarray) -> np.ndarray:
+        rows = x.shape[-2:-1] if matrix.in_turn else outputs
+        rows = (1,) * len(outputs) if x.shape[-2] == 1 else rows
+        x = axes.apply(np.repeat(x, repeats, axis=-1), rows, columns)
+        return x if groups is None else np.expand_dims(x, groups.dim)
+
+    weight = replace(matrix.map(placed, "scale", "zero_point"), codes=codes)
+    quantized = _quant_tensor(weight, dtype)
+    if groups is not None:
+        quantized = in_groups(quantized, groups.size, groups.dim, groups.length)
     zero = matrix.zero_point
     forms = ScaleForms(None, zero is None or np.issubdtype(zero.dtype, np.integer))
-    numbers, form = frozen_numbers(
-        quantized, holder.summed_axes, zero is not None, holder.axes_of_sums(), forms
-    )
+    numbers, form = frozen_numbers(quantized, summed, zero is not None, sums, forms)
     numbers["scale"] = jnp.asarray(weight.scale)
-    if in_turn is not None:
+    in_turn = None
+    if matrix.in_turn:
+        in_turn = axes.target.index(axes.outputs) - len(axes.target)
         if weight.zero_point is not None:
             numbers["zero_point"] = jnp.asarray(weight.zero_point, jnp.float32)
         numbers.pop("sums", None)
@@ -181,32 +170,31 @@ def frozen_of(
 
 def _groups(
     matrix: Matrix, axes: AxesOfLayout, inputs: tuple[int, ...]
-) -> tuple[int, tuple[int, ...], int, int]:
-    """Return the size of groups, their number along each axis of inputs, how many of these share a scale, and the axis
-    of the parameter that is cut into groups, counted from the end.
+) -> tuple[Groups, tuple[int, ...], int]:
+    """Return the groups of the parameter, their number along each axis of inputs, and how many of these share a scale.
 
     Raises:
-        ValueError: this is a part of an axis.
+        ValueError: the axis that is cut into groups is a part of one of the parameter.
     """
     count, columns, last = matrix.scale.shape[-1], matrix.codes.shape[-1], inputs[-1]
-    group, repeats, groups = matrix.group, 1, count
+    group, repeats, along = matrix.group, 1, count
     if len(inputs) > 1:
         group = math.gcd(matrix.group, last)
-        repeats, groups = (columns // group) // count, last // group
+        repeats, along = (columns // group) // count, last // group
     axis = next(at for at, term in enumerate(axes.target) if term[-1] == axes.inputs[-1])
     if len(axes.target[axis]) > 1:
         raise ValueError(f"groups lie along {axes.inputs[-1]}, which is a part of an axis in {axes}")
-    return group, (*inputs[:-1], groups), repeats, axis - len(axes.target)
+    return Groups(group, axis - len(axes.target), last), (*inputs[:-1], along), repeats
 
 
-def _split(codes: np.ndarray, dim: int, groups: int, group: int) -> np.ndarray:
+def _split(codes: np.ndarray, groups: Groups, count: int) -> np.ndarray:
     """Return codes with two axes for one: groups, and elements of a group, the last of which is padded."""
-    at = codes.ndim + dim
-    short = groups * group - codes.shape[at]
+    at = codes.ndim + groups.dim
+    short = count * groups.size - codes.shape[at]
     if short:
         widths = [(0, short if axis == at else 0) for axis in range(codes.ndim)]
         codes = np.pad(codes.view(np.uint8), widths).view(codes.dtype)
-    return codes.reshape(*codes.shape[:at], groups, group, *codes.shape[at + 1 :])
+    return codes.reshape(*codes.shape[:at], count, groups.size, *codes.shape[at + 1 :])
 
 
 def _quant_tensor(matrix: Matrix, dtype: DTypeLike) -> QuantTensor:

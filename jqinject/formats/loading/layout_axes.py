@@ -68,12 +68,16 @@ class AxesOfLayout:
         """Return the size of each axis.
 
         Args:
-            source: of the matrix.
+            source: of the matrix; empty where the parameter alone decides.
             shape: of the parameter.
             stated: sizes that a rule has.
 
         Raises:
-            ValueError: the shapes do not fit.
+            ValueError: the shapes do not fit, or leave a size open.
+
+        Example:
+            >>> AxesOfLayout.of("(heads half two) in -> in (heads two half)").sizes((), (4, 12), {"heads": 3, "two": 2})
+            {'heads': 3, 'two': 2, 'in': 4, 'half': 2}
         """
         sides = zip((self.outputs, self.inputs), source, strict=False)
         terms = [*zip(self.target, shape, strict=False), *sides]
@@ -82,30 +86,7 @@ class AxesOfLayout:
             for names, size in terms:
                 _fill(sizes, names, size)
         if len(shape) != len(self.target) or not all(_makes(sizes, names, size) for names, size in terms):
-            raise ValueError(f"{self} does not make {shape} of {source}")
-        return sizes
-
-    def sizes_in(self, shape: tuple[int, ...], stated: Mapping[str, int]) -> dict[str, int]:
-        """Return the size of each axis, by the parameter alone.
-
-        Args:
-            shape: of the parameter.
-            stated: sizes that a rule has.
-
-        Raises:
-            ValueError: the shape leaves one open, or does not fit.
-
-        Example:
-            >>> AxesOfLayout.of("(heads half two) in -> in (heads two half)").sizes_in((4, 12), {"heads": 3, "two": 2})
-            {'heads': 3, 'two': 2, 'in': 4, 'half': 2}
-        """
-        if len(shape) != len(self.target):
-            raise ValueError(f"{self} has {len(self.target)} axes, the parameter {len(shape)}")
-        sizes = dict(stated)
-        for names, size in zip(self.target, shape, strict=True):
-            _fill(sizes, names, size)
-            if not _makes(sizes, names, size):
-                raise ValueError(f"the sizes of {' '.join(names)} in {self} do not make {size}")
+            raise ValueError(f"{self} does not make {shape}{f' of {source}' if source else ''}")
         return sizes
 
     def back(self, x: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
@@ -126,8 +107,7 @@ class AxesOfLayout:
                 split += [1 if size == 1 else sizes[name] for name in names]
             else:
                 raise ValueError(f"{' '.join(names)} of {self} has {size} numbers")
-        flat = [name for term in self.target for name in term]
-        return x.reshape(split).transpose([flat.index(name) for name in (*self.outputs, *self.inputs)])
+        return x.reshape(split).transpose([self._flat.index(name) for name in (*self.outputs, *self.inputs)])
 
     def apply(self, x: np.ndarray, outputs: tuple[int, ...], inputs: tuple[int, ...]) -> np.ndarray:
         """Return an array `(..., rows, columns)` rearranged.
@@ -136,18 +116,15 @@ class AxesOfLayout:
             x: the array.
             outputs, inputs: sizes of the axes of rows and columns, which `x` may have 1 of.
         """
-        lead = x.ndim - (2 if self.inputs else 1)
-        x = x.reshape(*x.shape[:lead], *outputs, *inputs)
-        order = [*self.outputs, *self.inputs]
-        flat = [name for term in self.target for name in term]
-        x = x.transpose(*range(lead), *(lead + order.index(name) for name in flat))
-        if all(len(term) == 1 for term in self.target):
-            return x
-        shape, at = list(x.shape[:lead]), lead
-        for term in self.target:
-            shape.append(math.prod(x.shape[at : at + len(term)]))
-            at += len(term)
-        return x.reshape(shape)
+        lead = x.shape[: x.ndim - (2 if self.inputs else 1)]
+        sizes = dict(zip((*self.outputs, *self.inputs), (*outputs, *inputs), strict=True))
+        order = [len(lead) + [*sizes].index(name) for name in self._flat]
+        split = x.reshape(*lead, *sizes.values()).transpose(*range(len(lead)), *order)
+        return split.reshape(*lead, *(math.prod(sizes[name] for name in term) for term in self.target))
+
+    @property
+    def _flat(self) -> list[str]:
+        return [name for term in self.target for name in term]
 
     def __str__(self) -> str:
         def shown(term: tuple[str, ...]) -> str:

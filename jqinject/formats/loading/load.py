@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
@@ -22,16 +21,15 @@ from jqinject.formats.loading.loaded_quantizers import (
     cache_formats,
     cache_proxies,
     cache_rules,
-    check_proxies,
     column_order,
     contracted_by_model,
     keeps_payload,
     rules_of,
-    set_cache_scales,
     set_orders,
     set_ranges_of_stacks,
+    with_cache_scales,
 )
-from jqinject.formats.loading.loading_plan import Assignment, LoadPlan, plan_of, rounded
+from jqinject.formats.loading.loading_plan import Assignment, LoadPlan, plan_of
 from jqinject.formats.loading.parameter_names import Names
 from jqinject.model import LowBits, LowCoverageWarning, load_frozen, quantize
 from jqinject.model.frozen_weights import put_in_place
@@ -145,14 +143,12 @@ def load(
     plan = _plan(model, opened, names, ignore, proxies)
     plan.check(opened)
     caches = cache_formats(opened, plan.caches)
-    check_proxies(proxies, plan.caches, caches)
-    if any(cache.is_proxy for cache in plan.caches):
-        model = nnx.clone(model, graph=True)
-        set_cache_scales(model, plan.caches, caches)
+    model = with_cache_scales(model, plan.caches, caches)
     low_bits = _low_bits(opened, plan, not over_base)
     _warn_of_floats([part.path for part in plan.assignments if part.is_low and part not in low_bits])
     if over_base:
-        return _with_base(model, opened, plan, low_bits)
+        _refuse_caches(plan)
+        return _with_numbers(model, opened, plan, low_bits)
     needs = () if inputs is not None else _needs_inputs(model, plan, low_bits)
     if needs:
         raise CheckpointError(
@@ -161,10 +157,9 @@ def load(
             "jax.ShapeDtypeStructs"
         )
     rules = [*rules_of(model, opened, low_bits), *cache_rules(plan.caches, caches)]
-    graphdef, state = nnx.split(model, graph=True)
-    arrays = _arrays(model, opened, plan, {assignment.path for assignment in low_bits})
     if not rules:
-        return _with_floats(nnx.merge(graphdef, state, copy=True), arrays)
+        return _with_numbers(model, opened, plan, [])
+    graphdef, state = nnx.split(model, graph=True)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
 
     def make() -> Model:
@@ -173,7 +168,7 @@ def load(
             warnings.simplefilter("ignore", LowCoverageWarning)  # the checkpoint decides what is quantized
             return quantize(floats, rules, inputs=inputs)
 
-    loaded = load_frozen(make, arrays)
+    loaded = load_frozen(make, _arrays(model, opened, plan, {assignment.path for assignment in low_bits}))
     orders = [column_order(opened, assignment) for assignment in low_bits]
     set_orders(loaded, [order for order in orders if order is not None])
     set_ranges_of_stacks(loaded, opened, low_bits)
@@ -214,11 +209,12 @@ def _plan(
     ignore: Iterable[str],
     proxies: Collection[str],
 ) -> LoadPlan:
-    variables = dict(_stored_variables(ModelIndex(model)))
-    shapes = {path: tuple(variable.shape) for path, variable in variables.items()}
+    parameters = {
+        path: jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+        for path, variable in _stored_variables(ModelIndex(model))
+    }
     patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
-    plan = plan_of(checkpoint, shapes, names, patterns, proxies)
-    return rounded(plan, {path: np.dtype(variable.dtype) for path, variable in variables.items()}, checkpoint)
+    return plan_of(checkpoint, parameters, names, patterns, proxies)
 
 
 def _stored_variables(index: ModelIndex) -> Iterator[tuple[str, Any]]:
@@ -264,27 +260,20 @@ def _arrays(
     model: nnx.Module, checkpoint: Checkpoint, plan: LoadPlan, low_bits: Collection[str]
 ) -> Iterator[tuple[str, LowBits | ArrayLike]]:
     """Return the numbers of each parameter by path; and what the model has besides parameters."""
-    dtypes = {}
+    stored = {assignment.path for assignment in plan.assignments}
     for entry in ModelIndex(model).variables:
-        variable, value = entry.variable, entry.variable.get_value()
-        if isinstance(variable, nnx.Param | nnx.BatchStat) and not entry.in_quantizer:
-            dtypes[place_name(entry.path)] = value.dtype
-        elif not isinstance(variable, nnx.RngState) and isinstance(value, jax.Array):
-            yield place_name(entry.path), value
+        path, value = place_name(entry.path), entry.variable.get_value()
+        if (
+            path not in stored
+            and not isinstance(entry.variable, nnx.RngState)
+            and isinstance(value, jax.Array)
+        ):
+            yield path, value
     for assignment in plan.assignments:
-        path, dtype = assignment.path, dtypes[assignment.path]
-        if path in low_bits:
-            yield path, LowBits(assignment.shape, maker_of(checkpoint, assignment, dtype))
+        if assignment.path in low_bits:
+            yield assignment.path, LowBits(assignment.shape, maker_of(checkpoint, assignment))
         else:
-            yield path, floats_of(checkpoint, assignment).astype(dtype)
-
-
-def _with_floats(model: Model, arrays: Iterator[tuple[str, LowBits | ArrayLike]]) -> Model:
-    """Return a model with arrays of which none is in low bits."""
-    by_path = {place_name(entry.path): entry.variable for entry in ModelIndex(model).variables}
-    for path, array in arrays:
-        by_path[path].set_value(jnp.asarray(array))  # pyright: ignore[reportArgumentType]
-    return model
+            yield assignment.path, floats_of(checkpoint, assignment)
 
 
 def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -298,41 +287,29 @@ def is_adapted(model: nnx.Module) -> bool:
     return any(isinstance(entry.variable, nnx.LoRAParam) for entry in ModelIndex(model).variables)
 
 
-class _StoredAxes:
-    """The axes of a frozen parameter under an adapter.
-
-    Args:
-        frozen: the parameter.
-    """
-
-    def __init__(self, frozen: FrozenParam) -> None:
-        self.summed_axes: tuple[int, ...] = frozen.form.summed
-
-    def axes_of_sums(self) -> None:
-        """Return None: no sums are stored."""
-
-
-def _with_base(model: Model, checkpoint: Checkpoint, plan: LoadPlan, low_bits: list[Assignment]) -> Model:
-    """Return a model with adapters whose base has the numbers of a checkpoint.
-
-    Raises:
-        CheckpointError: low-bit numbers for a parameter that the model keeps float; a scale of a cache.
-    """
+def _refuse_caches(plan: LoadPlan) -> None:
     if plan.caches:
         raise CheckpointError(
             f"{plan.caches[0].target} should get {plan.caches[0].sources[0]}, which is not written under adapters.\n"
             "  cure: ignore=['.*_scale'], and rules with cache_quant for lora"
         )
+
+
+def _with_numbers(model: Model, checkpoint: Checkpoint, plan: LoadPlan, low_bits: list[Assignment]) -> Model:
+    """Return a model with the numbers of a checkpoint in the places of its parameters.
+
+    Raises:
+        CheckpointError: low-bit numbers for a parameter that the model keeps float.
+    """
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
-    dtypes = {path: variable.dtype for path, variable in _stored_variables(index)}
     variables = {
         place_name(path): node for path, node in reversed(index.places) if isinstance(node, nnx.Variable)
     }
     for assignment in plan.assignments:
-        path, variable, dtype = assignment.path, variables[assignment.path], dtypes[assignment.path]
+        path, variable = assignment.path, variables[assignment.path]
         if assignment not in low_bits:
-            floats = jnp.asarray(floats_of(checkpoint, assignment).astype(dtype))
+            floats = jnp.asarray(floats_of(checkpoint, assignment))
             if isinstance(variable, FrozenParam):
                 put_in_place(index, variable, nnx.Param(floats))
             else:
@@ -344,6 +321,6 @@ def _with_base(model: Model, checkpoint: Checkpoint, plan: LoadPlan, low_bits: l
                 f"  cure: a rule with weight_quant for {path}, in lora(model, rules, ...)"
             )
         depth = len(variable.shape) - len(variable.form.shape)
-        numbers, form = maker_of(checkpoint, assignment, dtype)(_StoredAxes(variable), depth)
+        numbers, form = maker_of(checkpoint, assignment)(variable.form.summed, None, depth)
         put_in_place(index, variable, FrozenParam.holding(numbers, form, variable.get_metadata()))
     return model

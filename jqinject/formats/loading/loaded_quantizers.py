@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -25,7 +25,7 @@ from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.loading_plan import Assignment
 from jqinject.formats.loading.matching import PROXIES, CacheScale
-from jqinject.formats.stored_matrix import InputFormat, order_of_groups
+from jqinject.formats.stored_matrix import InputFormat
 from jqinject.inject import ExtendedInjector
 from jqinject.model import Rule
 from jqinject.model.quantizing.rules import counterpart_of
@@ -37,6 +37,7 @@ from jqinject.quant.minifloat.blocks import Fp8e4m3Scales
 from jqinject.quant_tensor import on_integers, on_minifloats
 
 Injector: TypeAlias = type[ExtendedInjector]
+Model = TypeVar("Model", bound=nnx.Module)
 LARGEST = 448.0
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 BELOW_ZERO = 128  # a signed zero point, counted from the lowest integer
@@ -237,7 +238,7 @@ def keeps_payload(checkpoint: Checkpoint, assignment: Assignment, may_permute: b
         uncut = single and all(rows is None for _, rows in assignment.sources)
         is_axis = assignment.axes.outputs in assignment.axes.target
         return all(matrix.in_turn for matrix in matrices) and uncut and is_axis
-    if all(matrix.column_groups is None for matrix in matrices):
+    if all("group_of_column" not in matrix.arrays for matrix in matrices):
         return True
     return may_permute and column_order(checkpoint, assignment) is not None
 
@@ -251,8 +252,7 @@ def column_order(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray |
         checkpoint: the checkpoint.
         assignment: the parameter.
     """
-    groups = [checkpoint.matrices[name].column_groups for name, _ in assignment.sources]
-    orders = [None if read is None else order_of_groups(read()) for read in groups]
+    orders = [checkpoint.matrices[name].order() for name, _ in assignment.sources]
     first = orders[0]
     if first is None or assignment.depth or any(not np.array_equal(order, first) for order in orders[1:]):  # pyright: ignore
         return None
@@ -339,47 +339,32 @@ def cache_rules(scales: Sequence[CacheScale], formats: Mapping[str, InputFormat]
     ]
 
 
-def check_proxies(
-    proxies: Mapping[str, ActQuantProxyFromInjector],
-    scales: Sequence[CacheScale],
-    formats: Mapping[str, InputFormat],
-) -> None:
-    """Refuse quantizers of the model that cannot have a checkpoint's scale.
+def with_cache_scales(
+    model: Model, scales: Sequence[CacheScale], formats: Mapping[str, InputFormat]
+) -> Model:
+    """Return a model whose attention layers' quantizers of keys and values have a checkpoint's scales.
 
     Args:
-        proxies: by path.
+        model: it is not changed.
         scales: what the checkpoint's scales are for.
         formats: of each target.
 
     Raises:
-        CheckpointError: one is dynamic, or of other numbers.
+        CheckpointError: a quantizer is dynamic, or of other numbers.
     """
-    for cache in scales:
-        if not cache.is_proxy:
-            continue
-        proxy, kind = proxies[cache.target], formats[cache.target].kind
+    of_proxies = [cache for cache in scales if cache.is_proxy]
+    model = nnx.clone(model, graph=True) if of_proxies else model
+    proxies = cache_proxies(model)
+    for cache in of_proxies:
+        proxy, stated = proxies[cache.target], formats[cache.target]
         form = None if proxy.is_dynamic else static_format(proxy)
         scaling = vars(proxy.tensor_quant).get("scaling_impl")
         learns_range = isinstance(scaling, ParameterFromRuntimeStatsScaling)
-        if form is None or form.kind != kind or not form.symmetric or not learns_range:
+        if form is None or form.kind != stated.kind or not form.symmetric or not learns_range:
             raise CheckpointError(
                 f"{cache.target} is {proxy.binding.base.__name__}, and {cache.sources[0]} is the static scale of "
-                f"{'8-bit minifloats' if kind == 'float' else 'int8'}.\n"
-                f"  cure: {STATIC[kind].__name__} there, or ignore=['.*_scale'] to keep the quantizer"
+                f"{'8-bit minifloats' if stated.kind == 'float' else 'int8'}.\n"
+                f"  cure: {STATIC[stated.kind].__name__} there, or ignore=['.*_scale'] to keep the quantizer"
             )
-
-
-def set_cache_scales(
-    model: nnx.Module, scales: Sequence[CacheScale], formats: Mapping[str, InputFormat]
-) -> None:
-    """Give attention layers' quantizers of keys and values their scales.
-
-    Args:
-        model: it is written to.
-        scales: what the checkpoint's scales are for.
-        formats: of each target.
-    """
-    proxies = cache_proxies(model)
-    for cache in scales:
-        if cache.is_proxy:
-            set_ranges(proxies[cache.target], [formats[cache.target]], ())
+        set_ranges(proxy, [stated], ())
+    return model

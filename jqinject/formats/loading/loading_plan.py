@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -17,14 +17,14 @@ from jqinject.formats.loading.layout_axes import AxesOfLayout, axes_by_name
 from jqinject.formats.loading.matching import (
     CacheScale,
     Match,
-    Shapes,
+    Parameters,
     by_likeness,
     by_rules,
     cache_target,
     idle_rules,
     unused_scales,
 )
-from jqinject.formats.loading.parameter_names import Name, Names, checked_names, heads_in_turn, published_name
+from jqinject.formats.loading.parameter_names import Name, Names, checked_names, heads_in_turn
 from jqinject.terminal import table
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Assignment:
 
     Attributes:
         path: of the parameter.
-        shape: of the parameter.
+        shape, dtype: of the parameter.
         sources: names of the tensors, in the order of a stack and, within, of the rows; each with the rows that are
             taken of it, None for all.
         depth: of the stack: how many numbers each of its places has.
@@ -55,6 +55,7 @@ class Assignment:
 
     path: str
     shape: tuple[int, ...]
+    dtype: np.dtype
     sources: tuple[tuple[str, tuple[int, int] | None], ...]
     depth: tuple[int, ...]
     axes: AxesOfLayout
@@ -141,7 +142,7 @@ class LoadPlan:
 
 def plan_of(
     checkpoint: Checkpoint,
-    shapes: Shapes,
+    parameters: Parameters,
     names: Names | None,
     ignore: tuple[str, ...],
     proxies: Collection[str] = (),
@@ -150,7 +151,7 @@ def plan_of(
 
     Args:
         checkpoint: the checkpoint.
-        shapes: of the model's parameters, by their paths.
+        parameters: of the model, by their paths.
         names: rules; None for those that the names of both suggest.
         ignore: patterns of tensors that nothing needs.
         proxies: paths of the quantizers of keys and values that the model has.
@@ -172,7 +173,9 @@ def plan_of(
         if ignored or any(re.fullmatch(pattern, name) for pattern in LEFT):
             left.append(name)
             continue
-        fitting = by_likeness(name, shapes, checkpoint) if rules is None else by_rules(name, rules, shapes)
+        fitting = (
+            by_likeness(name, parameters, checkpoint) if rules is None else by_rules(name, rules, parameters)
+        )
         if not fitting:
             unknown.append(name)
         for match in fitting:
@@ -183,10 +186,10 @@ def plan_of(
                 )
             of_path[match.place] = name, match
     assignments = tuple(
-        _assignment(checkpoint, path, shapes, [parts[place] for place in sorted(parts)])  # pyright: ignore
+        _assignment(checkpoint, path, parameters, [parts[place] for place in sorted(parts)])  # pyright: ignore
         for path, parts in sorted(matches.items())
     )
-    missing = tuple(path for path in shapes if path not in matches)
+    missing = tuple(path for path in parameters if path not in matches)
     scales = tuple(CacheScale(target, tuple(names), target in proxies) for target, names in caches.items())
     idle = idle_rules(checkpoint.names, rules or ())
     return LoadPlan(assignments, tuple(left), missing, tuple(unknown), scales, idle)
@@ -200,10 +203,10 @@ def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
 
 
 def _assignment(
-    checkpoint: Checkpoint, path: str, shapes: Shapes, ordered: Sequence[tuple[str, Match]]
+    checkpoint: Checkpoint, path: str, parameters: Parameters, ordered: Sequence[tuple[str, Match]]
 ) -> Assignment:
     first, match = ordered[0]
-    rule, shape = match.rule, shapes[path]
+    rule, shape, dtype = match.rule, parameters[path].shape, np.dtype(parameters[path].dtype)
     depth = _depth(path, shape, [match for _, match in ordered])
     inner = shape[len(depth) :]
     stored = [checkpoint.shape_of(name) for name, _ in ordered]
@@ -215,8 +218,8 @@ def _assignment(
             )
     rows = sum(sizes[0] for sizes in stored[: len(rule.files)]) if stored[0] else 1
     own_rows = None
-    if match.parts > 1:
-        own_rows = _own_rows(checkpoint, first, match, shapes)
+    if len(rule.models) > 1:
+        own_rows = _own_rows(checkpoint, first, match, parameters)
         rows = own_rows[1] - own_rows[0]
     matrix = checkpoint.matrices.get(first)
     source = (rows, *stored[0][1:])
@@ -235,9 +238,9 @@ def _assignment(
     heads = {_heads(checkpoint, rule, name) for name, _ in ordered}
     if len(heads) > 1:
         raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
-    label = checkpoint.tensors[first].dtype.name if matrix is None else matrix.label
+    label = _label(checkpoint.tensors[first].dtype, first, path, dtype) if matrix is None else matrix.label
     sources = tuple((name, own_rows) for name, _ in ordered)
-    return Assignment(path, shape, sources, depth, axes, sizes, label, matrix is not None, heads.pop())
+    return Assignment(path, shape, dtype, sources, depth, axes, sizes, label, matrix is not None, heads.pop())
 
 
 def _depth(path: str, shape: tuple[int, ...], matches: Sequence[Match]) -> tuple[int, ...]:
@@ -267,40 +270,25 @@ def _heads(checkpoint: Checkpoint, rule: Name, name: str) -> int:
     return heads_in_turn(name, checkpoint.config)
 
 
-def _own_rows(checkpoint: Checkpoint, name: str, match: Match, shapes: Shapes) -> tuple[int, int]:
+def _own_rows(checkpoint: Checkpoint, name: str, match: Match, parameters: Parameters) -> tuple[int, int]:
     """Return the rows of one of the parameters that divide a tensor: as many for each as it has numbers."""
-    source, rule = checkpoint.shape_of(name), match.rule
-    places = rule.matches(name) or rule.matches(published_name(name))
-    assert places is not None, "it was found so"
-    sizes = [math.prod(shapes[model.format(**places[1])]) // math.prod(source[1:]) for model in rule.models]
+    source, paths = checkpoint.shape_of(name), [model.format(**match.places) for model in match.rule.models]
+    sizes = [math.prod(parameters[path].shape) // math.prod(source[1:]) for path in paths]
     if sum(sizes) != source[0]:
         needed = " + ".join(map(str, sizes))
         raise CheckpointError(f"{name} has {source[0]} rows; its parameters need {needed}")
     return sum(sizes[: match.part]), sum(sizes[: match.part + 1])
 
 
-def rounded(plan: LoadPlan, dtypes: Mapping[str, np.dtype], checkpoint: Checkpoint) -> LoadPlan:
-    """Return a plan whose labels say where floats are rounded to the dtype of a parameter.
-
-    Args:
-        plan: the plan.
-        dtypes: of the parameters, by their paths.
-        checkpoint: the checkpoint.
+def _label(stored: np.dtype, name: str, path: str, dtype: np.dtype) -> str:
+    """Return the dtype of a tensor, and that of its parameter if it is rounded to it.
 
     Raises:
         CheckpointError: integers are for a parameter of floats.
     """
-
-    def labelled(assignment: Assignment) -> Assignment:
-        dtype, name = dtypes[assignment.path], assignment.sources[0][0]
-        stored = None if assignment.is_low else checkpoint.tensors[name].dtype
-        if stored is not None and dtype.kind not in "iub" and stored.kind in "iub":
-            raise CheckpointError(
-                f"{name} is {stored.name}, and {assignment.path} takes floats ({dtype.name}).\n"
-                "  cure: settings that say what its integers mean; or ignore, if nothing needs it"
-            )
-        if stored is None or dtype.itemsize >= stored.itemsize:
-            return assignment
-        return replace(assignment, label=f"{stored.name}, rounded to {dtype.name}")
-
-    return replace(plan, assignments=tuple(map(labelled, plan.assignments)))
+    if dtype.kind not in "iub" and stored.kind in "iub":
+        raise CheckpointError(
+            f"{name} is {stored.name}, and {path} takes floats ({dtype.name}).\n"
+            "  cure: settings that say what its integers mean; or ignore, if nothing needs it"
+        )
+    return stored.name if dtype.itemsize >= stored.itemsize else f"{stored.name}, rounded to {dtype.name}"

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
+
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError, listed
 from jqinject.formats.loading.parameter_names import READY, Name, compiled, published_name
@@ -19,8 +21,8 @@ CACHE_SCALE = re.compile(r"(?P<module>.*?)(?:\.[kv]_proj)?\.(?P<which>[kv])_scal
 PROXIES = {"k": "k_transposed_quant", "v": "v_quant"}
 """The quantizers of an attention layer through which keys and values go into its cache."""
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""Of the model's parameters, by their paths."""
+Parameters = Mapping[str, jax.ShapeDtypeStruct]
+"""The model's parameters by their paths."""
 
 
 class Match(NamedTuple):
@@ -29,18 +31,19 @@ class Match(NamedTuple):
     Attributes:
         path: of the parameter.
         place: in its stack; and of the tensor among those that are joined.
-        part, parts: which of the parameters that divide the tensor it is, and of how many.
+        part: which of the parameters that divide the tensor it is.
         rule: that says so.
+        places: texts of the rule's places.
     """
 
     path: str
     place: tuple[tuple[int | str, ...], int]
     part: int
-    parts: int
     rule: Name
+    places: Mapping[str, str]
 
 
-def by_rules(name: str, rules: Iterable[Name], shapes: Shapes) -> list[Match]:
+def by_rules(name: str, rules: Iterable[Name], parameters: Parameters) -> list[Match]:
     """Return the parameters that rules have for a tensor.
 
     Raises:
@@ -55,21 +58,21 @@ def by_rules(name: str, rules: Iterable[Name], shapes: Shapes) -> list[Match]:
         stack = tuple(int(text) if (text := places[place]).isdigit() else text for place in rule.stacked())
         for part, model in enumerate(rule.models):
             path = model.format(**places)
-            if path not in shapes:
-                hint = did_you_mean(path, list(shapes))
-                why = _deeper(model, places, shapes) or (
+            if path not in parameters:
+                hint = did_you_mean(path, list(parameters))
+                why = _deeper(model, places, parameters) or (
                     f"which is not a parameter of the model{'; ' + hint if hint else ''}"
                 )
                 raise ValueError(f"names: {name} is for {path}, {why}")
-            matches.append(Match(path, (stack, at), part, len(rule.models), rule))
+            matches.append(Match(path, (stack, at), part, rule, places))
     return matches
 
 
-def _deeper(model: str, places: Mapping[str, str], shapes: Shapes) -> str:
+def _deeper(model: str, places: Mapping[str, str], parameters: Parameters) -> str:
     """Return what to do about a path that lies beyond the last of the model's layers; empty for other paths."""
     for place, text in places.items():
         pattern = compiled(model.format(**{**places, place: f"{{{place}}}"}))
-        matches = (pattern.fullmatch(path) for path in shapes)
+        matches = (pattern.fullmatch(path) for path in parameters)
         numbers = [int(match[place]) for match in matches if match is not None and match[place].isdigit()]
         if text.isdigit() and numbers and int(text) > max(numbers):
             prefix = model.partition(f"{{{place}}}")[0].format(**places)
@@ -80,19 +83,19 @@ def _deeper(model: str, places: Mapping[str, str], shapes: Shapes) -> str:
     return ""
 
 
-def by_likeness(name: str, shapes: Shapes, checkpoint: Checkpoint) -> list[Match]:
+def by_likeness(name: str, parameters: Parameters, checkpoint: Checkpoint) -> list[Match]:
     """Return the parameter that has the same path, except for the names of the root and the leaf."""
-    if checkpoint.is_tree and name in shapes:
-        return [Match(name, ((), 0), 0, 1, Name(name, name))]
+    if checkpoint.is_tree and name in parameters:
+        return [Match(name, ((), 0), 0, Name(name, name), {})]
     called = dict.fromkeys(_paths_like(published_name(name)), published_name(name))
     called = called if checkpoint.method == "gguf" else {}
     called |= dict.fromkeys(_paths_like(name), name)
-    paths = sorted(called.keys() & shapes.keys())
+    paths = sorted(called.keys() & parameters.keys())
     if len(paths) > 1:
         raise CheckpointError(
             f"{name} may be for {' or '.join(paths)}.\n  cure: names={{{name!r}: {paths[0]!r}}}"
         )
-    return [Match(path, ((), 0), 0, 1, Name(called[path], path)) for path in paths]
+    return [Match(path, ((), 0), 0, Name(called[path], path), {}) for path in paths]
 
 
 def _paths_like(name: str) -> set[str]:

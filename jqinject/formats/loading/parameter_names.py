@@ -70,16 +70,21 @@ class Name:
 
     def matches(self, name: str) -> tuple[int, dict[str, str]] | None:
         """Return which of the file's patterns a name matches, and the texts of its places; None if it matches none."""
-        for at, pattern in enumerate(self.files):
-            match = compiled(pattern).fullmatch(name)
-            if match:
-                return at, match.groupdict()
-        return None
+        return _first_match(self.files, name)
+
+    def matches_path(self, path: str) -> tuple[int, dict[str, str]] | None:
+        """Return which of the model's patterns a path matches, and the texts of its places; None if it matches none."""
+        return _first_match(self.models, path)
 
     def stacked(self) -> tuple[str, ...]:
         """Return the places that number the matrices of a stack."""
         places = {*PLACE.findall(" ".join(self.models))}
         return tuple(place for place in dict.fromkeys(PLACE.findall(self.files[0])) if place not in places)
+
+
+def _first_match(patterns: Sequence[str], text: str) -> tuple[int, dict[str, str]] | None:
+    matches = ((at, compiled(pattern).fullmatch(text)) for at, pattern in enumerate(patterns))
+    return next(((at, match.groupdict()) for at, match in matches if match is not None), None)
 
 
 def compiled(pattern: str) -> re.Pattern[str]:

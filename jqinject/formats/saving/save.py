@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flax import nnx
 
+from jqinject.formats.checkpoint import METHODS
 from jqinject.formats.checkpoint_errors import CheckpointError, library
 from jqinject.formats.gguf_files import check_gguf, write_gguf
+from jqinject.formats.layouts.gguf_blocks import gguf_blocks
+from jqinject.formats.layouts.own import ParameterArrays
 from jqinject.formats.loading.parameter_names import (
     Names,
     checked_names,
@@ -20,27 +23,17 @@ from jqinject.formats.loading.parameter_names import (
     published_order,
 )
 from jqinject.formats.safetensors_files import write_safetensors
-from jqinject.formats.saving.compressed import compressed, settings_of
-from jqinject.formats.saving.other_layouts import (
-    bitsandbytes,
-    bitsandbytes_settings,
-    fp8_blocks,
-    fp8_settings,
-    gguf_blocks,
-    own_layout,
-    own_settings,
-)
 from jqinject.formats.saving.saved_inputs import (
     cache_quantizers,
     cache_tensors,
     input_format_of,
     refuse_other_quantizers,
 )
-from jqinject.formats.saving.saved_matrices import matrices_of
+from jqinject.formats.saving.saved_matrices import arrays_in_own_order, matrices_of
 from jqinject.formats.saving.weights import Weight, weights_of
+from jqinject.formats.stored_matrix import InputFormat
 from jqinject.inject.errors import did_you_mean
 
-METHODS = ("compressed-tensors", "bitsandbytes", "fp8", "gguf", "jqinject")
 CONFIG, GGUF = "config.json", "model.gguf"
 
 
@@ -129,7 +122,9 @@ def save(
             floats.append(weight.module)
     written = dict(config or {})
     if schemes or cache_settings or method == "jqinject":
-        written["quantization_config"] = SETTINGS[method](schemes, floats) | cache_settings
+        settings = METHODS[method].settings
+        assert settings is not None, "of a method that is written"
+        written["quantization_config"] = settings(schemes, floats) | cache_settings
     text = json.dumps(written, indent=2) + "\n"
     place.mkdir(parents=True, exist_ok=True)
     write_safetensors(place, tensors, shard_bytes)
@@ -143,10 +138,11 @@ def _checked_place(model: object, folder: str | Path, method: str, shard_bytes: 
         raise TypeError(
             f"save writes an NNX module, got {type(model).__name__}.\n  cure: save(model, folder)"
         )
-    if method not in METHODS:
-        hint = did_you_mean(str(method), METHODS)
+    methods = ("gguf", *(name for name, layout in METHODS.items() if layout.write is not None))
+    if method not in methods:
+        hint = did_you_mean(str(method), methods)
         raise ValueError(
-            f"method is {method!r}{'; ' + hint if hint else ''}; known are {', '.join(map(repr, METHODS))}"
+            f"method is {method!r}{'; ' + hint if hint else ''}; known are {', '.join(map(repr, methods))}"
         )
     is_gguf = method == "gguf"
     if shard_bytes is not None and (is_gguf or shard_bytes < 1):
@@ -163,28 +159,23 @@ def _checked_place(model: object, folder: str | Path, method: str, shard_bytes: 
 
 FLOAT = object()
 """The scheme of a matrix that is not in low bits."""
-WRITERS: dict[str, Callable[..., tuple[dict[str, np.ndarray], object]]] = {
-    "compressed-tensors": compressed,
-    "bitsandbytes": bitsandbytes,
-    "fp8": fp8_blocks,
-}
-SETTINGS: dict[str, Callable[[dict[str, Any], list[str]], dict[str, Any]]] = {
-    "compressed-tensors": lambda schemes, floats: settings_of(schemes),
-    "bitsandbytes": lambda schemes, floats: bitsandbytes_settings(floats),
-    "fp8": lambda schemes, floats: fp8_settings(floats),
-    "jqinject": lambda schemes, floats: own_settings(schemes),
-}
 
 
 def _written(weights: list[Weight], method: str) -> Iterator[tuple[Weight, dict[str, np.ndarray], object]]:
     """Return the matrices of the file, each with its tensors and how it is quantized."""
-    if method != "jqinject":
-        for weight, matrix, inputs in matrices_of(weights):
-            if isinstance(matrix, np.ndarray):
-                yield weight, {weight.name: matrix}, FLOAT
-            else:
-                yield weight, *WRITERS[method](matrix, weight, inputs)
-        return
+    write = METHODS[method].write
+    assert write is not None, "checked before"
+    for weight, numbers, inputs in _as_they_are(weights) if method == "jqinject" else matrices_of(weights):
+        if isinstance(numbers, np.ndarray):
+            yield weight, {weight.name: numbers}, FLOAT
+        else:
+            yield weight, *write(numbers, weight.path, weight.name, inputs)
+
+
+def _as_they_are(
+    weights: list[Weight],
+) -> Iterator[tuple[Weight, ParameterArrays | np.ndarray, InputFormat | None]]:
+    """Return weights in the axes of the model."""
     for weight in weights:
         if len(weight.names) > 1 or weight.parts > 1:
             raise CheckpointError(
@@ -192,10 +183,10 @@ def _written(weights: list[Weight], method: str) -> Iterator[tuple[Weight, dict[
                 "  cure: no names"
             )
         if weight.numbers is None:
-            yield weight, {weight.name: np.asarray(weight.value)}, FLOAT
+            yield weight, np.asarray(weight.value), None
         else:
             inputs = input_format_of(weight.layer, weight.path, weight.order is not None)
-            yield weight, *own_layout(weight, inputs)
+            yield weight, arrays_in_own_order(weight), inputs
 
 
 def _gguf(weights: list[Weight], place: Path, values: dict[str, Any], round_scales: bool) -> Path:
@@ -208,7 +199,7 @@ def _gguf(weights: list[Weight], place: Path, values: dict[str, Any], round_scal
         if isinstance(matrix, np.ndarray):
             _add(tensors, {name: np.ascontiguousarray(matrix[order] if heads else matrix)})
         else:
-            _add(tensors, {name: gguf_blocks(matrix.cut(order), weight, inputs, round_scales)})
+            _add(tensors, {name: gguf_blocks(matrix.cut(order), weight.path, inputs, round_scales)})
     check_gguf(tensors, values, place)
     place.mkdir(parents=True, exist_ok=True)
     write_gguf(place / GGUF, tensors, values)

@@ -17,9 +17,10 @@ from flax import nnx
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.transforms import Permutation
 from jqinject.formats.checkpoint_errors import CheckpointError, listed
+from jqinject.formats.layouts.compressed_tensors import settings_of_input
 from jqinject.formats.loading.loaded_quantizers import LARGEST, cache_proxies, input_quantizer, static_format
 from jqinject.formats.loading.matching import CACHE_SCALE, PROXIES
-from jqinject.formats.loading.parameter_names import Name, compiled
+from jqinject.formats.loading.parameter_names import Name
 from jqinject.formats.saving.weights import Weight
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model.walk import ModelIndex, place_name
@@ -140,34 +141,29 @@ def cache_quantizers(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[
     Raises:
         CheckpointError: one has no name, or no static scale of 8 bits.
     """
-    return [
-        CacheQuantizer(path, name, _static(path, proxy), proxy) for path, name, proxy in _named(model, rules)
-    ]
-
-
-def _named(
-    model: nnx.Module, rules: tuple[Name, ...] | None
-) -> Iterator[tuple[str, str, ActQuantProxyFromInjector]]:
     ends = {proxy: f"{which}_scale" for which, proxy in PROXIES.items()}
+    caches = []
     for path, proxy in cache_proxies(model).items():
         layer, _, leaf = path.rpartition(".")
-        yield path, _by_rule(path, rules) or f"{layer}.{ends[leaf]}".lstrip("."), proxy
+        name = _by_rule(path, rules) or f"{layer}.{ends[leaf]}".lstrip(".")
+        caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
     for _, node in ModelIndex(model).places:
         for site in node.op_quant.caches if isinstance(node, QuantizedProgram) else ():
-            name = _by_rule(site.name, rules)
+            path, proxy, name = site.name, node.op_quant.held[site.name], _by_rule(site.name, rules)
             if name is None:
                 raise CheckpointError(
-                    f"the cache {site.name} is quantized, and no name is for its scale.\n"
-                    f"  cure: names={{..., 'model.layers.0.self_attn.k_scale': {site.name!r}}}"
+                    f"the cache {path} is quantized, and no name is for its scale.\n"
+                    f"  cure: names={{..., 'model.layers.0.self_attn.k_scale': {path!r}}}"
                 )
-            yield site.name, name, node.op_quant.held[site.name]
+            caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
+    return caches
 
 
 def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
     for rule in rules or ():
-        match = compiled(rule.models[0]).fullmatch(path) if CACHE_SCALE.fullmatch(rule.files[0]) else None
+        match = rule.matches_path(path) if CACHE_SCALE.fullmatch(rule.files[0]) else None
         if match is not None and not rule.stacked():
-            return rule.files[0].format(**match.groupdict())
+            return rule.files[0].format(**match[1])
     return None
 
 
@@ -198,9 +194,8 @@ def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarra
             raise CheckpointError(
                 f"{caches[0].path} and {cache.path} are of different numbers; a checkpoint has one scheme for caches"
             )
-    scheme = {"num_bits": 8, "type": first.kind, "symmetric": True, "strategy": "tensor", "dynamic": False}
     tensors = {cache.name: np.asarray(cache.form.scale, np.float32) for cache in caches}
-    return tensors, {"kv_cache_scheme": scheme}
+    return tensors, {"kv_cache_scheme": settings_of_input(first)}
 
 
 def refuse_other_quantizers(

@@ -5,94 +5,94 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jqinject.dot.frozen.frozen_numbers import quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import stored_parts
 from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.layouts.own import ParameterArrays
 from jqinject.formats.saving.saved_inputs import input_format_of
-from jqinject.formats.saving.weights import Weight, in_own_order
+from jqinject.formats.saving.weights import Weight, group_of_column, in_own_order
 from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, Matrix, joined, minifloat_name
 from jqinject.ops import Grid
-from jqinject.quant_tensor import Groups, is_grouped
 
 T = TypeVar("T")
 
 
-class FrozenArrays(NamedTuple):
-    """The codes of a frozen weight in its axes, and what belongs to them.
-
-    Attributes:
-        codes: in the weight's shape.
-        grid: of the codes.
-        groups: of its inputs; None without.
-        scale, zero_point: broadcast against the codes, with one number for a group along its axis.
-        factor: of all scales.
-    """
-
-    codes: np.ndarray
-    grid: Grid
-    groups: Groups | None
-    scale: np.ndarray
-    zero_point: np.ndarray | None
-    factor: np.ndarray | None
-
-
-def frozen_arrays(weight: Weight) -> FrozenArrays:
+def frozen_arrays(weight: Weight) -> ParameterArrays:
     """Return the arrays of a frozen weight.
 
     Raises:
         CheckpointError: its numbers are of no kind that files hold.
     """
-    numbers, form = weight.numbers, weight.form
+    numbers, form, path = weight.numbers, weight.form, weight.path
     assert numbers is not None and form is not None, "of a frozen weight"
     if form.in_turn is not None:
         raise CheckpointError(
-            f"{weight.path}: groups of outputs that lie in turn (HQQ's axis 0) are not written.\n"
+            f"{path}: groups of outputs that lie in turn (HQQ's axis 0) are not written.\n"
             "  cure: the checkpoint that they came from"
         )
     if form.cut is not None:
         raise CheckpointError(
-            f"{weight.path}: groups that cross shards are not written.\n  cure: gather the model first"
+            f"{path}: groups that cross shards are not written.\n  cure: gather the model first"
         )
-    tensor = quant_tensor_of(numbers, form)
-    groups = tensor.groups if is_grouped(tensor) else None
-    grid, payload = _codes(tensor.grouped if is_grouped(tensor) else tensor, form.grid, weight.path)
-    codes = payload if groups is None else np.asarray(groups.join(jnp.asarray(payload)))
-    rank = codes.ndim + (groups is not None)
+    grid, groups = _checked_grid(form.grid, path), form.groups
+    payload, scale, zero_point, _ = stored_parts(numbers, form.fitted(numbers["value"].shape))
+    codes = payload if groups is None else groups.join(payload)
+    if grid.is_integer or grid.bit_width < 8 or grid.is_table:
+        codes = codes.astype(grid.storage if grid.is_integer else np.uint8)
 
-    def broadcast(x: jax.Array | None) -> np.ndarray | None:
-        if x is None:
-            return None
-        array = np.asarray(x).reshape((1,) * (rank - x.ndim) + x.shape)
-        return array if groups is None else np.squeeze(array, axis=rank + groups.dim)
+    def one_for_a_group(x: jax.Array) -> np.ndarray:
+        return np.asarray(x) if groups is None else np.squeeze(x, axis=x.ndim + groups.dim)
 
-    scale, factor = broadcast(numbers["scale"]), numbers.get("scale_factor")
-    assert scale is not None, "every weight has scales"
-    zero_point = broadcast(numbers.get("zero_point"))
-    return FrozenArrays(
-        codes, grid, groups, scale, zero_point, None if factor is None else np.asarray(factor)
+    factor = numbers.get("scale_factor")
+    return ParameterArrays(
+        np.asarray(codes),
+        grid,
+        groups,
+        one_for_a_group(scale),
+        None if zero_point is None else one_for_a_group(zero_point),
+        None if factor is None else np.asarray(factor),
     )
 
 
-def _codes(tensor: Any, grid: Grid, path: str) -> tuple[Grid, np.ndarray]:
-    """Return the grid and the codes of a weight, with its groups as an axis."""
-    if grid.is_integer:
-        if grid.bit_width > 8:
-            raise CheckpointError(f"{path} has {grid.bit_width} bits; files hold at most 8")
-        return grid, np.asarray(tensor.int().astype(np.int16)).astype(np.int8 if grid.signed else np.uint8)
-    if grid.is_table:
-        return grid, np.asarray(tensor.codes())
+def _checked_grid(grid: Grid, path: str) -> Grid:
+    """Return the grid of a weight, if files hold it."""
+    if grid.is_integer and grid.bit_width > 8:
+        raise CheckpointError(f"{path} has {grid.bit_width} bits; files hold at most 8")
+    if not grid.is_minifloat:
+        return grid
     name = minifloat_name(grid) if grid.dtype is not None else ""
     if name:
-        return MINIFLOATS[name], np.asarray(tensor.payload() if grid.bit_width == 8 else tensor.codes())
+        return MINIFLOATS[name]
     raise CheckpointError(
         f"{path} has a minifloat, {grid}, that no format of a checkpoint knows.\n"
         "  cure: a quantizer of a published format, such as Fp8e4m3OCPWeightPerChannelFloat, whose e4m3 goes up to 448"
     )
+
+
+def arrays_in_own_order(weight: Weight) -> ParameterArrays:
+    """Return the arrays of a frozen weight, with columns in the order of the layer's input before it is permuted.
+
+    Raises:
+        CheckpointError: see `frozen_arrays`; which axis is permuted is unknown, or it is not one.
+    """
+    arrays = frozen_arrays(weight)
+    if weight.order is None:
+        return arrays
+    groups, shape = arrays.groups, arrays.codes.shape
+    summed = () if weight.layer is None else weight.layer.summed_axes
+    axis = groups.dim if groups is not None else summed[0] if len(summed) == 1 else None
+    if axis is None or shape[axis] != weight.order.size:
+        raise CheckpointError(
+            f"{weight.path}: its permuted input is no single axis of {shape}, so its columns have no order.\n"
+            "  cure: method='compressed-tensors', with names"
+        )
+    codes = np.take(arrays.codes, np.argsort(weight.order), axis)
+    columns = None if groups is None else group_of_column(weight.order, groups.size)
+    return arrays._replace(codes=codes, group_of_column=columns)
 
 
 def matrix_of_frozen(weight: Weight) -> Matrix:

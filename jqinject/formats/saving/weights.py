@@ -18,7 +18,7 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.layout_axes import TRANSPOSED, UNCHANGED, AxesOfLayout
-from jqinject.formats.loading.parameter_names import Name, compiled
+from jqinject.formats.loading.parameter_names import Name
 from jqinject.formats.stored_matrix import Matrix
 from jqinject.model import Rule
 from jqinject.model.quantizing.rule_policy import RulePolicy
@@ -91,7 +91,7 @@ class Weight:
             CheckpointError: a size is open, or does not fit.
         """
         try:
-            return self.known_axes.sizes_in(shape, self.sizes)
+            return self.known_axes.sizes((), shape, self.sizes)
         except ValueError as error:
             raise CheckpointError(f"{self.path}: {error}.\n  cure: a Name with sizes={{...}}") from None
 
@@ -151,10 +151,11 @@ def weights_of(
         written.add(id(node))
         if isinstance(node, QuantWeightLayer) and node.frozen is not None:
             written.add(id(node.frozen))
-            yield from _of_layer(node, _named(place_name((*path, node.weight_name)), rules, unchanged))
+            weight = _named(place_name((*path, node.weight_name)), rules, unchanged)
+            yield from _of_frozen(node.frozen, weight, node)
         elif isinstance(node, FrozenParam):
             weight = _named(place_name(path), rules, unchanged)
-            yield from _of_parameter(node, replace(weight, order=orders.order(weight.path)))
+            yield from _of_frozen(node, replace(weight, order=orders.order(weight.path)), None)
         elif isinstance(node, nnx.Param | nnx.BatchStat) and not in_quantizer[id(node)]:
             value = node.get_value()
             for at, weight in _named(place_name(path), rules, unchanged).layers(value.shape):
@@ -166,14 +167,14 @@ def _named(path: str, rules: tuple[Name, ...] | None, unchanged: bool) -> Weight
     """Return a weight as the first rule names it that matches its path, those of one tensor and one parameter before
     the others; without rules, as its path does."""
     for rule in sorted(rules or (), key=lambda rule: len(rule.files) + len(rule.models) > 2):
-        for part, pattern in enumerate(rule.models):
-            match = compiled(pattern).fullmatch(path)
-            if match is None:
-                continue
-            places = match.groupdict() | {place: f"{{{place}}}" for place in rule.stacked()}
+        match = rule.matches_path(path)
+        if match is not None:
+            places = match[1] | {place: f"{{{place}}}" for place in rule.stacked()}
             names = tuple(file.format(**places) for file in rule.files)
             axes = AxesOfLayout.of(rule.axes) if rule.axes else None
-            return Weight(path, names, axes, rule.sizes, rule.stacked(), part, len(rule.models), rule.rows)
+            return Weight(
+                path, names, axes, rule.sizes, rule.stacked(), match[0], len(rule.models), rule.rows
+            )
     if rules is not None:
         raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
     if unchanged:
@@ -182,32 +183,23 @@ def _named(path: str, rules: tuple[Name, ...] | None, unchanged: bool) -> Weight
     return Weight(path, (f"{module}{dot}{'weight' if leaf in LEAVES else leaf}",))
 
 
-def _of_layer(layer: QuantWeightLayer[Any], stack: Weight) -> Iterator[Weight]:
-    for at, weight in stack.layers(layer.weight_shape):
-        single = sliced(layer, at)
-        proxy = single.input_quant if isinstance(single.input_quant, nnx.Module) else None
-        order = None if proxy is None else _order_of(vars(proxy).get("pre_transform"), weight.path)
-        assert single.frozen is not None, "a frozen layer"
-        yield replace(
-            weight,
-            axes=weight.axes or _axes_of_layer(single, weight),
-            numbers=single.frozen.numbers,
-            form=single.frozen.form,
-            layer=single,
-            order=order,
-            stack=layer,
-        )
-
-
-def _of_parameter(parameter: FrozenParam, stack: Weight) -> Iterator[Weight]:
-    for at, weight in stack.layers(parameter.shape):
-        if weight.axes is None:
+def _of_frozen(
+    parameter: FrozenParam, stacked: Weight, layer: QuantWeightLayer[Any] | None
+) -> Iterator[Weight]:
+    for at, weight in stacked.layers(parameter.shape):
+        if layer is not None:
+            single = sliced(layer, at)
+            proxy = single.input_quant if isinstance(single.input_quant, nnx.Module) else None
+            order = None if proxy is None else _order_of(vars(proxy).get("pre_transform"), weight.path)
+            axes = weight.axes or _axes_of_layer(single, weight)
+            weight = replace(weight, axes=axes, layer=single, order=order, stack=layer)
+        elif weight.axes is None:
             raise CheckpointError(
                 f"{weight.path} is contracted by the model itself, so its inputs are not known.\n"
                 f"  cure: names={{'{weight.name}': ('{weight.path}', 'out in -> in out')}}"
             )
-        depth, numbers = parameter.shape[: len(at)], parameter.numbers
-        numbers = {name: _at(x, at, depth) for name, x in numbers.items()} if at else numbers
+        depth = parameter.shape[: len(at)]
+        numbers = {name: _at(x, at, depth) for name, x in parameter.numbers.items()}
         yield replace(weight, numbers=numbers, form=parameter.form)
 
 

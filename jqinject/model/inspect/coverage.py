@@ -8,6 +8,7 @@ from functools import cached_property
 
 from flax import nnx
 
+from jqinject.model.inspect import page
 from jqinject.model.inspect.site_table import BIG, CACHE, LEGEND, SiteRow, SiteTable
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import CALL, Call, Method, checked_method
@@ -17,7 +18,7 @@ COLUMNS = ("parameter", "operation", "weight", "input", "contracts", "multiply-a
 
 
 @dataclass(frozen=True)
-class Coverage:
+class Coverage(page.Shown):
     """Which weights of a model are quantized. `str()` shows it as a table.
 
     A matrix is a parameter that is contracted or looked up, or one of at least two axes that no traced call reads; one
@@ -152,10 +153,25 @@ class Coverage:
         legend = [f"{name}: {text}" for name, text in LEGEND] if rows else []
         return "\n".join([*lines, *(wrapped(line, hang="  ") for line in (*legend, *self.summary))])
 
-    def _repr_html_(self) -> str:
-        from jqinject.model.inspect.page import coverage_fragment
+    def tiles(self) -> list[tuple[str, str]]:
+        """The shares as large numbers, each with what it is."""
+        before, after = (sum(sizes[place] for sizes in self.sizes.values()) for place in (0, 1))
+        share = self.share_of_operations
+        return [
+            (f"{page.in_units(before)} → {page.in_units(after)}", "weights before and after, scales aside"),
+            (
+                f"{self.share_of_bytes:.1%}",
+                f"of the weight bytes quantized: {self.quantized_matrices} of {self.matrices} matrices",
+            ),
+            ("unknown" if share is None else f"{share:.1%}", "of the multiply-adds in low bits"),
+        ]
 
-        return coverage_fragment(self)
+    def body(self) -> str:
+        """See `Shown`."""
+        names, rows = self.table()
+        contractions = f"<h2>Contractions</h2>{page.table(names, rows, names[-1:])}" if rows else ""
+        beneath = page.paragraphs(self.summary[1:])
+        return f"{page.tiles(self.tiles())}{contractions}{beneath}{page.terms(LEGEND)}"
 
 
 def _cells(row: SiteRow) -> tuple[str, ...]:

@@ -192,8 +192,9 @@ class ModelWeights:
             form = node.form
             size = None if form.groups is None else form.groups.size
             if form.format is not None:
-                return _grid(str(form.format), form.format.bit_width, size, form=form.format)
-            return _grid(f"{'int' if form.signed else 'uint'}{form.bit_width}", form.bit_width, size)
+                return _grid(str(form.format), form.format.bit_width, size, form.block_width, form.format)
+            text = f"{'int' if form.signed else 'uint'}{form.bit_width}"
+            return _grid(text, form.bit_width, size, form.block_width)
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
             if op_of_weight(layer) is not None:
                 return self._of_op(layer, 1)
@@ -338,7 +339,7 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
         return _grid(str(form), form.bit_width, size, width, form)
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def run(state: nnx.State) -> Any:
+    def run(state: nnx.State[Any, Any]) -> Any:
         for _ in range(stacked):
             state = jax.tree.map(lambda x: x[0], state)
         copy = nnx.merge(graphdef, state)

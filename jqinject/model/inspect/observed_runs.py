@@ -296,10 +296,6 @@ class ObservedQuantizers(HeldQuantizers):
         """Yes: of what is observed."""
         return True
 
-    def restored(self, state: Any) -> HeldQuantizers:
-        """See `Quantizers`."""
-        return ObservedQuantizers(super().restored(state), self._observer)
-
 
 # --- runs
 

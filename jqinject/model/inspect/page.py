@@ -1,109 +1,64 @@
-"""A report as HTML: a self-contained page, and what a notebook shows."""
+"""Parts of a report as HTML: a self-contained page, and what a notebook shows."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
-from typing import Protocol
+from importlib import resources
 
 from jqinject.model.inspect.layer_numbers import Histogram, History
-from jqinject.model.inspect.site_table import LEGEND, RIGHT, SiteRow, decibels
+from jqinject.model.inspect.site_table import TOTAL, SiteRow, decibels
 
-STYLE = """
-.jqinject { color-scheme: light dark; --line: #8885; --soft: #8882; --bar: #4878a8; --out: #c8502f; --dim: #666;
-  font: 14px/1.45 system-ui, sans-serif; max-width: 1160px; margin: 0 auto; overflow-wrap: break-word; }
-@media (prefers-color-scheme: dark) { .jqinject { --bar: #7fb0e0; --out: #f08060; --dim: #aaa; } }
-.jqinject h1 { font-size: 1.5rem; } .jqinject h2 { font-size: 1.1rem; margin: 1.6rem 0 .5rem; }
-.jqinject .tiles { display: flex; flex-wrap: wrap; gap: .8rem; }
-.jqinject .tile { border: 1px solid var(--line); border-radius: 6px; padding: .5rem .9rem; flex: 1 1 11rem; }
-.jqinject .tile b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
-.jqinject .tile span, .jqinject .dim, .jqinject .note td { color: var(--dim); font-size: 12px; }
-.jqinject .costs { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr max-content max-content;
-  gap: .25rem .8rem; align-items: center; }
-.jqinject .costs .head { color: var(--dim); font-size: 12px; }
-.jqinject .track { background: var(--soft); height: .8rem; border-radius: 2px; }
-.jqinject .fill { background: var(--bar); height: 100%; border-radius: 2px; min-width: 1px; }
-.jqinject .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.jqinject table { border-collapse: collapse; width: 100%; font-size: 12.5px; display: table; }
-.jqinject th, .jqinject td { border-top: 1px solid var(--line); padding: .25rem .4rem; text-align: left;
-  vertical-align: baseline; background: none; }
-.jqinject th { border-top: 0; vertical-align: bottom; }
-.jqinject .note td { border-top: 0; padding-top: 0; }
-.jqinject td.right, .jqinject th.right { text-align: right; font-variant-numeric: tabular-nums; }
-.jqinject td.right, .jqinject td.whole { white-space: nowrap; }
-.jqinject td:first-child { overflow-wrap: anywhere; min-width: 7rem; }
-.jqinject .costs div:first-child, .jqinject p { overflow-wrap: anywhere; }
-.jqinject tr.total td { font-weight: 600; }
-.jqinject dt { font-weight: 600; margin-top: .4rem; } .jqinject dd { margin-left: 1rem; }
-.jqinject section { border-top: 1px solid var(--line); margin-top: 1.2rem; }
-.jqinject .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(260px, 1fr)); gap: .6rem 1.2rem; }
-.jqinject figure { margin: 0; } .jqinject figcaption { font-size: 12px; min-height: 2.9em; }
-.jqinject svg { width: 100%; height: auto; display: block; } .jqinject svg text { font-size: 10px; fill: currentColor; }
-.jqinject rect.bar, .jqinject .dot { fill: var(--bar); } .jqinject rect.out { fill: var(--out); }
-.jqinject .clip { stroke: var(--out); stroke-width: 1.2; stroke-dasharray: 4 2; }
-.jqinject .axis { stroke: var(--line); } .jqinject .line { fill: none; stroke: var(--bar); stroke-width: 1.5; }
-"""
-
-
+STYLE = resources.files("jqinject.model.inspect").joinpath("page.css").read_text(encoding="utf-8")
 TITLES = {"clipped w/in/out": "clipped weight, input, output"}
 
 
-class CoveragePage(Protocol):
-    """What a page shows of a coverage."""
+class Shown:
+    """Abstract: what a notebook shows."""
 
-    @property
-    def rows(self) -> Sequence[SiteRow]: ...
-    @property
-    def sizes(self) -> Mapping[str, tuple[int, int]]: ...
-    @property
-    def matrices(self) -> int: ...
-    @property
-    def quantized_matrices(self) -> int: ...
-    @property
-    def share_of_bytes(self) -> float: ...
-    @property
-    def share_of_operations(self) -> float | None: ...
-    @property
-    def summary(self) -> tuple[str, ...]: ...
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]: ...
+    @abstractmethod
+    def body(self) -> str:
+        """What is shown, as HTML without its frame."""
 
+    def fragment(self, title: str = "") -> str:
+        """It as a part of a page, below a title of HTML."""
+        return f'<div class="jqinject"><style>\n{STYLE}</style>\n{title}{self.body()}</div>\n'
 
-class ReportPage(Protocol):
-    """What a page shows of a report."""
+    def _repr_html_(self) -> str:
+        return self.fragment()
 
-    @property
-    def layers(self) -> Sequence[SiteRow]: ...
-    @property
-    def coverage(self) -> CoveragePage: ...
-    @property
-    def output_sqnr_db(self) -> float | None: ...
-    def head(self) -> tuple[str, ...]: ...
-    def legend(self) -> tuple[tuple[str, str], ...]: ...
-    def table(self) -> list[tuple[str, ...]]: ...
-    def notes(self) -> tuple[str, ...]: ...
+    def page(self, title: str) -> str:
+        """It as a page by itself."""
+        return (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            "<style>:root { color-scheme: light dark; } body { margin: 1rem 20px; }</style></head>\n"
+            f"<body>{self.fragment(f'<h1>{title}</h1>')}</body></html>\n"
+        )
 
 
-def framed(names: Sequence[str], body: Sequence[str], right: Collection[str]) -> str:
+def table(names: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> str:
     """A table.
 
     Args:
         names: of its columns.
-        body: its rows, as `row_of` makes them.
+        rows: their cells, and maybe one more, a note that is shown below the row.
         right: the columns of numbers.
     """
     header = "".join(_cell("th", name, TITLES.get(name, name), right) for name in names)
-    lines = "\n".join(body)
-    return f"<table><thead><tr>{header}</tr></thead>\n<tbody>{lines}</tbody></table>\n"
+    body = "\n".join(_row(names, row, right) for row in rows)
+    return f"<table><thead><tr>{header}</tr></thead>\n<tbody>{body}</tbody></table>\n"
 
 
-def row_of(
-    names: Sequence[str], cells: Sequence[str], right: Collection[str], *, below: str = "", kind: str = ""
-) -> str:
-    """A row; `below` follows it, `kind` is an attribute."""
-    inside = "".join(_cell("td", name, cell, right) for name, cell in zip(names, cells, strict=True))
-    return f"<tr{kind}>{inside}</tr>{below}"
+def _row(names: Sequence[str], cells: Sequence[str], right: Collection[str]) -> str:
+    inside = "".join(_cell("td", name, cell, right) for name, cell in zip(names, cells, strict=False))
+    total = ' class="total"' if cells[0] == TOTAL else ""
+    note = "".join(cells[len(names) :])
+    below = f'<tr class="note"><td colspan="{len(names)}">{escape(note)}</td></tr>' if note else ""
+    return f"<tr{total}>{inside}</tr>{below}"
 
 
 def _cell(tag: str, column: str, text: str, right: Collection[str]) -> str:
@@ -218,52 +173,31 @@ def _figure(title: str, about: str, drawing: Sequence[str]) -> str:
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def tiles(report: ReportPage) -> str:
-    """The numbers of the model: noise of its output, bytes before and after, coverage."""
-    numbers = []
-    if report.output_sqnr_db is not None:
-        numbers.append((f"{decibels(report.output_sqnr_db)} dB", "signal to noise of the model's output"))
-    return _tiles([*numbers, *_of_coverage(report.coverage)])
-
-
-def coverage_tiles(covered: CoveragePage) -> str:
-    """The numbers of a coverage."""
-    return _tiles(_of_coverage(covered))
-
-
-def _of_coverage(covered: CoveragePage) -> list[tuple[str, str]]:
-    before, after = (sum(sizes[place] for sizes in covered.sizes.values()) for place in (0, 1))
-    share = covered.share_of_operations
-    return [
-        (f"{in_units(before)} → {in_units(after)}", "weights before and after, scales aside"),
-        (
-            f"{covered.share_of_bytes:.1%}",
-            f"of the weight bytes quantized: {covered.quantized_matrices} of {covered.matrices} matrices",
-        ),
-        ("unknown" if share is None else f"{share:.1%}", "of the multiply-adds in low bits"),
-    ]
-
-
-def _tiles(entries: list[tuple[str, str]]) -> str:
+def tiles(numbers: Iterable[tuple[str, str]]) -> str:
+    """Large numbers, each with what it is."""
     inside = "".join(
-        f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in entries
+        f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in numbers
     )
     return f'<div class="tiles">{inside}</div>\n'
 
 
-def costs(report: ReportPage) -> str:
-    """A bar for each layer: its noise in the model's output, the costliest first; without numbers its bytes."""
-    sizes = _by_layer(report)
-    measured = report.output_sqnr_db is not None
-    noise = {entry.path: _noise(entry) for entry in report.layers} if measured else {}
+def costs(rows: Sequence[SiteRow], sizes: Mapping[str, tuple[int, int]], *, measured: bool) -> str:
+    """A bar for each layer: its noise in the model's output, the costliest first; without numbers its bytes.
+
+    Args:
+        rows: of a report.
+        sizes: path of a row -> bytes of its weight in floats, and as it is quantized.
+        measured: whether the rows have numbers.
+    """
+    noise = {row.path: _noise(row) for row in rows} if measured else {}
     finite = {path: part for path, part in noise.items() if part is not None}
     shown = finite if measured else {path: float(low) for path, (_, low) in sizes.items()}
     if not shown:
         return ""
     worst = max((part for part in shown.values() if math.isfinite(part)), default=0.0) or 1.0
-    entries = {entry.path: entry for entry in report.layers}
-    rows = "".join(
-        _row(path, min(part / worst, 1.0), _label(entries.get(path), measured), sizes.get(path))
+    ratios = {row.path: row.numbers.only_quantized for row in rows if row.numbers is not None}
+    bars = "".join(
+        _bar(path, min(part / worst, 1.0), decibels(ratios[path]) if path in ratios else "", sizes.get(path))
         for path, part in sorted(shown.items(), key=lambda item: -item[1])
     )
     heads = (
@@ -272,10 +206,10 @@ def costs(report: ReportPage) -> str:
         else ("layer", "bytes after", "")
     )
     head = "".join(f'<div class="head">{escape(text)}</div>' for text in (*heads, "bytes"))
-    return f'<h2>What every layer costs</h2><div class="costs">{head}{rows}</div>\n'
+    return f'<h2>What every layer costs</h2><div class="costs">{head}{bars}</div>\n'
 
 
-def _row(path: str, part: float, label: str, size: tuple[int, int] | None) -> str:
+def _bar(path: str, part: float, label: str, size: tuple[int, int] | None) -> str:
     bytes_ = "" if size is None else " → ".join(map(in_units, size))
     return (
         f"<div>{escape(path) or 'the model'}</div>"
@@ -284,24 +218,12 @@ def _row(path: str, part: float, label: str, size: tuple[int, int] | None) -> st
     )
 
 
-def _label(entry: SiteRow | None, measured: bool) -> str:
-    if not measured or entry is None or entry.numbers is None:
-        return ""
-    return decibels(entry.numbers.only_quantized)
-
-
 def _noise(entry: SiteRow) -> float | None:
     """The power of the output's noise if only this layer is quantized, against the signal's."""
     ratio = None if entry.numbers is None else entry.numbers.only_quantized
     if ratio is None:
         return None
     return math.inf if math.isnan(ratio) or ratio == -math.inf else 10 ** (-ratio / 10)
-
-
-def _by_layer(report: ReportPage) -> dict[str, tuple[int, int]]:
-    """The sizes of the weight of each row: of a layer, of its kernel."""
-    paths = {row.parameter: row.path for row in report.coverage.rows}
-    return {paths[parameter]: sizes for parameter, sizes in report.coverage.sizes.items()}
 
 
 def in_units(count: float) -> str:
@@ -317,50 +239,23 @@ def in_units(count: float) -> str:
     return f"{count:.0f} {UNITS[0]}" if place == 0 else f"{count:.1f} {UNITS[place]}"
 
 
-def page(report: ReportPage) -> str:
-    """The whole page."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>jqinject report</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<style>:root { color-scheme: light dark; } body { margin: 1rem 20px; }</style></head>\n"
-        f"<body>{fragment(report, '<h1>jqinject report</h1>')}</body></html>\n"
-    )
+def paragraphs(lines: Iterable[str]) -> str:
+    """Notes."""
+    return "".join(f"<p>{escape(line)}</p>\n" for line in lines)
 
 
-def fragment(report: ReportPage, title: str = "") -> str:
-    """The report as a part of a page, or of a notebook.
-
-    Args:
-        report: the report.
-        title: HTML that comes first.
-    """
-    terms = _terms(report.legend())
-    sections = "".join(_section(entry) for entry in report.layers)
-    charts = f"<h2>Numbers and their ranges</h2>\n{sections}" if sections else ""
-    beneath = "".join(f"<p>{escape(note)}</p>\n" for note in report.notes())
-    return (
-        f'<div class="jqinject"><style>{STYLE}</style>\n{title}{tiles(report)}{costs(report)}'
-        f"<h2>All layers</h2>\n{_table(report)}{beneath}<dl>\n{terms}</dl>\n{charts}</div>\n"
-    )
-
-
-def _terms(legend: Sequence[tuple[str, str]]) -> str:
-    """A legend, as the inside of a list of terms."""
-    return "".join(
+def terms(legend: Iterable[tuple[str, str]]) -> str:
+    """A legend."""
+    inside = "".join(
         f"<dt>{escape(TITLES.get(name, name))}</dt>\n<dd>{escape(text)}</dd>\n" for name, text in legend
     )
+    return f"<dl>\n{inside}</dl>\n"
 
 
-def _table(report: ReportPage) -> str:
-    """A row for each layer, and below it its note, over all columns."""
-    names = report.head()[:-1]
-    *entries, totals = report.table()
-    body = [row_of(names, row[:-1], RIGHT, below=_note(row[-1], len(names))) for row in entries]
-    return framed(names, [*body, row_of(names, totals[:-1], RIGHT, kind=' class="total"')], RIGHT)
-
-
-def _note(text: str, columns: int) -> str:
-    return f'<tr class="note"><td colspan="{columns}">{escape(text)}</td></tr>' if text else ""
+def charts(rows: Iterable[SiteRow]) -> str:
+    """The numbers of measured rows; empty without any."""
+    sections = "".join(map(_section, rows))
+    return f"<h2>Numbers and their ranges</h2>\n{sections}" if sections else ""
 
 
 def _section(entry: SiteRow) -> str:
@@ -436,16 +331,3 @@ def state_as_text(slot: str, name: str) -> str:
     of = f" of {owner}" if owner and last not in OWN else ""
     tensor = slot.removesuffix("_quant").replace("_", " ")
     return f"{TENSORS.get(tensor, tensor)}: {words}{of}"
-
-
-def coverage_fragment(covered: CoveragePage) -> str:
-    """A coverage as a part of a page, or of a notebook."""
-    beneath = "".join(f"<p>{escape(line)}</p>\n" for line in covered.summary[1:])
-    terms = _terms(LEGEND)
-    names, rows = covered.table()
-    right = names[-1:]
-    body = framed(names, [row_of(names, row, right) for row in rows], right) if rows else ""
-    return (
-        f'<div class="jqinject"><style>{STYLE}</style>\n{coverage_tiles(covered)}'
-        f"{body and '<h2>Contractions</h2>'}{body}{beneath}<dl>\n{terms}</dl>\n</div>\n"
-    )

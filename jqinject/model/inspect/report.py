@@ -6,18 +6,28 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import optax
 from flax import nnx
 
+from jqinject.model.inspect import page
 from jqinject.model.inspect.contraction_notes import note_of_layer, note_of_parameter
 from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import plain
 from jqinject.model.inspect.measured_report import check_numbers, measure
 from jqinject.model.inspect.model_weights import LAYERS
 from jqinject.model.inspect.running_program import CompiledContraction
-from jqinject.model.inspect.site_table import CACHE, LEGEND, MEASURED, RIGHT, SiteRow, SiteTable, decibels
+from jqinject.model.inspect.site_table import (
+    CACHE,
+    LEGEND,
+    MEASURED,
+    RIGHT,
+    TOTAL,
+    SiteRow,
+    SiteTable,
+    decibels,
+)
 from jqinject.model.inspect.training_bytes import TrainingBytes, checked_optimizer, training_bytes
 from jqinject.model.walk import ModelIndex, uncalibrated
 from jqinject.program import CALL, Call, Method, checked_method
@@ -29,7 +39,6 @@ if TYPE_CHECKING:
 WEIGHTS = ("kernel", "embedding")
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
 # Numbers stand at the right of their column.
-TOTAL = "all layers"
 COLUMNS_EXPLAINED = (
     (
         "input x weight",
@@ -60,7 +69,7 @@ MEASURED_EXPLAINED = (
 
 
 @dataclass(frozen=True)
-class ContractionReport:
+class ContractionReport(page.Shown):
     """A row for every layer, and for every parameter that the model contracts by itself.
 
     `str()` and `rich.print` show it as a table.
@@ -154,9 +163,7 @@ class ContractionReport:
         Returns:
             The page.
         """
-        from jqinject.model.inspect.page import page
-
-        text = page(self)
+        text = self.page("jqinject report")
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
@@ -205,10 +212,18 @@ class ContractionReport:
         beneath = (wrapped(line, hang="  ") for line in (*noted, *self.notes()))
         return "\n".join([*lines, *explained, *beneath])
 
-    def _repr_html_(self) -> str:
-        from jqinject.model.inspect.page import fragment
-
-        return fragment(self)
+    def body(self) -> str:
+        """See `Shown`."""
+        measured, covered = self.output_sqnr_db is not None, self.coverage
+        output = [(f"{decibels(self.output_sqnr_db)} dB", "signal to noise of the model's output")]
+        paths = {row.parameter: row.path for row in covered.rows}  # of a layer's kernel, the layer's
+        sizes = {paths[parameter]: sizes for parameter, sizes in covered.sizes.items()}
+        return (
+            f"{page.tiles([*(output if measured else ()), *covered.tiles()])}"
+            f"{page.costs(self.layers, sizes, measured=measured)}"
+            f"<h2>All layers</h2>\n{page.table(self.head()[:-1], self.table(), RIGHT)}"
+            f"{page.paragraphs(self.notes())}{page.terms(self.legend())}{page.charts(self.layers)}"
+        )
 
     def __rich__(self) -> Table:
         from rich.table import Table
@@ -223,8 +238,18 @@ class ContractionReport:
         return shown
 
 
+@runtime_checkable
+class WithReference(Protocol):
+    """A quantized model and the float model that it was made from: what a recipe returns."""
+
+    @property
+    def model(self) -> nnx.Module: ...
+    @property
+    def float_model(self) -> nnx.Module: ...
+
+
 def report(
-    model: nnx.Module,
+    model: nnx.Module | WithReference,
     *inputs: object,
     numbers: bool = False,
     reference: nnx.Module | None = None,
@@ -243,7 +268,8 @@ def report(
     outputs of these are kept in memory meanwhile, so a small batch is best.
 
     Args:
-        model: an NNX module; it is not changed.
+        model: an NNX module; it is not changed. Or what `Recipe.apply` returned: its model, measured against its
+            `float_model`.
         inputs, keywords: the model's arguments, of any kind: pytrees of arrays or `jax.ShapeDtypeStruct`s, modules
             (which are not changed), flags, None.
         numbers: measure the quantization error of each layer and of the model; needs arrays.
@@ -283,6 +309,8 @@ def report(
         >>> served.layers[0].contraction, served.layers[0].program, served.layers[0].operations
         ('int', 's8 x s8 -> s32', 512)
     """
+    if not isinstance(model, nnx.Module) and isinstance(model, WithReference):
+        model, reference = model.model, model.float_model if reference is None else reference
     if not isinstance(model, nnx.Module):
         raise TypeError(f"report takes an NNX module, got {type(model).__name__}")
     call = Call(inputs, keywords, checked_method(model, method, "report"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,6 +53,8 @@ LEGEND = (
 """What the columns of a coverage mean."""
 MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
 """The columns of a report with numbers."""
+TOTAL = "all layers"
+"""The first cell of the line of totals in a report."""
 RIGHT = frozenset({"bytes", "operations", *MEASURED})
 BIG = 1024
 CACHE = "cache"
@@ -203,6 +206,7 @@ class SiteTable:
         policy = RulePolicy(()) if quantizers is None else quantizers.policy
         self.calls = [TracedCall(copy, call, policy, self.weights) for call in calls]
         self._reasons = Reasons(self.weights, rules)
+        self._look_ups: Counter[str] = Counter()
         rows = [row for call in self.calls for row in self._rows_of(call)]
         self.rows = (*_without_twins(rows), *self._unread({row.parameter for row in rows}))
 
@@ -241,7 +245,7 @@ class SiteTable:
             why = NO_ARRAY if weight is None else self._reasons.of_contracted(weight, contraction, use)
         return replace(
             self._row(name, grid, why, operation),
-            name=contraction.path or operation if use is None else use.name,
+            name=self._name(contraction, name) if use is None else use.name,
             operation=operation,
             input=_text(operand),
             formats=formats_of(operation, _text(operand), _text(grid)),
@@ -250,6 +254,14 @@ class SiteTable:
             operations=contraction.operations,
             is_low_bit=low,
         )
+
+    def _name(self, contraction: TracedContraction, name: str) -> str:
+        """The name of an operation that the interpreter does not reach: of a look-up in a frozen table, as before."""
+        path, operation = contraction.path, contraction.operation
+        if operation != "take" or not self.weights.is_frozen(name) or self.weights.entry_of(name) != name:
+            return path or operation
+        self._look_ups[path] += 1
+        return dotted((*filter(None, (path,)), f"take{self._look_ups[path] - 1}"))
 
     def _row(self, name: str, grid: OperandGrid | None, why: str, operation: str = "") -> SiteRow:
         """What a row says of a weight, however it is read."""
@@ -439,7 +451,7 @@ class Reasons:
         for number, rule in enumerate(self._rules):
             by_class = rule.op is not None and type(layer).__name__ in rule.op
             takes = rule.op is None or by_class or operation_of(operation).name in rule.op
-            if takes and any(rule.matches(place) for place in places):
+            if takes and rule.matches(*places):
                 if rule.keeps_float:
                     return f"rule {number} keeps it float: {rule}"
                 if rule.quantizer("weight_quant") is None and not rule.configures:

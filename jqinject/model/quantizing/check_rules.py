@@ -180,7 +180,7 @@ def asked_bytes(index: ModelIndex, rules: Sequence[Rule]) -> dict[str, int]:
 def is_asked(path: str, rules: Sequence[Rule]) -> bool:
     """Whether the rules want a parameter quantized."""
     for rule in rules:
-        if rule.op is None and any(rule.matches(place) for place in (path, path.rpartition(".")[0])):
+        if rule.op is None and rule.matches(path, path.rpartition(".")[0]):
             return rule.configures or rule.quantizer("weight_quant") is not None
     return False
 

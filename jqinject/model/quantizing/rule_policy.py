@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -166,7 +166,7 @@ class RulePolicy(Policy):
         for index, rule in enumerate(self.rules):
             takes = bool(weight_path) and rule.takes_weights if rule.op is None else operation.name in rule.op
             own = (name,) if rule.op is not None and name else ()
-            if takes and any(rule.matches(place) for place in (*places, *own)):
+            if takes and rule.matches(*places, *own):
                 return index
         return None
 
@@ -180,23 +180,18 @@ class RulePolicy(Policy):
         places = (path, cache, cache.rpartition(".")[0])
         for index, rule in enumerate(self.rules):
             takes = rule.quantizer("cache_quant") is not None or (rule.keeps_float and rule.op is None)
-            if takes and any(rule.matches(place) for place in places):
+            if takes and rule.matches(*places):
                 return index
         return None
 
 
+@dataclass(frozen=True)
 class _Watching(RulePolicy):
     """Records which rules matched an operation."""
 
-    def __init__(self, policy: RulePolicy) -> None:
-        super().__init__(policy.rules, policy.into_layers)
-        object.__setattr__(self, "used", set())
-        object.__setattr__(self, "caches", {})
-        object.__setattr__(self, "taken", set())
-
-    used: set[int]
-    caches: dict[str, int | None]
-    taken: set[tuple[tuple[Any, ...], str]]
+    used: set[int] = field(default_factory=set, compare=False)
+    caches: dict[str, int | None] = field(default_factory=dict, compare=False)
+    taken: set[tuple[tuple[Any, ...], str]] = field(default_factory=set, compare=False)
 
     def rule_of(
         self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
@@ -250,7 +245,7 @@ NO_SITES = PlannedSites({}, (), frozenset(), {})
 
 def plan_sites(model: nnx.Module, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
     """What rules quantize outside of layers in calls of a model."""
-    watching = _Watching(policy)
+    watching = _Watching(policy.rules, policy.into_layers)
     sites = find_sites(model, watching, calls)
     used, taken = frozenset(watching.used), frozenset(watching.taken)
     return PlannedSites(sites.sites, sites.uses, used, watching.caches, taken, sites.same)

@@ -226,9 +226,9 @@ class Rule:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    def matches(self, path: str) -> bool:
-        """Whether a path, written with dots, matches as a whole."""
-        return matches_path(self.pattern, path)
+    def matches(self, *paths: str) -> bool:
+        """Whether any of some paths, written with dots, matches as a whole."""
+        return any(matches_path(self.pattern, path) for path in paths)
 
     def quantizer(self, slot: str) -> Any:
         """The injector of a slot, or None."""
@@ -378,8 +378,8 @@ def takes_layer(rule: Rule, module: object, path: str) -> bool:
         return type(module).__name__ in rule.op and rule.matches(path)
     if not rule.takes_weights:
         return False
-    weight = next((name for name in ("kernel", "embedding") if name in vars(module)), None)
-    return rule.matches(path) or (weight is not None and rule.matches(f"{path}.{weight}".lstrip(".")))
+    weights = (f"{path}.{name}".lstrip(".") for name in ("kernel", "embedding") if name in vars(module))
+    return rule.matches(path, *weights)
 
 
 def check_operations(rules: Iterable[Rule]) -> None:
@@ -415,7 +415,7 @@ def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:
         : its path must match the whole of a layer's path, and 'up' only matches a part of 'layers.0.up'; write '.*up'
     """
     candidates = [] if rule.op is not None else list(paths)
-    if any(rule.matches(path) for path in candidates):
+    if rule.matches(*candidates):
         return ""
     written = rule.path
     explanation = ": its path must match the whole of a layer's path, and "

@@ -9,8 +9,8 @@ from typing import Any
 from flax import nnx
 
 from jqinject.core import StaticRange
+from jqinject.model.inspect import page
 from jqinject.model.inspect.coverage import Coverage, coverage_of
-from jqinject.model.inspect.page import framed, row_of
 from jqinject.model.quantizing.parameter_sites import plan_parameters
 from jqinject.model.quantizing.quantize_model import planned_model, quantize_layer
 from jqinject.model.quantizing.rule_policy import (
@@ -74,9 +74,7 @@ class RulesReport:
         return ("layer", "class", "rule", "quantizers"), [(*row[:3], row[3] or "stays float") for row in rows]
 
     def _repr_html_(self) -> str:
-        names, rows = self.table()
-        body = framed(names, [row_of(names, row, ()) for row in rows], ())
-        return f'<div class="jqinject">{body}</div>{self.coverage._repr_html_()}'
+        return f'<div class="jqinject">{page.table(*self.table())}</div>{self.coverage._repr_html_()}'
 
 
 def rules_report(

@@ -65,16 +65,17 @@ class LowBits:
 
     Attributes:
         shape: of the parameter.
-        make: from the layer or the site that holds the parameter, and the number of axes in front along which it is a
-            stack, to what is stored and its form.
+        make: from the axes that the parameter's contraction sums over, those along which it needs sums of the payload
+            (None for no sums), and the number of axes in front along which it is a stack, to what is stored and its
+            form.
     """
 
     shape: tuple[int, ...]
-    make: Callable[[Any, int], tuple[Mapping[str, Any], FrozenForm]]
+    make: Callable[[tuple[int, ...], tuple[int, ...] | None, int], tuple[Mapping[str, jax.Array], FrozenForm]]
 
     def frozen(self, layer: Any) -> FrozenParam:
         """What is stored in the weight's place of a layer or a site."""
-        numbers, form = self.make(layer, len(stack_of((layer,))))
+        numbers, form = self.make(layer.summed_axes, layer.axes_of_sums(), len(stack_of((layer,))))
         return FrozenParam.holding(numbers, form, layer.weight.get_metadata())
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from flax import nnx
@@ -42,18 +41,6 @@ class GradOptions(TypedDict, total=False):
     graph_updates: bool | None
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The keywords that are passed on to `nnx.value_and_grad`."""
-
-    has_aux: bool
-    holomorphic: bool
-    allow_int: bool
-    reduce_axes: Sequence[Hashable]
-    graph: bool | None
-    graph_updates: bool | None
-
-
 @overload
 def value_and_grad(
     f: Callable[Given, Value], **options: Unpack[GradOptions]
@@ -62,17 +49,7 @@ def value_and_grad(
 def value_and_grad(
     f: None = None, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[Given, Value]], Callable[Given, tuple[Value, Any]]]: ...
-def value_and_grad(
-    f: Callable[..., Any] | None = None,
-    *,
-    argnums: ArgNum | Sequence[ArgNum] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Hashable] = (),
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Callable[..., Any]:
+def value_and_grad(f: Callable[..., Any] | None = None, **options: Unpack[GradOptions]) -> Callable[..., Any]:
     """`nnx.value_and_grad` that also updates the statistics of 8-bit float quantizers.
 
     One call is one step: forward amaxes are collected by maximum over all uses in it (layers that share a quantizer,
@@ -92,9 +69,9 @@ def value_and_grad(
     Args:
         f: a function of models and arrays that returns a scalar, or `(scalar, aux)` with `has_aux`; without it, a
             decorator is returned.
-        argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates: as for `nnx.value_and_grad`. Of a
-            model, a number stands for its `nnx.Param`s, in NNX's tree mode too; of one with adapters (`jqinject.lora`),
-            for its `nnx.LoRAParam`s.
+        options: `argnums`, `has_aux`, `holomorphic`, `allow_int`, `reduce_axes`, `graph`, `graph_updates`, as for
+            `nnx.value_and_grad`. Of a model, a number among `argnums` stands for its `nnx.Param`s, in NNX's tree mode
+            too; of one with adapters (`jqinject.lora`), for its `nnx.LoRAParam`s.
 
     Returns:
         A function that returns the value and the gradients of the parameters, like that of `nnx.value_and_grad`.
@@ -114,10 +91,9 @@ def value_and_grad(
         >>> float(identity.act_quant.amax_history.newest), float(identity.grad_quant.amax_history.newest)
         (5.0, 1.0)
     """
-    options = _Options(has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
     if f is None:
-        return lambda f: _reporting(f, argnums, options)
-    return _reporting(f, argnums, options)
+        return lambda f: _reporting(f, **options)
+    return _reporting(f, **options)
 
 
 @overload
@@ -126,22 +102,12 @@ def grad(f: Callable[Given, Any], **options: Unpack[GradOptions]) -> Callable[Gi
 def grad(
     f: None = None, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[Given, Any]], Callable[Given, Any]]: ...
-def grad(
-    f: Callable[..., Any] | None = None,
-    *,
-    argnums: ArgNum | Sequence[ArgNum] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-    reduce_axes: Sequence[Hashable] = (),
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> Callable[..., Any]:
+def grad(f: Callable[..., Any] | None = None, **options: Unpack[GradOptions]) -> Callable[..., Any]:
     """`nnx.grad` that also updates the statistics of 8-bit float quantizers. See `value_and_grad`.
 
     Args:
         f: as for `value_and_grad`.
-        argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates: as for `nnx.grad`.
+        options: as for `nnx.grad`; see `value_and_grad`.
 
     Returns:
         A function that returns the gradients of the parameters, or `(gradients, aux)` with `has_aux`.
@@ -159,10 +125,9 @@ def grad(
         >>> float(fc.grad_quant.amax_history.newest)
         3.0
     """
-    options = _Options(has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
     if f is None:
-        return lambda f: _without_value(_reporting(f, argnums, options), has_aux)
-    return _without_value(_reporting(f, argnums, options), has_aux)
+        return lambda f: grad(f, **options)
+    return _without_value(_reporting(f, **options), options.get("has_aux", False))
 
 
 def _without_value(with_value: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
@@ -175,7 +140,7 @@ def _without_value(with_value: Callable[..., Any], has_aux: bool) -> Callable[..
 
 
 def _reporting(
-    f: Callable[..., Any], argnums: ArgNum | Sequence[ArgNum], options: _Options
+    f: Callable[..., Any], argnums: ArgNum | Sequence[ArgNum] = 0, **options: Any
 ) -> Callable[..., Any]:
     wanted = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
 
@@ -195,7 +160,7 @@ def _reporting(
         open_steps(own)
         set_slots(open_before, adding=False)  # nnx.grad differentiates floats
         try:
-            transformed = _value_and_grad(_listening(f, len(args)), (*asked, *extra), options)
+            transformed = _value_and_grad(_listening(f, len(args)), (*asked, *extra), **options)
             with _naming_cut_slots():
                 value, gradients = transformed(*args, **kwargs)
             numbers = [_number(which) for which in (*asked, *extra)]
@@ -217,20 +182,20 @@ def _reporting(
 
 
 def _value_and_grad(
-    f: Callable[..., Any], argnums: tuple[ArgNum, ...], options: _Options
+    f: Callable[..., Any], argnums: tuple[ArgNum, ...], graph: bool | None = None, **options: Any
 ) -> Callable[..., tuple[Any, Any]]:
     """`nnx.value_and_grad` that differentiates what a filter takes of a module, in tree mode too.
 
     There, and without graph updates, NNX differentiates all that a module holds, and refuses integers.
     """
-    modes = ((options.graph, nnx.set_graph_mode), (options.graph_updates, nnx.set_graph_updates))
+    modes = ((graph, nnx.set_graph_mode), (options.get("graph_updates"), nnx.set_graph_updates))
     if all(mode.current_value() if option is None else option for option, mode in modes):
-        return nnx.value_and_grad(f, argnums=argnums, **vars(options))
+        return nnx.value_and_grad(f, argnums=argnums, graph=graph, **options)
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         filters = {_number(which) % len(args): _filter_of(which) for which in argnums}
         parts = {
-            number: nnx.split(args[number], taken, ..., graph=options.graph)
+            number: nnx.split(args[number], taken, ..., graph=graph)
             for number, taken in filters.items()
             if isinstance(args[number], nnx.Pytree)
         }
@@ -245,7 +210,7 @@ def _value_and_grad(
         taken = [parts[number][1] if number in parts else arg for number, arg in enumerate(args)]
         rests = {number: rest for number, (_, _, rest) in parts.items()}
         numbers = tuple(number + 1 for number in filters)
-        return nnx.value_and_grad(on_parts, argnums=numbers, **vars(options))(rests, *taken, **kwargs)
+        return nnx.value_and_grad(on_parts, argnums=numbers, graph=graph, **options)(rests, *taken, **kwargs)
 
     return run
 
@@ -255,7 +220,7 @@ def _filter_of(which: ArgNum) -> Any:
 
 
 @contextlib.contextmanager
-def _naming_cut_slots() -> Iterator[None]:
+def _naming_cut_slots() -> Generator[None]:
     """Say what JAX cannot do with the slots of a stack."""
     try:
         yield

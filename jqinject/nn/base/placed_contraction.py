@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import contraction_output
-from jqinject.dot.geometry.dimensions import Dimensions, Labels, scale_in_output
+from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.kernels.convolution import Filters
 from jqinject.dot.kernels.integer import are_sharded
 from jqinject.dot.tensors.choice import ChosenKernel
@@ -100,48 +100,24 @@ class Placement(Protocol):
 
 @dataclass(frozen=True)
 class PlacedContraction:
-    """A contraction of input and weight, and the place of its axes in the layer's output.
+    """A contraction of input and weight.
 
     Attributes:
-        dims: of the contraction.
-        order: its result's axes in the order of the output; None if unchanged.
+        axes: of input, weight and the layer's output.
+        dims: the same, with the output in the order of `lax.dot_general`.
     """
 
-    dims: Dimensions
-    order: tuple[int, ...] | None = None
+    axes: Dimensions
+    dims: Dimensions = field(init=False, compare=False)
 
-    @cached_property
-    def of_input(self) -> dict[int, int]:
-        """Axis of the input -> axis of the output."""
-        return self._places(self.dims.lhs)
-
-    @cached_property
-    def of_weight(self) -> dict[int, int]:
-        """Axis of the weight -> axis of the output."""
-        return self._places(self.dims.rhs)
-
-    @property
-    def _out(self) -> Labels:
-        out = self.dims.out
-        return out if self.order is None else tuple(map(out.__getitem__, self.order))
-
-    def _places(self, labels: Labels) -> dict[int, int]:
-        return {axis: self._out.index(label) for axis, label in enumerate(labels) if label in self._out}
-
-    def weight_scale(self, weight: IntQuantTensor) -> jax.Array | None:
-        """The weight's scale laid out to multiply the output; None if it varies along summed axes."""
-        return scale_in_output(weight.scale, self.dims.rhs, self._out)
-
-    def out_shape(self, lhs: tuple[int, ...], rhs: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the output of operands of these shapes."""
-        shape = self.dims.out_shape(lhs, rhs)
-        return shape if self.order is None else tuple(shape[axis] for axis in self.order)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", self.axes.plain)
 
     @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
     def shape_of_bias(self, output: tuple[int, ...]) -> tuple[int, ...]:
         """The shape in which a bias is added: the output's, with 1 along the axes that the weight does not have."""
-        places = self.of_weight.values()
-        return tuple(size if place in places else 1 for place, size in enumerate(output))
+        sizes = zip(self.axes.out, output, strict=True)
+        return tuple(size if label in self.axes.rhs else 1 for label, size in sizes)
 
     def contract(
         self,
@@ -153,19 +129,21 @@ class PlacedContraction:
     ) -> tuple[jax.Array, jax.Array | None]:
         """Contract payloads; see `Placement`."""
         x, weight, bias = layer.promote_dtype(arrays, dtype=layer.dtype)
-        dims, order, sharding = self.dims, self.order, out_sharding
-        if order is not None:
-            sharding = before_transpose(asked(out_sharding, x, weight), order)
+        axes, sharding = self.axes, out_sharding
+        if not axes.is_ordered:
+            sharding = before_transpose(asked(out_sharding, x, weight), axes.order)
         dtype = layer.preferred_element_type or x.dtype
         gradient = None
         if grad_quant is not None:
-            shape = self.out_shape(x.shape, choice.rhs.shape)
+            shape = axes.out_shape(x.shape, choice.rhs.shape)
             gradient = grad_quant.gradient_format(jax.ShapeDtypeStruct(shape, dtype))
-            if gradient is not None and (order is not None or are_sharded(x, weight)):
+            if gradient is not None and (not axes.is_ordered or are_sharded(x, weight)):
                 gradient = gradient.in_one()
-        y, token = contract_as(choice, dims, dtype, (x, weight), gradient=gradient, out_sharding=sharding)
-        if order is not None:
-            y = with_sharding(y.transpose(order), out_sharding)
+        y, token = contract_as(
+            choice, self.dims, dtype, (x, weight), gradient=gradient, out_sharding=sharding
+        )
+        if not axes.is_ordered:
+            y = with_sharding(axes.ordered(y), out_sharding)
         if bias is not None:
             y += jnp.reshape(bias, self.shape_of_bias(y.shape))
         return y, token
@@ -176,20 +154,18 @@ class PlacedContraction:
         """Move scales along a batch axis, where each index of the weight has one input scale, to the weight."""
         if x.scale.size == 1:
             return x, weight
-        batch = [label if label in self.dims.out else None for label in self.dims.lhs]
-        scale = scale_in_output(x.scale, batch, self.dims.rhs)
+        batch = [label if label in self.axes.out else None for label in self.axes.lhs]
+        scale = scale_in_output(x.scale, batch, self.axes.rhs)
         if scale is None:
             return x, weight
         return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scale)
 
     def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> jax.Array | None:
         """Return the weight's scale as a bias is added; None if it varies along summed axes."""
-        if _lies_as_bias(self, weight.scale.shape, weight.shape):
-            return weight.scale
-        expanded = self.weight_scale(weight)
-        if expanded is None:
-            return None
-        return jnp.broadcast_to(expanded, self.shape_of_bias(self.out_shape(x.shape, weight.shape)))
+        axes, sizes = self.axes, dict(zip(self.axes.rhs, weight.shape, strict=True))
+        channels = [label for label in axes.out if label in axes.rhs]
+        scale = scale_in_output(weight.scale, axes.rhs, channels)
+        return None if scale is None else jnp.broadcast_to(scale, [sizes[label] for label in channels])
 
     def output(
         self,
@@ -209,23 +185,11 @@ class PlacedContraction:
             x,
             weight,
             terms=math.prod(x.shape[axis] for axis in self.dims.lhs_contract),
-            lhs_places=self.of_input,
-            rhs_places=self.of_weight,
+            axes=self.axes,
             bias=bias,
             bias_on_grid=bias_on_grid,
             zero_points=zero_points,
         )
-
-
-@lru_cache(maxsize=1024)
-def _lies_as_bias(placed: PlacedContraction, scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
-    """Whether scales of a weight, of these shapes, are one for each element of a bias and in the same order."""
-    if len(scale) != len(weight):
-        return False
-    channels = [axis for axis, size in enumerate(weight) if axis in placed.of_weight and size != 1]
-    places = [placed.of_weight[axis] for axis in channels]
-    varying = [axis for axis, size in enumerate(scale) if size != 1]
-    return varying == channels and places == sorted(places)
 
 
 @lru_cache(maxsize=1024)
