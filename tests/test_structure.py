@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3889,
     "inject": 1346,
-    "model": 6022,
+    "model": 6014,
     "native": 201,
     "nn": 3648,
     "odml": 347,
