@@ -16,6 +16,7 @@ from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.nn.base import (
     WITH_SCHEME,
+    ContractsMatrix,
     LayerGeometry,
     Out,
     PlacedContraction,
@@ -23,7 +24,6 @@ from jqinject.nn.base import (
     Results,
     WrongFeaturesError,
     check_features,
-    of_matrix,
 )
 from jqinject.nn.base.keywords import (
     QuantEinsumKeywords,
@@ -35,7 +35,7 @@ from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
 @final
-class QuantLinear(QuantWeightLayer[Out], nnx.Linear):
+class QuantLinear(ContractsMatrix, QuantWeightLayer[Out], nnx.Linear):
     """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -89,11 +89,6 @@ class QuantLinear(QuantWeightLayer[Out], nnx.Linear):
         self, in_features: int, out_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantLinearKeywords]
     ) -> None:
         self._init_layer(locals())
-
-    @property
-    def geometry(self) -> LayerGeometry:
-        """A matrix (in, out) is contracted with the last axis of the input."""
-        return of_matrix(self.in_features, self.out_features)
 
 
 @final
@@ -183,7 +178,7 @@ def _of_general(
 
 
 @final
-class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
+class QuantLoRALinear(ContractsMatrix, QuantWeightLayer[Out], nnx.LoRALinear):
     """`nnx.LoRALinear` on a quantized kernel: y = x_q @ W_q + b_q + x_q @ A @ B, with A and B in float.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -240,11 +235,6 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
         **more: Unpack[QuantLoRALinearKeywords],
     ) -> None:
         self._init_layer(locals())
-
-    @property
-    def geometry(self) -> LayerGeometry:
-        """A matrix (in, out) is contracted with the last axis of the input."""
-        return of_matrix(self.in_features, self.out_features)
 
     def _parent_forward(self, parameter_view: object, inputs: jax.Array, out_sharding: object) -> jax.Array:
         return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)

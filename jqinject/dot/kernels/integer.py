@@ -219,12 +219,8 @@ def affine_dot_general(
             return _exact(left, right, dims, accumulator, out_sharding)
 
         y = in_parts(lengths, longest, contract)
-    of_lhs: Any = lhs.scale
-    of_rhs: Any = rhs.scale
-    if of_lhs.ndim:
-        of_lhs = scale_in_output(of_lhs, dims.lhs, dims.result)
-    if of_rhs.ndim:
-        of_rhs = scale_in_output(of_rhs, dims.rhs, dims.result)
+    of_lhs = scale_in_output(lhs.scale, dims.lhs, dims.result)
+    of_rhs = scale_in_output(rhs.scale, dims.rhs, dims.result)
     assert of_lhs is not None and of_rhs is not None, "no scale varies along a sum, or it is a batch axis"
     mesh, of_scales = jax.typeof(y).sharding.mesh, (jax.typeof(of_lhs).sharding, jax.typeof(of_rhs).sharding)
     if not (mesh.empty and of_scales[0].mesh.empty and of_scales[1].mesh.empty):

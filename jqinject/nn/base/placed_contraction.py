@@ -213,3 +213,16 @@ def of_matrix(in_features: int, out_features: int) -> LayerGeometry:
         input_channels=(in_features,),
         output_channels=(out_features,),
     )
+
+
+class ContractsMatrix:
+    """Mixin: a layer whose weight is a matrix (in, out), contracted with the last axis of the input."""
+
+    __slots__ = ()
+    in_features: Any
+    out_features: Any
+
+    @property
+    def geometry(self) -> LayerGeometry:
+        """The axes of the matrix and the input."""
+        return of_matrix(self.in_features, self.out_features)
