@@ -68,7 +68,7 @@ def product(
     dims, integers = choice.dims, choice.integers
     if integers is not None and not dims.is_ordered and dims.swapped().is_ordered:
         # Integers have the same sums in the other order, which needs no transposition.
-        dims, integers = dims.swapped(), integers[::-1]
+        dims, integers = dims.swapped(), (integers[1], integers[0])
     if choice.kernel == "blocks":
 
         def by_blocks() -> jax.Array:
