@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 189,
-    "catalogue": 678,
+    "catalogue": 679,
     "core": 4393,
     "demo": 356,
     "dot": 4375,
@@ -25,7 +25,7 @@ CODE_LINES = {
     "inject": 1346,
     "model": 6014,
     "native": 201,
-    "nn": 3648,
+    "nn": 3628,
     "odml": 347,
     "ops": 1639,
     "optim": 287,

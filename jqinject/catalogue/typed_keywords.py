@@ -91,8 +91,9 @@ def _layers() -> dict[str, _Layer]:
     layers: dict[str, _Layer] = {}
     layer: Any
     for name, layer in sorted(vars(jqinject.nn).items()):
-        is_layer = inspect.isclass(layer) and issubclass(layer, QuantLayer) and layer.__name__ == name
-        arguments = inspect.signature(layer.__init__).parameters if is_layer else {}
+        if not (inspect.isclass(layer) and issubclass(layer, QuantLayer)) or layer.__name__ != name:
+            continue
+        arguments = inspect.signature(layer.__init__).parameters
         if any(p.kind is p.VAR_KEYWORD for p in arguments.values()):
             parent = OF_CELLS.get(name) or flax_layer(layer)
             types = _flax_types(parent or nnx.Module)

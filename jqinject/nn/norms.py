@@ -53,10 +53,9 @@ class QuantNormLayer(QuantLayer[Out]):
 
     def _facts(self) -> LayerFacts:
         axis, count = self._features()
-        is_known = axis is not None and axis < 0  # counted from the end
-        shapes = (
-            dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1))) if is_known else {}
-        )
+        shapes: dict[str, tuple[int, ...]] = {}
+        if axis is not None and axis < 0:  # counted from the end
+            shapes |= dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
         parameters = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
         # The last axis of a parameter is the features'.
         return LayerFacts(parameters[0].shape[:-1] if parameters else (), shapes)
