@@ -316,7 +316,7 @@ class QuantHardTanh(QuantActLayer[Out]):
         self._init_declared(locals(), {**bounds, **more})
 
     def _facts(self) -> LayerFacts:
-        return LayerFacts(offered={"min_val": self.min_val, "max_val": self.max_val})
+        return LayerFacts(offered={"act_quant": {"min_val": self.min_val, "max_val": self.max_val}})
 
     def _activation(self, x: object) -> Any:
         value = as_array(x)

@@ -21,8 +21,10 @@ from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribut
 from jqinject.quant_tensor.group_layout import Layout
 from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
 
-_SLOTS = ("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype")
-_SLOTS = (*_SLOTS, "_levels", "_scale_dtype", "_carrier")
+_SLOTS = (
+    *("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype"),
+    *("_levels", "_scale_dtype", "_carrier"),
+)
 
 
 class Levels(NamedTuple):

@@ -1,8 +1,8 @@
 """The one contraction: `y = x w`, and backward `dx = g w^T` and `dw = x^T g`, each with its own operands.
 
 One derivative rule for `dot_general` (and so for einsum), convolutions and ragged contractions, which differ in which
-axes meet: `Dimensions`, a `Convolution` or a `Ragged` in one `Plan`. What a backward product takes is data, a `BackwardProduct`: by
-default the forward product's operand, its payload if it fits, else the dequantized value.
+axes meet: `Dimensions`, a `Convolution` or a `Ragged` in one `Plan`. What a backward product takes is data, a
+`BackwardProduct`: by default the forward product's operand, its payload if it fits, else the dequantized value.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
         return _grid(str(form), form.bit_width, size, width, form)
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def run(state: nnx.State) -> Any:
+    def run(state: nnx.State[Any, Any]) -> Any:
         for _ in range(stacked):
             state = jax.tree.map(lambda x: x[0], state)
         copy = nnx.merge(graphdef, state)
