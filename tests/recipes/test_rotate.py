@@ -259,7 +259,7 @@ class Experts(nnx.Module):
 def test_ragged_products_are_rotated_with_what_makes_their_rows() -> None:
     work = _work(Experts(), jax.random.normal(jax.random.key(0), (3, 8)))
     (done,) = (one for one in Rotate("R2")(work) if isinstance(one, Rotated))
-    assert {*done.folded} == {"rows.kernel", "rows.bias", "up"} and done.block == 4
+    assert {*done.folded} == {"rows.kernel", "up"} and done.block == 4
 
 
 def test_sizes_without_a_matrix_are_mixed_in_blocks_or_refused_by_path() -> None:

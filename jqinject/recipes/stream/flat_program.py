@@ -26,8 +26,7 @@ CASTS = ("convert_element_type", "stop_gradient", "copy", "name", "reduce_precis
 PLACEMENTS = ("sharding_constraint", "layout_constraint", "reshard", "pvary")
 MOVES = (
     *("reshape", "transpose", "slice", "squeeze", "expand_dims", "broadcast_in_dim", "rev", "split"),
-    *("dynamic_slice", "gather", "slice_of_stack"),
-    *PLACEMENTS,
+    *("dynamic_slice", "gather", "slice_of_stack", *PLACEMENTS),
 )
 """Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places."""
 
@@ -59,10 +58,6 @@ class FlatStep:
     turn: tuple[int, ...] = ()
     kind: str = ""
     number: int = 0
-
-    def result(self, operands: Sequence[Any]) -> list[Any]:
-        """The values of its outputs."""
-        return self.run(*operands)
 
     @property
     def contraction(self) -> Equation:
@@ -265,13 +260,13 @@ class FlatProgram:
         values[parameter] = np.full_like(np.asarray(self.state[parameter]), number)
         return self.evaluated(slot, values)
 
-    def evaluated(self, slot: Slot, values: dict[Slot, Any], run: Run = FlatStep.result) -> Any:
+    def evaluated(self, slot: Slot, values: dict[Slot, Any], run: Run | None = None) -> Any:
         """The value of a slot.
 
         Args:
             slot: whose.
             values: of other slots; those that are computed on the way are added.
-            run: from a step and its operands to its results.
+            run: from a step and its operands to its results; None for its own.
         """
         waiting = [slot]
         while waiting:
@@ -282,7 +277,9 @@ class FlatProgram:
             elif missing:
                 waiting += missing
             else:
-                values.update(zip(step.outputs, run(step, [values[x] for x in step.inputs]), strict=True))
+                operands = [values[x] for x in step.inputs]
+                results = step.run(*operands) if run is None else run(step, operands)
+                values.update(zip(step.outputs, results, strict=True))
         return values[slot]
 
     def origin(self, slot: Slot) -> tuple[Slot, list[tuple[FlatStep, int]]]:
@@ -406,15 +403,11 @@ class FlatProgram:
             operands = [*fixed, *carry, *(slot for (slot,) in slices)]
             outputs = self._inline(scan.body, operands, path, (*turn, index))
             carry, results[index] = outputs[: scan.carries], outputs[scan.carries :]
-        columns = [
-            [results[index][place] for index in turns]
-            for place in range(len(scan.body.outputs) - scan.carries)
-        ]
-        stacks = [
-            self._add(_stack, slots, [(len(slots), *self.shapes[slots[0]])], name="stack", path=path)
-            for slots in columns
-        ]
-        return [*carry, *(slot for (slot,) in stacks)]
+        for place in range(len(scan.body.outputs) - scan.carries):
+            slots = [results[index][place] for index in turns]
+            shape = (len(slots), *self.shapes[slots[0]])
+            carry = [*carry, *self._add(_stack, slots, [shape], name="stack", path=path)]
+        return carry
 
     def _find_sites(self) -> None:
         owner: dict[Slot, Slot] = {slot: slot for slot in self.parameters}
