@@ -16,26 +16,26 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 189,
-    "catalogue": 677,
-    "core": 4383,
+    "catalogue": 678,
+    "core": 4393,
     "demo": 356,
-    "dot": 4544,
+    "dot": 4375,
     "export": 673,
     "formats": 3889,
     "inject": 1346,
-    "model": 6133,
+    "model": 6014,
     "native": 201,
-    "nn": 3668,
+    "nn": 3648,
     "odml": 347,
-    "ops": 1595,
+    "ops": 1639,
     "optim": 287,
-    "program": 3417,
+    "program": 3403,
     "proxy": 891,
     "quant": 1766,
     "quant_tensor": 1129,
-    "recipes": 5538,
+    "recipes": 5389,
 }
-NUMBER_OF_FILES = 365
+NUMBER_OF_FILES = 363
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {

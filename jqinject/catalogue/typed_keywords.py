@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flax import nnx
 
@@ -89,6 +89,7 @@ def stub() -> str:
 
 def _layers() -> dict[str, _Layer]:
     layers: dict[str, _Layer] = {}
+    layer: Any
     for name, layer in sorted(vars(jqinject.nn).items()):
         is_layer = inspect.isclass(layer) and issubclass(layer, QuantLayer) and layer.__name__ == name
         arguments = inspect.signature(layer.__init__).parameters if is_layer else {}

@@ -5,6 +5,7 @@ from jqinject.dot.frozen.frozen_numbers import DEQUANTIZE as DEQUANTIZE
 from jqinject.dot.frozen.frozen_numbers import ScaleForms as ScaleForms
 from jqinject.dot.frozen.frozen_numbers import dequantize as dequantize
 from jqinject.dot.frozen.frozen_numbers import frozen_numbers as frozen_numbers
+from jqinject.dot.frozen.frozen_numbers import has_low_bits as has_low_bits
 from jqinject.dot.frozen.frozen_numbers import numbers_of_leaves as numbers_of_leaves
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of as quant_tensor_of
 from jqinject.dot.frozen.frozen_param import READS_WHOLE as READS_WHOLE

@@ -187,7 +187,7 @@ def _check_valid(proto: Proto, package: Module, kind: str) -> None:
 def _program(exported: ExportedCall, opset: int) -> Body:
     """The call's program, from arrays to arrays, with quantized numbers in ONNX's form."""
 
-    def run(state: nnx.State, *arrays: jax.Array) -> list[jax.Array]:
+    def run(state: nnx.State[Any, Any], *arrays: jax.Array) -> list[jax.Array]:
         return jax.tree.leaves(exported(state, arrays))
 
     # NNX's transformations need Variables of their own trace: the state is first an argument, then a constant.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import export
-from jax.tree_util import KeyPath
 from jax.typing import ArrayLike
 
 from jqinject.export._model import ExportedCall, PyTree, checked_path, needed, serving_copy
@@ -198,7 +197,7 @@ def _function(exported: ExportedCall) -> tuple[Callable[..., PyTree], dict[str, 
     return run, weights
 
 
-def _weight_name(path: KeyPath) -> str:
+def _weight_name(path: tuple[Any, ...]) -> str:
     """A path in the model; in a module among the arguments, with its number before it."""
     name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
     number, _, name = name.partition(".")

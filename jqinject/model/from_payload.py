@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import Numbers, in_two_levels, quant_tensor_of
+from jqinject.dot.frozen.frozen_numbers import Numbers, in_two_levels, quant_tensor_of, scale_of
 from jqinject.model.frozen_weights import put_in_place, without_masters
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
 from jqinject.model.walk import ModelIndex, Path, place_name
@@ -151,33 +151,26 @@ def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict
         overrides = {"group_size": groups.size, "group_dim": groups.dim, "group_padding": True}
     if form.grid.is_table:
         by_group = {} if groups is None else {"scaling_per_output_type": ScalingPerOutputType.GROUP}
-        return NF4WeightPerChannelFloat, overrides | by_group | {"codebook": form.format}
-    if form.format is not None:
-        name = "" if form.format.dtype is None else form.format.dtype.name
+        return NF4WeightPerChannelFloat, overrides | by_group | {"codebook": form.grid}
+    if form.grid.is_minifloat:
+        name = "" if form.grid.dtype is None else form.grid.dtype.name
         if name not in MINIFLOATS:
-            raise ValueError(f"unfreeze: {path} is {form.format}, which no quantizer of weights is for")
+            raise ValueError(f"unfreeze: {path} is {form.grid}, which no quantizer of weights is for")
         plain, powers = MINIFLOATS[name]
         if groups is None:
             return plain, overrides
         if numbers["scale"].dtype == jnp.float8_e8m0fnu:
             return powers, overrides
-        if "scale_factor" in numbers and name == "float4_e2m1fn" and _has_two_levels(_whole_scale(numbers)):
+        if "scale_factor" in numbers and name == "float4_e2m1fn" and _has_two_levels(scale_of(numbers)):
             return NVFP4Weight, overrides
         return plain, overrides | {"scaling_per_output_type": ScalingPerOutputType.GROUP}
-    bits = {"bit_width": form.bit_width}
+    bits = {"bit_width": form.grid.bit_width}
     if "zero_point" in numbers:
         rounding = {} if form.whole_zero_point else {"quantize_zero_point": False}
         shifted = ShiftedUint8WeightPerChannelFloat if groups is None else ShiftedUint8WeightGroupQuantFloat
         return shifted, overrides | bits | rounding
     plain = Int8WeightPerChannelFloat if groups is None else IntWeightSymmetricGroupQuant
-    return plain, overrides | bits | {"narrow_range": False, "signed": form.signed}
-
-
-def _whole_scale(numbers: Numbers) -> Any:
-    """Scales with their common factor, float32."""
-    factor = numbers["scale_factor"]
-    scale = numbers["scale"].astype(jnp.float32)
-    return scale * factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
+    return plain, overrides | bits | {"narrow_range": False, "signed": form.grid.signed}
 
 
 def _has_two_levels(scale: Any) -> bool:
@@ -195,7 +188,7 @@ def _keep_scales(
     assert proxy.record is not None, "made by commit"
     record, chosen = dict(proxy.record[...]), {"scale": inner.scale}
     if "zero_point" in record and "zero_point" in numbers:
-        chosen["zero_point"] = inner.zero_point + (2 ** (form.bit_width - 1) if form.signed else 0)
+        chosen["zero_point"] = inner.zero_point + (2 ** (form.grid.bit_width - 1) if form.grid.signed else 0)
     for name, value in chosen.items():
         shape = record[name].shape
         padded = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)

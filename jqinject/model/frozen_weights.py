@@ -12,8 +12,11 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.dot import FrozenParam, QConvGeneralDilated, QDotGeneral, QEinsum, QuantMode, kernel_axes_of
+from jqinject.dot import FrozenParam, QuantMode
 from jqinject.model.walk import ModelIndex, Path, place_name
+from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
+from jqinject.nn.base.layer_geometry import LayerGeometry
+from jqinject.nn.base.layer_schemes import OPS
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer, promoted, unallocated
@@ -42,51 +45,35 @@ class OpOfLayer:
     kernel_ndim: int
 
 
-def _of_linear(layer: object) -> Axes:
-    return (0,)
-
-
-def _of_linear_general(layer: Any) -> Axes:
-    batch, summed = len(layer.batch_axis), len(layer.axis)
-    return tuple(range(batch, batch + summed))
-
-
-def _of_einsum(layer: Any) -> Axes:
-    return kernel_axes_of(layer.einsum_str, layer.kernel_shape)
-
-
-def _of_conv(layer: Any) -> Axes:
-    return tuple(range(len(layer.kernel_shape) - 1))
-
-
-def _ndim_of_linear_general(layer: Any) -> int:
-    return len(layer.batch_axis) + len(layer.axis) + len(layer.out_features)
-
-
-def _ndim_of_shape(layer: Any) -> int:
-    return len(layer.kernel_shape)
-
-
-# layer: (the attribute that holds its op, the op's class, axes that share a scale, stored last?, axes of one kernel)
-OPS: dict[type, tuple[str, type, Callable[[Any], Axes], bool, Callable[[Any], int]]] = {
-    nnx.Linear: ("dot_general", QDotGeneral, _of_linear, True, lambda layer: 2),
-    nnx.LinearGeneral: ("dot_general", QDotGeneral, _of_linear_general, True, _ndim_of_linear_general),
-    nnx.Einsum: ("einsum_op", QEinsum, _of_einsum, True, _ndim_of_shape),
-    nnx.Conv: ("conv_general_dilated", QConvGeneralDilated, _of_conv, False, _ndim_of_shape),
+# Flax's layers whose contraction may be a quantized op: ours declare the attribute that holds it, and the axes.
+DECLARED: dict[type, type[QuantWeightLayer[Any]]] = {
+    nnx.Linear: QuantLinear,
+    nnx.LinearGeneral: QuantLinearGeneral,
+    nnx.Einsum: QuantEinsum,
+    nnx.Conv: QuantConv,
 }
 
 
-def op_slot(layer: object) -> tuple[str, type] | None:
-    """The attribute of a Flax layer that can hold a quantized op, and the op's class; None for other modules."""
-    entry = OPS.get(type(layer))
-    return None if entry is None else entry[:2]
+def op_slot(layer: object) -> str | None:
+    """The attribute of a Flax layer that can hold a quantized op; None for other modules."""
+    declared = DECLARED.get(type(layer))
+    return None if declared is None else declared.contraction_name
+
+
+def geometry_of(layer: object) -> LayerGeometry:
+    """Where a Flax layer whose contraction may be a quantized op has which axes."""
+    declared = next(declared for kind, declared in DECLARED.items() if isinstance(layer, kind))
+    return vars(declared)["geometry"].fget(layer)
 
 
 def quantized_op(layer: object) -> OpOfLayer | None:
     """The quantized op that a Flax layer contracts through; None for other modules."""
-    for kind, (name, op, axes, stored_last, ndim) in OPS.items():
-        if isinstance(layer, kind) and isinstance(getattr(layer, name), op):
-            return OpOfLayer(name, getattr(layer, name), axes(layer), stored_last, ndim(layer))
+    for kind, declared in DECLARED.items():
+        name = declared.contraction_name
+        if isinstance(layer, kind) and isinstance(getattr(layer, name), OPS[name]):
+            geometry = geometry_of(layer)
+            summed, stored_last = geometry.sums, bool(geometry.summed)
+            return OpOfLayer(name, getattr(layer, name), summed, stored_last, geometry.ndim)
     return None
 
 

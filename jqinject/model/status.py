@@ -1,7 +1,7 @@
 """Switches the quantizers of a whole model off and on again."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from flax import nnx
@@ -19,7 +19,7 @@ def quantization_status_manager(
     disable_act_quant: bool = False,
     disable_weight_quant: bool = False,
     disable_bias_quant: bool = False,
-) -> Iterator[None]:
+) -> Generator[None]:
     """Switch off the named quantizers within a `with` block, and restore them after it.
 
     With activations off, quantizers that need a quantized input are off as well: biases with the accumulator's scale,

@@ -316,7 +316,7 @@ class QuantHardTanh(QuantActLayer[Out]):
         self._init_declared(locals(), {**bounds, **more})
 
     def _facts(self) -> LayerFacts:
-        return LayerFacts(offered={"min_val": self.min_val, "max_val": self.max_val})
+        return LayerFacts(offered={"act_quant": {"min_val": self.min_val, "max_val": self.max_val}})
 
     def _activation(self, x: object) -> Any:
         value = as_array(x)
@@ -439,8 +439,7 @@ def _kept_floats(x: jax.Array, quantized: FloatQuantTensor) -> jax.Array:
     _check_few_bits(quantized.bit_width)
     form = quantized.format
     assert not form.is_learned, "a learned format has no constant bits"
-    floats = form.packed_bits is None and jnp.issubdtype(quantized.q_dtype, jnp.floating)
-    return saved(x, quantized.payload() if floats else quantized.codes(), quantized.scale, None, form)
+    return saved(x, quantized.narrow_numbers(), quantized.scale, None, form)
 
 
 def _check_few_bits(bits: object) -> None:

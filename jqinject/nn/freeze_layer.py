@@ -164,7 +164,7 @@ def _known_input(layer: Any) -> Any:
     return layer.weight_quant.kept_input() if own is None else own
 
 
-OF_SLICE = 2**17  # bytes
+BYTES_OF_SLICE = 2**17  # bytes
 FEWEST, MOST = 16, 64
 PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 # Their `by_scale`, given the scale of a call, makes the bits of this call.
@@ -181,7 +181,7 @@ def slices_of(weight: object, sliced_from: int) -> int:
         return 1
     if weight.nbytes < sliced_from or len(weight.sharding.device_set) > 1:
         return 1
-    slices = max(FEWEST, weight.nbytes // OF_SLICE)
+    slices = max(FEWEST, weight.nbytes // BYTES_OF_SLICE)
     return min(1 << slices.bit_length() - 1, MOST)
 
 
@@ -348,7 +348,7 @@ def put(i: Any, array: jax.Array, part: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(array, part, i * part.shape[cut[0]], cut[0]) if cut else part
 
 
-LARGE, OF_SLICE = 2**22, 2**19  # bytes
+LARGE, BYTES_OF_LARGE_SLICE = 2**22, 2**19  # bytes
 ALIGNED = 64  # bytes; JAX takes such memory without a copy on a CPU
 OF_EXTREMES = (AbsMax, AbsMaxRange, AbsMinMax, MinMaxRange, NegativeMinOrZero)
 
@@ -368,7 +368,7 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
         return None
     scale = jax.eval_shape(lambda x: _scale(proxy, x), jax.ShapeDtypeStruct(array.shape, layer.weight.dtype))
     uncut = (*layer.summed_axes, *(layer.axes_of_sums() or ()))
-    number = min(max(FEWEST, 1 << (array.nbytes // OF_SLICE).bit_length()), MOST)
+    number = min(max(FEWEST, 1 << (array.nbytes // BYTES_OF_LARGE_SLICE).bit_length()), MOST)
     cutting = cutting_of(array.shape, scale.shape, None, uncut, number)
     extremes = _extremes(array, scale.shape)
     if cutting is None or extremes is None or not np.isfinite(extremes).all():

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.dot import has_integers
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers, quant_tensor_of
-from jqinject.quant_tensor import as_array, is_grouped, on_minifloats, on_table
+from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers, has_low_bits, quant_tensor_of
+from jqinject.quant_tensor import as_array, is_grouped
 
 OPERAND_AXES = 3  # positions, heads and features, behind the axes of the batch
 FIELDS = ("payload", "scale", "zero_point")
@@ -48,7 +47,7 @@ def encoded(x: Any, has_zero_point: bool) -> tuple[Fields, FrozenForm | None]:
             "QuantMultiHeadAttention: a group of several positions cannot be quantized position by position.\n"
             "  cure: groups along the features (group_dim = -1) or the heads (group_dim = -2)"
         )
-    if not _has_payload(x.grouped if is_grouped(x) else x):
+    if not has_low_bits(x):
         return {"payload": as_array(x)}, None
     numbers, form = frozen_numbers(x, (), has_zero_point, None, ScaleForms())
     at = x.ndim - OPERAND_AXES
@@ -68,13 +67,6 @@ def decoded(fields: Fields, form: FrozenForm | None) -> Any:
     """
     numbers = {"value" if name == "payload" else name: field for name, field in fields.items()}
     return fields["payload"] if form is None else quant_tensor_of(numbers, form)
-
-
-def _has_payload(x: Any) -> bool:
-    """Whether there are low-bit numbers of at most 8 bits."""
-    if on_minifloats(x):
-        return not x.format.is_learned and x.format.bit_width <= 8
-    return has_integers(x) or on_table(x)
 
 
 def empty(position: Any, has_zero_point: bool, length: int) -> Fields:

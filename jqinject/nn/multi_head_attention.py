@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack, final
@@ -351,7 +351,7 @@ def _has_zero_point(proxy: Any) -> bool:
 
 
 @contextmanager
-def _noted(note: str) -> Iterator[None]:
+def _noted(note: str) -> Generator[None]:
     """Say in an error where it was raised."""
     try:
         yield

@@ -20,6 +20,7 @@ from jqinject.nn.base import (
     Results,
     check_features,
     is_on,
+    slots_of,
     through,
 )
 from jqinject.nn.base.keywords import (
@@ -254,7 +255,8 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
     """
 
     def _facts(self) -> LayerFacts:
-        return super()._facts()._replace(offered={"axis_name": self.axis_name} if self.axis_name else {})
+        offered = {} if self.axis_name is None else {"axis_name": self.axis_name}
+        return super()._facts()._replace(offered={slot.name: offered for slot in slots_of(type(self))})
 
     _results: Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]
 

@@ -12,11 +12,12 @@ from jqinject.nn.base import (
     BIAS,
     WEIGHT,
     Arguments,
+    LayerFacts,
     QuantLayer,
     Slot,
     act_slot,
     check_features,
-    make_proxy,
+    hold_proxies,
     slots_of,
     split_overrides,
     through,
@@ -85,29 +86,27 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             overrides: the user's further keywords.
             rngs: for quantizers that draw random numbers.
         """
-        by_slot = split_overrides(self, self.override_slots(), overrides)
+        split_overrides(
+            self, self.override_slots(), overrides
+        )  # refuses unknown ones before anything is made
         for name in {"gate_fn", "activation_fn"} & vars(self).keys():
             setattr(self, name, PICKLABLE.get(vars(self)[name], vars(self)[name]))
         self._quantize_layers(arguments, overrides, rngs)
-        shares_sums, of_sums = arguments.get("shared_intra_layer_gate_acc_quant", False), None
-        for slot in self._held_slots():
-            is_shared = shares_sums and slot.argument == GATE_ACC.name
-            proxy = of_sums if is_shared else None
-            if proxy is None:
-                quantizer, declared = arguments[slot.argument], by_slot[slot.argument]
-                proxy = make_proxy(
-                    self, slot, quantizer, declared, rngs, channel_shape=self._channel_shape(slot)
-                )
-            of_sums = proxy if is_shared else of_sums
-            if proxy is not None:
-                setattr(self, slot.name, proxy)
-                if proxy is arguments[slot.argument]:  # another layer's
-                    proxy.add_tracked_module(self)
+        slots, of_layers = self._held_slots(), (WEIGHT.prefix, BIAS.prefix)
+        quantizers = {slot.argument: arguments[slot.argument] for slot in slots}
+        own = {name: override for name, override in overrides.items() if not name.startswith(of_layers)}
+        shares_sums = arguments.get("shared_intra_layer_gate_acc_quant", False)
+        first, *others = [slot for slot in slots if slot.argument == GATE_ACC.name]
+        shared = others if shares_sums else []
+        hold_proxies(self, quantizers, own, rngs, slots=[slot for slot in slots if slot not in shared])
+        proxy = first.__get__(self)
+        for slot in shared if proxy is not None else []:
+            setattr(self, slot.name, proxy)
 
-    def _channel_shape(self, slot: Slot) -> tuple[int, ...] | None:
-        """Of a scale for each channel: there are as many as hidden features, in the input too or it is not known."""
-        is_hidden = slot != IO or self.in_features == self.hidden_features
-        return (self.hidden_features,) if is_hidden else None
+    def _facts(self) -> LayerFacts:
+        # There are as many channels as hidden features, in the input too or it is not known.
+        hidden = [s for s in slots_of(type(self)) if s != IO or self.in_features == self.hidden_features]
+        return LayerFacts(channel_shapes={slot.name: (self.hidden_features,) for slot in hidden})
 
     def _quantize_layers(
         self, arguments: Mapping[str, Any], overrides: Mapping[str, object], rngs: nnx.Rngs | None

@@ -93,6 +93,12 @@ class Grid(abc.ABC):
         """Bits that a number takes in packed bytes, 2 or 4; None if it fills whole bytes."""
         return next((bits for bits in (2, 4) if self.bit_width <= bits), None)
 
+    @property
+    def packed_dtype(self) -> np.dtype:
+        """The integers in memory of a number of at most 8 bits, before `pack`: of 2, 4 or 8 bits."""
+        sign = "" if self.is_integer and self.signed else "u"
+        return np.dtype(f"{sign}int{self.packed_bits or 8}")
+
     def pack(self, payload: jax.Array) -> jax.Array:
         """A payload in bytes: numbers of at most 4 bits share one, along the last axis; others are left as they are.
 

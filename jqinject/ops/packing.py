@@ -17,11 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jqinject.ops.grid import Grid
+from jqinject.ops.grid import Grid, IntGrid
 from jqinject.ops.lean import number_format
 from jqinject.ops.ste import Primals, Tangents
 
@@ -39,27 +38,29 @@ def is_low_bit(dtype: DTypeLike) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LowBitTree:
-    """A pytree whose low-bit floats are bit-cast to unsigned integers of the same width; made by `as_bits`.
+    """A pytree whose low-bit leaves are unsigned integers: 8-bit floats bit-cast, narrower numbers packed into bytes.
 
     Attributes:
-        tree: the pytree, with integers in place of low-bit floats.
-        dtypes: the original dtypes of its leaves.
+        tree: the pytree, with integers in place of low-bit leaves. Made by `as_bits`.
+        leaves: the original shapes and dtypes of its leaves.
     """
 
     tree: Any
-    dtypes: tuple[Any, ...] = field(metadata={"static": True})
+    leaves: tuple[tuple[tuple[int, ...], Any], ...] = field(metadata={"static": True})
 
     def floats(self) -> Any:
         """The original pytree."""
         leaves, structure = jax.tree.flatten(self.tree)
-        return jax.tree.unflatten(structure, map(_as_dtype, leaves, self.dtypes))
+        return jax.tree.unflatten(
+            structure, (_of_bits(x, *leaf) for x, leaf in zip(leaves, self.leaves, strict=True))
+        )
 
 
 def as_bits(tree: object) -> LowBitTree:
     """A pytree in a form that can be kept for a backward pass. No gradient.
 
     Args:
-        tree: arrays; those that are not low-bit floats stay as they are.
+        tree: arrays; those that are neither low-bit floats nor narrower than a byte stay as they are.
 
     Returns:
         The pytree as `LowBitTree`; its `floats()` restores it.
@@ -71,21 +72,37 @@ def as_bits(tree: object) -> LowBitTree:
         >>> kept.floats()[0]
         Array([448], dtype=float8_e4m3fn)
     """
-    dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(tree))
-
-    def in_bits(x: jax.Array) -> jax.Array:
-        return _as_dtype(x, _integers_of(x.dtype))
-
-    return LowBitTree(jax.tree.map(in_bits, tree), dtypes)
+    leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(tree))
+    return LowBitTree(jax.tree.map(_in_bits, tree), leaves)
 
 
-def _integers_of(dtype: DTypeLike) -> Any:
-    """The unsigned integers as wide as a low-bit float dtype; any other dtype itself."""
-    return np.dtype(f"uint{number_format(dtype).bits}") if is_low_bit(dtype) else dtype
+def packed_grid(dtype: DTypeLike) -> IntGrid | None:
+    """The integers whose `pack` puts several numbers of a dtype into a byte; None if each fills whole bytes.
+
+    Example:
+        >>> packed_grid(jnp.int4), packed_grid(jnp.int8)
+        (IntGrid(bit_width=4, signed=True, narrow_range=False), None)
+    """
+    if is_low_bit(dtype):
+        bits, signed = number_format(dtype).bits, False
+    elif jnp.issubdtype(dtype, jnp.integer):
+        bits, signed = jnp.iinfo(dtype).bits, bool(jnp.issubdtype(dtype, jnp.signedinteger))
+    else:
+        return None
+    return IntGrid(bits, signed) if bits < 8 else None
 
 
-def _as_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """An array bit-cast to a dtype of the same width; itself if it has that one."""
+def _in_bits(x: jax.Array) -> jax.Array:
+    grid = packed_grid(x.dtype)
+    if grid is not None:
+        return grid.pack(x)
+    return jax.lax.bitcast_convert_type(x, jnp.uint8) if is_low_bit(x.dtype) else x
+
+
+def _of_bits(x: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    grid = packed_grid(dtype)
+    if grid is not None:
+        x = grid.unpack(x, shape).astype(f"{'' if grid.signed else 'u'}int{grid.bit_width}")
     return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
 
 

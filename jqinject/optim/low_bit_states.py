@@ -74,7 +74,7 @@ def low_bit_states(
     """
 
     def stored(form: BlockFormat, tree: object) -> LowBitMoment:
-        def encode(path: jax.tree_util.KeyPath, leaf: jax.Array | nnx.Variable) -> StoredBlocks | jax.Array:
+        def encode(path: tuple[Any, ...], leaf: jax.Array | nnx.Variable[Any]) -> StoredBlocks | jax.Array:
             x = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
             fits = x.size >= smallest and x.size % form.block_size == 0
             if not fits or keep_float(jax.tree_util.keystr(path, simple=True, separator="/")):
@@ -135,8 +135,8 @@ def _is_stored(x: object) -> bool:
 
 
 def _codes_in_place(
-    leaf: jax.Array | nnx.Variable, blocks: StoredBlocks | jax.Array
-) -> jax.Array | nnx.Variable:
+    leaf: jax.Array | nnx.Variable[Any], blocks: StoredBlocks | jax.Array
+) -> jax.Array | nnx.Variable[Any]:
     """The codes; in the Variable of the parameter, with its sharding, if they have its shape."""
     codes = blocks.codes if isinstance(blocks, StoredBlocks) else blocks
     if isinstance(leaf, nnx.Variable) and codes.shape == leaf.get_value().shape:

@@ -19,6 +19,7 @@ from jax import lax
 
 from jqinject.dot import LowBitCache, is_low_bit_cache
 from jqinject.program.jaxpr import Body, Equation
+from jqinject.program.moves import only_moves
 from jqinject.program.operations import operation_of
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
@@ -289,13 +290,11 @@ SERVED = ("dynamic_update_slice", ".at[...].set", "concatenate")
 _ENDS = frozenset(
     {"dot_general", "ragged_dot_general", "conv_general_dilated", "sort", "top_k", "argmax", "argmin"}
 )
-# What these make holds the rows of a cache, of whatever shape it is.
-_MOVES = frozenset(
+# What these make, and what moves numbers, holds the rows of a cache, of whatever shape it is.
+_JOINS = frozenset(
     {
-        *("reshape", "transpose", "squeeze", "broadcast_in_dim", "slice", "dynamic_slice", "gather", "rev"),
-        *("split", "stack", "unstack", "tile", "concatenate", "pad", "select_n", "dynamic_update_slice"),
-        *("scatter", "convert_element_type", "sharding_constraint", "reshard", "optimization_barrier"),
-        *("copy", "name"),
+        *("stack", "unstack", "tile", "concatenate", "pad", "select_n"),
+        *("dynamic_update_slice", "scatter", "optimization_barrier"),
     }
 )
 
@@ -321,7 +320,7 @@ def _holding(eqn: Equation, inputs: Sequence[bool]) -> list[bool]:
     count = len(eqn.outputs)
     if eqn.call is not None and any(inputs):
         return _run(eqn.call, inputs)
-    if eqn.name in _MOVES:
+    if only_moves(eqn.name) or eqn.name in _JOINS:
         return [any(inputs)] * count
     if eqn.name in _ENDS:
         return [False] * count

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -79,7 +79,7 @@ class Interpreter(Run):
         return handlers.handle(OperationRun(self, operation, where, operands, eqn))
 
     @contextlib.contextmanager
-    def _mapping(self, eqn: Equation) -> Iterator[None]:
+    def _mapping(self, eqn: Equation) -> Generator[None]:
         """The names of equations within a program do not tell what is around it."""
         before = self.mapped
         self.mapped = self.maps(eqn)
@@ -111,9 +111,8 @@ Candidate = tuple[Any, ...]
 """A function of the pattern's input, and its further arguments: hashable, so that it is traced once for each shape."""
 
 
-def _softmaxes(first: Equation, shape: Any) -> Iterator[Candidate]:
-    if first.name == "reduce_max" and len(first.params["axes"]) == 1:
-        axis = first.params["axes"][0]
+def _softmaxes(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
+    for axis in first.params["axes"] if len(first.params["axes"]) == 1 else ():
         yield _softmax, axis
         # Attention maps it over an axis, which adds transposes.
         for mapped in range(len(shape)):
@@ -130,11 +129,9 @@ def _mapped_softmax(x: jax.Array, axis: int, mapped: int, out: int) -> jax.Array
     return jax.vmap(functools.partial(jax.nn.softmax, axis=axis), mapped, out)(x)
 
 
-def _means(first: Equation, shape: object) -> Iterator[Candidate]:
-    if first.name == "reduce_sum":
-        axes = tuple(first.params["axes"])
-        yield _mean, axes, False
-        yield _mean, axes, True
+def _means(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
+    for keepdims in (False, True):
+        yield _mean, tuple(first.params["axes"]), keepdims
 
 
 def _mean(x: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
@@ -142,17 +139,16 @@ def _mean(x: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
 
 
 def _gelus(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
-    yield _gelu, True
-    yield _gelu, False
+    for approximate in (True, False):
+        yield _gelu, approximate
 
 
 def _gelu(x: jax.Array, approximate: bool) -> jax.Array:
     return jax.nn.gelu(x, approximate=approximate)
 
 
-def _average_pools(first: Equation, shape: object) -> Iterator[Candidate]:
-    if first.name == "reduce_window_sum":
-        yield _average_pool, *(tuple(first.params[name]) for name in _WINDOW)
+def _average_pools(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
+    yield _average_pool, *(tuple(first.params[name]) for name in _WINDOW)
 
 
 _WINDOW = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
@@ -163,12 +159,12 @@ def _average_pool(x: jax.Array, *window: tuple[int, ...]) -> jax.Array:
     return sums / float(np.prod(window[0]))
 
 
-# The start of a name's templates: (primitives, candidates for a first equation).
-TEMPLATES: dict[str, tuple[frozenset[str], Callable[[Equation, Any], Iterator[Candidate]]]] = {
-    "softmax": (frozenset({"reduce_max"}), _softmaxes),
-    "mean": (frozenset({"reduce_sum"}), _means),
-    "gelu": (frozenset({"integer_pow", "mul", "square", "neg", "div", "pow", "sqrt"}), _gelus),
-    "avg_pool": (frozenset({"reduce_window_sum"}), _average_pools),
+# The first primitive -> the function's name, and candidates for a first equation.
+TEMPLATES: dict[str, tuple[str, Callable[[Equation, tuple[int, ...]], Iterator[Candidate]]]] = {
+    "reduce_max": ("softmax", _softmaxes),
+    "reduce_sum": ("mean", _means),
+    **dict.fromkeys(("integer_pow", "mul", "square", "neg", "div", "pow", "sqrt"), ("gelu", _gelus)),
+    "reduce_window_sum": ("avg_pool", _average_pools),
 }
 
 
@@ -186,20 +182,19 @@ def with_functions(body: Body) -> Body:
 def _function_at(body: Body, start: int) -> Function | None:
     """The known function that begins at an equation, if any."""
     first = body.equations[start]
-    for name, (begins, candidates) in TEMPLATES.items():
-        floats = (at for at in first.variables if jnp.issubdtype(first.inputs[at].dtype, jnp.floating))
-        place = next(floats, None)
-        if first.name not in begins or place is None:
-            continue
-        operand = first.inputs[place]
-        # What a function is traced to depends on these settings.
-        settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
-        for candidate in candidates(first, operand.shape):
-            pattern = _traced(candidate, operand.shape, operand.dtype, settings)
-            function = body.matched(start, place, name, pattern)
-            if function is not None:
-                return function
-    return None
+    floats = (at for at in first.variables if jnp.issubdtype(first.inputs[at].dtype, jnp.floating))
+    place = next(floats, None) if first.name in TEMPLATES else None
+    if place is None:
+        return None
+    (name, candidates), operand = TEMPLATES[first.name], first.inputs[place]
+    # What a function is traced to depends on these settings.
+    settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
+    patterns = (
+        _traced(candidate, operand.shape, operand.dtype, settings)
+        for candidate in candidates(first, operand.shape)
+    )
+    functions = (body.matched(start, place, name, pattern) for pattern in patterns)
+    return next((function for function in functions if function is not None), None)
 
 
 @functools.lru_cache(maxsize=256)  # of programs of a few equations, without constants

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -228,7 +228,7 @@ class _Marks(Around):
 
 
 @contextlib.contextmanager
-def _writable(layer: object, path: Path) -> Iterator[nnx.Variable[Any]]:
+def _writable(layer: object, path: Path) -> Generator[nnx.Variable[Any]]:
     """A Variable of a layer; in its place a copy, if the layer stems from outside of a transformation of JAX.
 
     NNX refuses a write to such a Variable, because the value would be lost; a mark keeps it.

@@ -111,28 +111,21 @@ def transformed_axes(eqn: Equation, place: int) -> Axes:
 
 def free_axes(eqn: Equation, place: int, ndim: int) -> Axes:
     """The axes of a contraction's operand that its output has, and the other operand does not."""
-    name, params = eqn.name, eqn.params
-    if name == "conv_general_dilated":
-        numbers = params["dimension_numbers"]
+    if eqn.name == "conv_general_dilated":
+        numbers = eqn.params["dimension_numbers"]
         return ((numbers.lhs_spec, numbers.rhs_spec)[place][0],)
-    if name == "ragged_dot_general":
-        ragged = params["ragged_dot_dimension_numbers"]
-        contracted, batch = ragged.dot_dimension_numbers
-        groups = ragged.rhs_group_dimensions if place == 1 else ()
-        return other_axes((*contracted[place], *batch[place], *groups), ndim)
-    contracted, batch = params["dimension_numbers"]
-    return other_axes((*contracted[place], *batch[place]), ndim)
+    ragged = eqn.params.get("ragged_dot_dimension_numbers")
+    contracted, batch = eqn.params["dimension_numbers"] if ragged is None else ragged.dot_dimension_numbers
+    groups = () if ragged is None or place == 0 else ragged.rhs_group_dimensions
+    return other_axes((*contracted[place], *batch[place], *groups), ndim)
 
 
 def summed_axes(eqn: Equation) -> tuple[Axes, Axes]:
     """The axes of both operands of a contraction that share a scale because they are summed over."""
-    if eqn.name == "ragged_dot_general":
-        (left, right), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-        return tuple(left), tuple(right)
-    numbers = eqn.params["dimension_numbers"]
-    if eqn.name == "dot_general":
-        (left, right), _ = numbers
-        return tuple(left), tuple(right)
-    # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
-    left, right = numbers.lhs_spec, numbers.rhs_spec
-    return tuple(left[1:]), other_axes((right[0],), len(right))
+    if eqn.name == "conv_general_dilated":
+        # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
+        left, right = eqn.params["dimension_numbers"].lhs_spec, eqn.params["dimension_numbers"].rhs_spec
+        return tuple(left[1:]), other_axes((right[0],), len(right))
+    ragged = eqn.params.get("ragged_dot_dimension_numbers")
+    (left, right), _ = eqn.params["dimension_numbers"] if ragged is None else ragged.dot_dimension_numbers
+    return tuple(left), tuple(right)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ def mark_modules(model: nnx.Module) -> None:
 
 
 @contextlib.contextmanager
-def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> Iterator[None]:
+def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> Generator[None]:
     """Let every module of a private copy of a model leave marks when it is called.
 
     Args:
@@ -130,7 +130,7 @@ def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any,
 
 
 @contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
+def _naming(path: str) -> Generator[None]:
     """Add the innermost module's path to an error raised in it."""
     try:
         yield
@@ -153,7 +153,7 @@ def _is_float(x: object) -> bool:
 
 
 @contextlib.contextmanager
-def linen_scopes(is_leaf: Callable[[object], bool]) -> Iterator[None]:
+def linen_scopes(is_leaf: Callable[[object], bool]) -> Generator[None]:
     """Let Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks."""
 
     def named(call: Any, args: Sequence[object], kwargs: Mapping[str, object], context: Any) -> object:

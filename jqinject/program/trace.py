@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import jax
@@ -143,7 +143,7 @@ def _state_input(
 
 
 @contextlib.contextmanager
-def dequantized_for_linen(model: nnx.Module) -> Iterator[None]:
+def dequantized_for_linen(model: nnx.Module) -> Generator[None]:
     """Let bridges to Linen hold dequantized parameters while a private copy of a model is called.
 
     A bridge tells Linen's collections by the types of Variables, and knows `nnx.Param` alone. In a program each is one

@@ -16,7 +16,6 @@ from jax.typing import DTypeLike
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Codebook, IntGrid
 from jqinject.ops.lean import Bits
-from jqinject.ops.minifloat import from_float_steps
 from jqinject.quant_tensor import arithmetic
 from jqinject.quant_tensor.array_methods import as_array, attribute
 from jqinject.quant_tensor.quantized import CONTRACTED, QuantTensor
@@ -110,7 +109,7 @@ class IntQuantTensor(QuantTensor):
         """
         scale = jnp.asarray(scale, jnp.float32)
         zero_point = None if zero_point is None else jnp.asarray(zero_point, jnp.float32)
-        value = dequantized(jnp.asarray(integers), scale, zero_point, dtype)
+        value = dequantized(jnp.asarray(integers), scale, zero_point, IntGrid(8), dtype)
         return cls(value, scale, zero_point, bit_width, signed, training)
 
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
@@ -248,9 +247,8 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         """
         scale = jnp.asarray(scale, jnp.float32)
         form = _float_format(payload.dtype if format is None else format, "FloatQuantTensor.from_payload")
-        numbers = form.decode(payload)
         low_bits = payload if payload.dtype in CONTRACTED and format is None else None
-        return cls(from_float_steps(numbers, scale, dtype), scale, form, training, low_bits)
+        return cls(dequantized(payload, scale, None, form, dtype), scale, form, training, low_bits)
 
 
 class CodebookNames:
@@ -318,8 +316,8 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
             Array([-2.,  2.], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
-        numbers = codebook.decode(codes.astype(codebook.storage))
-        return cls((numbers * scale).astype(dtype), scale, codebook, training)
+        value = dequantized(codes.astype(codebook.storage), scale, None, codebook, dtype)
+        return cls(value, scale, codebook, training)
 
 
 def _checked_bit_width(bit_width: Bits) -> BitWidth:

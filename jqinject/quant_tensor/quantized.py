@@ -171,20 +171,58 @@ class QuantTensor(TensorFields):
         """
         if self._layout is not None:
             return self._layout.join(self._bare.low_bits())
-        if self._payload is not None:
-            return self._payload
-        if self._grid.is_table or jnp.issubdtype(self.q_dtype, jnp.integer):
+        form, payload = self.known_format("its payload"), self._payload
+        if jnp.issubdtype(form.storage, jnp.integer):
             return self.code_numbers()
-        return to_float8(self.value, self._divisor(), self.q_dtype)
+        if payload is None:
+            return to_float8(self.value, self._divisor(), form.storage)
+        return payload if payload.dtype == form.storage else form.cast(form.decode(payload))
 
     def code_numbers(self) -> jax.Array:
         """Return the codes of minifloats (sign, exponent and mantissa), or indices, as unsigned integers."""
         if self._layout is not None:
             return self._layout.join(self._bare.code_numbers())
-        if self._grid.is_table:
-            return self._grid.encode(self._steps()).astype(self._grid.storage)
-        form = self.known_format("its codes")
+        form, payload = self.known_format("its codes"), self._payload
+        dtype = form.storage if form.is_table else form.code_dtype
+        if payload is not None and jnp.issubdtype(payload.dtype, jnp.integer):
+            return payload.astype(dtype)
+        if form.is_table:
+            return form.encode(self._steps()).astype(dtype)
         return form.codes(self._steps()) if self._levels is None else self._levels.codes(form)
+
+    def narrow_numbers(self) -> jax.Array:
+        """Return the payload in the narrowest dtype that holds it in memory: integers, codes, or 8-bit floats."""
+        form, levels = self.known_format("its payload"), self._levels
+        if form.is_integer:
+            bits = int(form.bit_width)
+            wide = jnp.int16 if bits <= 16 and form.signed else jnp.int32
+            return self.int().astype(form.packed_dtype if bits <= 8 else wide)
+        if form.is_minifloat and form.bit_width == 8 and jnp.issubdtype(form.storage, jnp.floating):
+            return self.low_bits()
+        # Of the two zeros the code of one is nan's in formats that have no other for it.
+        numbers = self.code_numbers() if levels is None else form.codes(levels.minifloats)
+        return numbers.astype(form.packed_dtype) if form.bit_width <= 8 else numbers
+
+    def without_value(self) -> Self:
+        """Return it stored, as its payload and scales, if it keeps a payload; else unchanged.
+
+        Example:
+            >>> from jqinject.quant_tensor import FloatQuantTensor
+            >>> x = FloatQuantTensor.from_payload(jnp.array([3.0], jnp.float8_e5m2), 0.25)
+            >>> x.is_stored, x.without_value().is_stored, x.without_value().value
+            (False, True, Array([0.75], dtype=float32))
+        """
+        if self._layout is not None:
+            return self._bare.without_value()._like(type(self), self._layout)
+        payload, scale, levels = self._payload, self._scale, self._levels
+        if levels is not None:
+            payload, scale = levels.minifloats, levels.block * levels.shared
+        elif self.is_contractible:
+            payload = self.low_bits()
+        if payload is None or self.is_stored or self._grid.is_learned:
+            return self
+        zero = self._zero_point if self.has_zero_point else None
+        return self.stored(payload, scale, zero, self._grid, self.dtype, self._scale_dtype, levels)
 
     def grid_numbers(self) -> jax.Array:
         """Return the numbers of the grid in float32: `value / scale`, rounded to it; no gradient.

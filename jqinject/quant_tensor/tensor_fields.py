@@ -14,15 +14,16 @@ from jqinject.ops.float8_cast import from_float8
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Grid
 from jqinject.ops.lean import known_zero
-from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.processes import on_host
 from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
 from jqinject.quant_tensor.group_layout import Layout
 from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
 
-_SLOTS = ("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype")
-_SLOTS = (*_SLOTS, "_levels", "_scale_dtype", "_carrier")
+_SLOTS = (
+    *("_array", "_scale", "_zero_point", "_grid", "_training", "_payload", "_layout", "_dtype"),
+    *("_levels", "_scale_dtype", "_carrier", "_is_stored"),
+)
 
 
 class Levels(NamedTuple):
@@ -52,6 +53,8 @@ class Levels(NamedTuple):
 class TensorFields(ArrayMethods):
     """Abstract: an immutable pytree of an array, its scale, zero point, grid and layout; see `QuantTensor`.
 
+    The array is the value; of a stored tensor it is the payload, and `levels` are one more child.
+
     Attributes:
         fields: names of the constructor's arguments that `set` takes, in order.
         cure: how a tensor is made of the numbers that a constructor refuses as `value`, for the error text.
@@ -59,6 +62,7 @@ class TensorFields(ArrayMethods):
         is_grouped: whether it has a scale for each group along an axis.
         group_size: elements of a group; None without groups.
         partner: the class of the same tensor with a scale for each group; of a class in groups, the one without.
+        of_kind: the class without groups of each kind.
     """
 
     __slots__ = (*_SLOTS, "_value", "_shaped")
@@ -66,6 +70,7 @@ class TensorFields(ArrayMethods):
     fields: ClassVar[tuple[str, ...]] = ()
     cure: ClassVar[str] = ""
     partner: ClassVar[Any] = None
+    of_kind: ClassVar[dict[str, Any]] = {}
     is_grouped: ClassVar[bool] = False
     group_size: Any = None
 
@@ -75,6 +80,8 @@ class TensorFields(ArrayMethods):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         jax.tree_util.register_pytree_with_keys(cls, _flatten, partial(_unflatten, cls))
+        if cls.kind and not cls.is_grouped:
+            cls.of_kind[cls.kind] = cls
 
     def _store(
         self,
@@ -107,6 +114,7 @@ class TensorFields(ArrayMethods):
         self._training, self._payload = training, payload
         self._dtype = getattr(array, "dtype", None)
         self._layout = self._levels = self._scale_dtype = self._carrier = None
+        self._is_stored = False
 
     @classmethod
     def _of(cls, *fields: Any) -> Self:
@@ -124,18 +132,24 @@ class TensorFields(ArrayMethods):
         grid: Any,
         dtype: DTypeLike,
         scale_dtype: Any = None,
-    ) -> Self:
+        levels: Levels | None = None,
+    ) -> Any:
         """Return the tensor of numbers that are known to be on the grid; it is dequantized when its value is read.
 
+        Its class is that of the grid.
+
         Args:
-            payload: the integers, of any integer dtype, or minifloats in one of the 8-bit float dtypes.
+            payload: the integers, of any integer dtype; minifloats of a float dtype, or codes.
             scale, zero_point: float32 arrays that broadcast against them; no zero point if None.
             grid: theirs.
             dtype: of the value.
             scale_dtype: a dtype of 8 bits that holds the scales; None if unknown.
+            levels: both levels of the scale, if they are known.
         """
-        tensor = cls._of(payload, scale, zero_point, grid, False, payload)
-        tensor._dtype, tensor._scale_dtype = np.dtype(dtype), scale_dtype
+        kind = "integers" if grid.is_integer else "minifloats" if grid.is_minifloat else "table"
+        tensor: Any = cls.of_kind[kind]._of(payload, scale, zero_point, grid, False, payload)
+        tensor._dtype, tensor._scale_dtype, tensor._levels = np.dtype(dtype), scale_dtype, levels
+        tensor._is_stored = True
         del tensor._value  # an empty slot: see `__getattr__`
         return tensor
 
@@ -151,7 +165,7 @@ class TensorFields(ArrayMethods):
             training: whether it was made in training mode.
         """
         tensor = cls.stored(payload, scale, None, grid, x.dtype)
-        tensor._carrier, tensor._training = x, training
+        tensor._carrier, tensor._training, tensor._is_stored = x, training, False
         return tensor
 
     def _take(self, tensor: "TensorFields", layout: Layout | None) -> Self:
@@ -195,10 +209,8 @@ class TensorFields(ArrayMethods):
             array = self._array
             if self._carrier is not None:
                 array = with_gradient_of(self._carrier, from_float8(array, self._scale, self._dtype))
-            elif self.is_stored and self._grid.is_integer:
-                array = dequantized(array, self._scale, self._zero_point, self._dtype)
-            elif self.is_stored:
-                array = from_float_steps(self._grid.decode(array), self._scale, self._dtype)
+            elif self._is_stored:
+                array = dequantized(array, self._scale, self._zero_point, self._grid, self._dtype)
             return array if self._layout is None else self._layout.join(array)
 
     value: jax.Array = attribute("_value", "The dequantized float array.")
@@ -213,6 +225,9 @@ class TensorFields(ArrayMethods):
     dtype: np.dtype = attribute("_dtype", "The float dtype of `value`.")
     kept_payload: Any = attribute("_payload", "The low-bit numbers that it was rounded to, if it keeps them.")
     levels: Levels | None = attribute("_levels", "Both levels of the scale, if they are known.")
+    is_stored: bool = attribute(
+        "_is_stored", "Whether it keeps its payload only: no gradient can reach its value."
+    )
     scale_dtype: np.dtype | None = attribute("_scale_dtype", "An 8-bit dtype that holds the scales.")
 
     @property
@@ -233,11 +248,6 @@ class TensorFields(ArrayMethods):
     def carrier(self) -> jax.Array:
         """The array that the gradient of the value goes to: the tensor that was cast, or the value itself."""
         return self.value if self._carrier is None else self._carrier
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether it keeps its payload only, so that no gradient can reach its value."""
-        return self._payload is not None and self._array is self._payload and self._carrier is None
 
     def __len__(self) -> int:
         if not self.shape:
@@ -321,8 +331,12 @@ def _flatten(tensor: TensorFields) -> tuple[list[tuple[Any, Any]], Any]:
     if tensor._layout is not None:
         # What a transformation has put in the place of the tensor in groups may be anything.
         return [(key("grouped"), tensor._array if tensor._grid is None else tensor._bare)], tensor._layout
-    names = ("value", "scale", "zero_point", "grid")
-    return [(key(name), getattr(tensor, "_" + name)) for name in names], tensor._training
+    names: tuple[str, ...] = ("value", "scale", "zero_point", "grid")
+    static: object = tensor._training
+    if tensor._is_stored:
+        names = ("payload", *names[1:], "levels")
+        static = tensor._dtype, tensor._scale_dtype
+    return [(key(name), getattr(tensor, "_" + name)) for name in names], static
 
 
 def _unflatten(cls: Any, static: Any, children: Iterable[Any]) -> Any:
@@ -331,6 +345,9 @@ def _unflatten(cls: Any, static: Any, children: Iterable[Any]) -> Any:
         if not isinstance(child, TensorFields):
             child = cls._of(child, None, None, None, False)
         return child._like(cls, static)
+    if isinstance(static, tuple):
+        *children, levels = children
+        return cls.stored(*children, *static, levels)
     return cls._of(*children, static)
 
 

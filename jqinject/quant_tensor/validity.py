@@ -15,7 +15,8 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from jqinject.ops.fake_quant import in_range_of
-from jqinject.ops.grid import IntGrid
+from jqinject.ops.grid import Grid, IntGrid
+from jqinject.ops.minifloat import from_float_steps
 from jqinject.ops.power import log2, max_int, min_int
 from jqinject.ops.processes import lies_here, on_host
 from jqinject.ops.ste import with_gradient_of
@@ -161,10 +162,12 @@ def pre_round_integers(value: jax.Array, scale: jax.Array, zero_point: jax.Array
 
 
 def dequantized(
-    integers: jax.Array, scale: jax.Array, zero_point: jax.Array | None, dtype: DTypeLike
+    payload: jax.Array, scale: jax.Array, zero_point: jax.Array | None, grid: Grid, dtype: DTypeLike
 ) -> jax.Array:
-    """(integers - zero_point) * scale, computed in float32."""
-    steps = integers.astype(jnp.float32)
+    """(numbers - zero_point) * scale, computed in float32; the numbers are those of a grid that a payload has."""
+    steps = payload.astype(jnp.float32) if grid.is_integer else grid.decode(payload)
+    if grid.is_minifloat:
+        return from_float_steps(steps, scale, dtype)
     return in_range_of((steps if zero_point is None else steps - zero_point) * scale, scale, dtype)
 
 

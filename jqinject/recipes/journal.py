@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,8 @@ import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 
-from jqinject.core.flax_internals import PYTREE_ATTRIBUTES
 from jqinject.inject.injector import InjectorMeta
 from jqinject.inject.keys import Same, key_of
-from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 
 IDENTITY = "recipe.json"
@@ -224,18 +223,9 @@ def _named(thing: Any) -> str:
 
 
 def _of_model(model: nnx.Module) -> Iterable[object]:
-    index = ModelIndex(model)
-    for path, node in index.places:
-        yield path, _named(type(node))
-        if isinstance(node, nnx.Pytree):
-            static = {name: x for name, x in vars(node).items() if not name.startswith(PYTREE_ATTRIBUTES)}
-            yield from (
-                (name, written(key_of(x)))
-                for name, x in sorted(static.items())
-                if not isinstance(x, nnx.Pytree | nnx.Variable | jax.Array)
-            )
-    values = ((entry.path, entry.variable.get_value()) for entry in index.variables)
-    yield from ((path, on_host(x)) for path, x in values if _is_array(x))
+    graphdef, state = nnx.split(model, graph=True)
+    yield re.sub(r" at 0x[0-9a-f]+", "", repr(graphdef))
+    yield from ((path, on_host(x)) for path, x in jax.tree.leaves_with_path(state) if _is_array(x))
 
 
 def _is_array(x: object) -> bool:

@@ -158,8 +158,7 @@ def why_not_online(
     why = _why_not(took)
     if why:
         return why
-    slot = next(slot for slot, path in flat.parameters.items() if path == first.path)
-    reader = flat.other_use(slot, {site.step for site in sites})
+    reader = flat.other_use(flat.slot_of[first.path], {site.step for site in sites})
     return "" if reader is None else f"{reader.name}{reader.where} reads the parameter too"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jqinject.core._protocols import grid_of
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Grid
-from jqinject.ops.groups import fitting_size, split_groups, spread_groups
+from jqinject.ops.groups import fitting_size
 from jqinject.program import Adapter, OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector
 from jqinject.quant_tensor import as_array
@@ -76,6 +77,15 @@ class QuantizedParameter:
         """Consecutive numbers along one axis that share a scale; None without groups."""
         return self.proxy.quant_metadata.group_size
 
+    @property
+    def _group(self) -> tuple[int, int] | None:
+        """The axis of the parameter along which groups lie, and how many numbers each has; None without groups."""
+        groups, shape = self.proxy.quant_metadata, self.value.shape
+        if groups.group_size is None or groups.group_dim is None:
+            return None
+        axis = self.depth + groups.group_dim % (len(shape) - self.depth)
+        return axis, fitting_size(groups.group_size, shape[axis])
+
     def quantized(self, value: jax.Array) -> Any:
         """A parameter as the quantizer would quantize it now: a QuantTensor. Nothing moves."""
         return quantized_stack(nnx.clone(self.proxy, graph=True), value, self.depth)
@@ -95,34 +105,23 @@ class QuantizedParameter:
     def owners(self) -> np.ndarray:
         """For each number, in the shape of the parameter, which scale it has."""
         shape = self.value.shape
-        groups = self.proxy.quant_metadata
-        if groups.group_size is not None and groups.group_dim is not None:
-            axis = self.depth + groups.group_dim % (len(shape) - self.depth)
+        if self._group is not None:
+            axis, size = self._group
             places = list(np.indices(shape))
-            places[axis] = places[axis] // fitting_size(groups.group_size, shape[axis])
+            places[axis] = places[axis] // size
             return np.asarray(np.ravel_multi_index(tuple(places), shape))
         scale = jax.eval_shape(self.quantized, self.value).scale
         return np.broadcast_to(np.arange(scale.size).reshape(scale.shape), shape)
 
     def largest_of_groups(self, value: jax.Array) -> jax.Array:
-        """For each number the largest magnitude in its group, in the shape of the parameter; the quantizer has groups.
+        """For each number the largest magnitude of those that share its scale, in the shape of the parameter.
 
         Args:
             value: the parameter, or another one in its place.
         """
-        groups = self.proxy.quant_metadata
-        assert groups.group_size is not None and groups.group_dim is not None, "a quantizer in groups"
-
-        def largest(value: jax.Array) -> jax.Array:
-            axis = groups.group_dim % value.ndim  # pyright: ignore
-            length = value.shape[axis]
-            size = fitting_size(groups.group_size, length)  # pyright: ignore
-            grouped = split_groups(jnp.abs(value), size, axis)
-            return spread_groups(grouped.max(axis=axis + 1, keepdims=True), size, axis, length)
-
-        for _ in range(self.depth):
-            largest = jax.vmap(largest)
-        return largest(value)
+        owners = self.owners().reshape(-1)
+        largest = jax.ops.segment_max(jnp.abs(value).reshape(-1), owners, value.size)
+        return largest[owners].reshape(value.shape)
 
     def put(self, values: jax.Array, scale: jax.Array, zero_point: jax.Array) -> None:
         """Keep what a solver chose: the numbers, and the scales that they are on.
@@ -148,21 +147,15 @@ class QuantizedParameter:
 
     def _reduced(self, full: jax.Array, stored: jax.Array) -> jax.Array:
         """Scales of each number as the quantizer stores them: one for those that share it."""
-
-        def reduced(full: jax.Array, stored: jax.Array) -> jax.Array:
-            groups = self.proxy.quant_metadata
-            if groups.group_size is not None and groups.group_dim is not None:
-                axis = groups.group_dim % full.ndim
-                full = split_groups(full, fitting_size(groups.group_size, full.shape[axis]), axis)
-            if stored.ndim == 0:
-                return full.reshape(-1)[0]
-            shape = (1,) * (full.ndim - stored.ndim) + stored.shape
-            first = full[tuple(slice(0, 1) if size == 1 else slice(None) for size in shape)]
-            return first.reshape(stored.shape)
-
-        for _ in range(self.depth):
-            reduced = jax.vmap(reduced)
-        return reduced(full, stored)
+        if self._group is not None:
+            axis, size = self._group
+            full = jax.lax.slice_in_dim(full, 0, full.shape[axis], size, axis)
+            if full.size == stored.size:
+                return full.reshape(stored.shape)
+        inner = stored.shape[self.depth :]
+        shape = (*full.shape[: self.depth], *(1,) * (full.ndim - self.depth - len(inner)), *inner)
+        first = full[tuple(slice(0, 1) if size == 1 else slice(None) for size in shape)]
+        return first.reshape(stored.shape)
 
 
 def measured(proxy: object, value: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
@@ -211,9 +204,15 @@ def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
     return {name: adapter for node in nodes for name, adapter in node.adapters_by_path().items()}
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """What is the same for equal sites of equal parameters.
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["state", "values", "scattered"],
+    meta_fields=["quantizer", "depth", "grid", "by_reciprocal", "weight", "shape", "start"],
+    drop_fields=["measured"],
+)
+@dataclass(frozen=True, eq=False)
+class SiteMeasure:
+    """See `jqinject.recipes.solvers.solver.Measure`: a pytree, so that equal sites share compiled functions.
 
     Attributes:
         quantizer: the graph of the proxy.
@@ -222,6 +221,10 @@ class _Layout:
         by_reciprocal: see `MatrixGrid`.
         weight: how the operand is a stack of matrices.
         shape, start: of the operand's places in the parameter.
+        state: the arrays of the quantizer.
+        values: the parameter, whose other numbers may share scales with the site's.
+        scattered: see `Places`.
+        measured: the site's matrices as they are, and their grid; None within such a function.
     """
 
     quantizer: Any
@@ -231,22 +234,6 @@ class _Layout:
     weight: Moved
     shape: tuple[int, ...]
     start: int | None
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclass(frozen=True, eq=False)
-class SiteMeasure:
-    """See `jqinject.recipes.solvers.solver.Measure`: a pytree, so that equal sites share compiled functions.
-
-    Attributes:
-        layout: static.
-        state: the arrays of the quantizer.
-        values: the parameter, whose other numbers may share scales with the site's.
-        scattered: see `Places`.
-        measured: the site's matrices as they are, and their grid; None within such a function.
-    """
-
-    layout: _Layout
     state: Any
     values: jax.Array
     scattered: np.ndarray | None = None
@@ -271,25 +258,15 @@ class SiteMeasure:
         quantizer, state = nnx.split(parameter.proxy, graph=True)
         places, weight = site.places, site.matrices.weight
         numbers = (parameter.grid, parameter.by_reciprocal)
-        layout = _Layout(quantizer, parameter.depth, *numbers, weight, places.shape, places.start)
-        return cls(layout, state, values, places.scattered, measured)
+        static = (quantizer, parameter.depth, *numbers, weight, places.shape, places.start)
+        return cls(*static, state, values, places.scattered, measured)
 
     def __call__(self, matrices: jax.Array) -> MatrixGrid:
         """The grid of matrices `(stack, rows, columns)` in the place of the site's."""
         if self.measured is not None and matrices is self.measured[0]:
             return self.measured[1]
-        layout = self.layout
-        places = Places(layout.shape, layout.start, self.scattered)
-        value = places.put(self.values, layout.weight.array(matrices))
-        scale, zero_point = measured(nnx.merge(layout.quantizer, self.state), value, layout.depth)
-        scale, zero_point = (layout.weight.matrices(places.taken(x)) for x in (scale, zero_point))
-        return MatrixGrid(scale, zero_point, layout.grid, layout.by_reciprocal)
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], _Layout]:
-        """Arrays, and what is static."""
-        return (self.state, self.values, self.scattered), self.layout
-
-    @classmethod
-    def tree_unflatten(cls, layout: _Layout, arrays: tuple[Any, ...]) -> SiteMeasure:
-        """The reverse."""
-        return cls(layout, *arrays)
+        places = Places(self.shape, self.start, self.scattered)
+        value = places.put(self.values, self.weight.array(matrices))
+        full = measured(nnx.merge(self.quantizer, self.state), value, self.depth)
+        scale, zero_point = (self.weight.matrices(places.taken(x)) for x in full)
+        return MatrixGrid(scale, zero_point, self.grid, self.by_reciprocal)

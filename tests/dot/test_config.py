@@ -19,6 +19,7 @@ from jqinject.dot import (
     QDotGeneral,
     QRaggedDot,
     Scheme,
+    conv_general_dilated,
     dot_general,
 )
 from jqinject.inject import Binding
@@ -382,6 +383,18 @@ def test_arguments_of_another_kind():
     x = jnp.ones((2, 2))
     with pytest.raises(TypeError, match="accumulator_dtype= would have no effect beside config="):
         dot_general(x, x, MATMUL, config=config_v4(), accumulator_dtype=jnp.int32)
+    image = x[None, ..., None]
+    with pytest.raises(TypeError, match="contraction='int' would have no effect beside config="):
+        conv_general_dilated(image, image, (1, 1), "SAME", config=config_v4(), contraction="int")
+
+
+def test_convolutions_ignore_tiles():
+    """So their weights can be frozen."""
+    scheme = config_v4(rng_type=None, dlhs_local_aqt=LocalAqt(2)).let(tile_size=2)
+    op = QConvGeneralDilated(scheme)
+    op.check_freezes()
+    with pytest.raises(ValueError, match="cut into pieces"):
+        QDotGeneral(scheme).check_freezes()
 
 
 def _convolution(scheme):

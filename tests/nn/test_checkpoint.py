@@ -22,6 +22,7 @@ from jqinject.quant import (
     Fp8e5m2GradPerTensorDelayed,
     Int8ActPerTensorFloat,
     NoneActQuant,
+    NVFP4TrainingAct,
     ShiftedUint8ActPerTensorFloat,
     SignedBinaryActPerTensorConst,
     Uint8ActPerTensorFloat,
@@ -220,3 +221,11 @@ def test_wrong_arguments() -> None:
         QuantCheckpoint(Fp8e5m2GradPerTensorDelayed)
     with pytest.raises(TypeError, match="did you mean 'bit_width'"):
         QuantCheckpoint(Int8ActPerTensorFloat, bitwidth=4)
+
+
+def test_small_negative_numbers_in_two_levels_are_kept():
+    """They are rounded to -0, whose code is nan's in e2m1."""
+    x = jnp.full((2, 16), -1e-6).at[0, 0].set(3.0)
+    kept = QuantCheckpoint(act_quant=NVFP4TrainingAct)(x)
+    np.testing.assert_allclose(kept[0], jnp.zeros(16).at[0].set(3.0), atol=1e-6)
+    assert bool(jnp.isfinite(kept).all())

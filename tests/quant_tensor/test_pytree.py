@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject.quant_tensor import IntQuantTensor
+from jqinject.ops import NF4, FloatGrid, IntGrid
+from jqinject.quant_tensor import IntQuantTensor, QuantTensor, in_groups
 
 
 def tensor(shape=(3, 2), scale=0.5, bit_width=8, training=False):
@@ -118,3 +119,28 @@ def test_nnx_attribute_jit_grad_and_state():
     np.testing.assert_allclose(grads["w"][...], tensor().value.sum(0))
     copied = nnx.clone(holder)
     np.testing.assert_array_equal(copied.x.int(), holder.x.int())
+
+
+STORED = {
+    "integers": (IntGrid(4), jnp.array([[1, -8]], jnp.int8)),
+    "codes of minifloats": (FloatGrid(2, 1), jnp.array([[2, 15]], jnp.uint8)),
+    "8-bit floats": (FloatGrid.of_dtype(jnp.float8_e4m3fn), jnp.array([[2, 448]], jnp.float8_e4m3fn)),
+    "codes of a table": (NF4, jnp.array([[0, 15]], jnp.uint8)),
+}
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("grid, payload", STORED.values(), ids=STORED)
+def test_a_stored_tensor_is_a_pytree_of_its_payload(grid, payload, grouped):
+    x = QuantTensor.stored(payload, jnp.array([[0.5]]), None, grid, jnp.bfloat16)
+    x = in_groups(x, 2, 0) if grouped else x
+    assert jax.tree.leaves(x)[0] is payload
+    y = jax.jit(lambda x: x)(x)
+    assert type(y) is type(x) and y.is_stored and y.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(y.value, x.value)
+    np.testing.assert_array_equal(
+        y.int(), payload.reshape(y.shape) if grid.dtype != payload.dtype else x.int()
+    )
+    plain = x.set(value=x.value)
+    assert not plain.is_stored and plain.without_value().is_stored == (grid.dtype == payload.dtype)
+    np.testing.assert_array_equal(plain.int(), y.int())

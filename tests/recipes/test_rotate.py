@@ -245,6 +245,23 @@ def test_layer_norms_and_flax_attention_keep_their_function() -> None:
     assert kinds == {"R1": attention | {"up", "head"}, "R2": {"attention.out"}, "R4": {"down"}}
 
 
+class Experts(nnx.Module):
+    """Rows in two groups, each with a matrix of its own."""
+
+    def __init__(self) -> None:
+        self.rows = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+        self.up = nnx.Param(jax.random.normal(jax.random.key(1), (2, 4, 6)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.lax.ragged_dot(self.rows(x), self.up[...], jnp.array([1, 2]))
+
+
+def test_ragged_products_are_rotated_with_what_makes_their_rows() -> None:
+    work = _work(Experts(), jax.random.normal(jax.random.key(0), (3, 8)))
+    (done,) = (one for one in Rotate("R2")(work) if isinstance(one, Rotated))
+    assert {*done.folded} == {"rows.kernel", "rows.bias", "up"} and done.block == 4
+
+
 def test_sizes_without_a_matrix_are_mixed_in_blocks_or_refused_by_path() -> None:
     assert [largest_size(each) for each in (16, 24, 6, 84, 7, 88)] == [16, 24, 2, 28, 1, 8]
     rngs = nnx.Rngs(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops import Codebook, FloatGrid, Grid, IntGrid
+from jqinject.ops import Grid, IntGrid
 from jqinject.ops.cut import Cut
+from jqinject.ops.packing import packed_grid
 from jqinject.quant_tensor import Groups
-from jqinject.quant_tensor.public_tensors import int_grid
 
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")
-Names = tuple[object, ...]
+"""Metadata of a Variable with a name for each axis."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ class StoredForm:
     @cached_property
     def grid(self) -> IntGrid | None:
         """The integers that are packed into bytes; None for whole bytes."""
-        if not jnp.issubdtype(self.dtype, jnp.integer) or jnp.iinfo(self.dtype).bits >= 8:
-            return None
-        return IntGrid(jnp.iinfo(self.dtype).bits, signed=bool(jnp.issubdtype(self.dtype, jnp.signedinteger)))
+        return packed_grid(self.dtype)
 
     @property
     def packed_bits(self) -> int | None:
@@ -74,19 +72,6 @@ class StoredForm:
             stored = self.grid.unpack(stored, shape).astype(self.dtype)
         return jax.lax.transpose(stored, self.back)
 
-    def metadata(
-        self, metadata: Mapping[str, object], scale_shape: tuple[int, ...]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The metadata of an operand's Variable for its payload as stored, and for its scale.
-
-        Args:
-            metadata: of that Variable; its sharding follows the axes, and size-1 axes of a scale stay unsharded.
-            scale_shape: of the scale.
-        """
-        ndim = len(self.shape)
-        moved = _per_axis(metadata, ndim, lambda names: tuple(names[axis] for axis in self.order))
-        return moved, _per_axis(metadata, ndim, lambda names: _unsharded_ones(names, scale_shape))
-
 
 @dataclass(frozen=True)
 class FrozenForm:
@@ -96,11 +81,9 @@ class FrozenForm:
         stored: how the payload is stored.
         value_dtype: of the dequantized weight.
         whole_zero_point: whether every zero point is one of the integers.
+        grid: the number format.
         groups: how an axis of the weight is cut into groups; None without groups.
         cut: the same for groups that cross shards, whose payload is stored in the weight's shape.
-        format: of minifloats, or the table of codes; None for integers.
-        bit_width: of integers.
-        signed: whether integers have a sign.
         names: of the numbers, sorted.
         in_turn: an axis, counted from the end, along which scales and zero points repeat: index `i` has those of
             `i % count`, where `count` of them are stored. None if none repeat.
@@ -110,24 +93,17 @@ class FrozenForm:
     stored: StoredForm
     value_dtype: np.dtype
     whole_zero_point: bool
+    grid: Grid
     groups: Groups | None = None
     cut: Cut | None = None
-    format: FloatGrid | Codebook | None = None
-    bit_width: int = 8
-    signed: bool = True
     names: tuple[str, ...] = ("scale", "value")
     in_turn: int | None = None
     block_width: int = 1
 
     @cached_property
-    def grid(self) -> Grid:
-        """The number format."""
-        return int_grid(self.bit_width, self.signed) if self.format is None else self.format
-
-    @cached_property
     def has_integers(self) -> bool:
         """Whether contractions take the numbers as integers of at most 8 bits."""
-        narrow = self.format is None and self.bit_width <= 8
+        narrow = self.grid.is_integer and self.grid.bit_width <= 8
         return narrow and self.whole_zero_point and self.in_turn is None
 
     @cached_property
@@ -178,55 +154,44 @@ class FrozenForm:
         return axis if self.groups is None else axis + (axis > self.groups.dim % len(self.shape))
 
     def in_full(self, x: jax.Array) -> jax.Array:
-        """Scales or zero points along the axis on which they repeat, as often as there are numbers.
+        """Scales or zero points along the axis on which they repeat, if any, as often as there are numbers.
 
         Args:
             x: of the payload's rank.
-
-        Raises:
-            TypeError: there is no such axis.
         """
         if self.in_turn is None:
-            raise TypeError("in_full is for scales that repeat along an axis, and these have none")
+            return x
         axis = self.in_turn % len(self.stored.shape)
         count = x.shape[axis]
         return x if count == 1 else jnp.concatenate([x] * (self.stored.shape[axis] // count), axis)
 
-    def metadata(
-        self, metadata: Mapping[str, object], scale_shape: tuple[int, ...]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The metadata of a weight's Variable for the payload and for the scale, as they are stored.
-
-        Args:
-            metadata: its sharding names the weight's axes, with those of a stack in front.
-            scale_shape: of the scale, or of other numbers like it.
-        """
-        if self.groups is not None and self.cut is None:
-            metadata = wide_metadata(metadata, self.groups, len(self.shape))
-        if self.in_turn is not None:
-            axis = self.in_turn % len(scale_shape)
-            scale_shape = (*scale_shape[:axis], 1, *scale_shape[axis + 1 :])
-        return self.stored.metadata(metadata, scale_shape)
-
     def partition_specs(
-        self, spec: jax.sharding.PartitionSpec, numbers: Mapping[str, jax.Array]
+        self, names: Iterable[Any], numbers: Mapping[str, jax.Array]
     ) -> dict[str, jax.sharding.PartitionSpec]:
-        """How the numbers are sharded if the weight is sharded so.
+        """How the numbers are sharded if the weight is sharded so; axes of a scale of size 1 are not.
 
         Args:
-            spec: of the weight.
+            names: a `PartitionSpec` of the weight, or the names of its axes.
             numbers: their arrays, or their shapes.
         """
         form = self.fitted(numbers["value"].shape)
-        full = (*spec, *(None,) * (len(form.shape) - len(spec)))
+        groups, in_turn = form.groups, form.in_turn
+        named = tuple(names)
+        full = wide = (*named, *(None,) * (len(form.shape) - len(named)))
+        if groups is not None and form.cut is None:  # what shards the axis shards its groups
+            behind = groups.dim % len(form.shape) + 1
+            wide = (*full[:behind], None, *full[behind:])
         specs = {}
         for name, number in numbers.items():
+            sizes = enumerate(number.shape)
             if len(number.shape) < len(form.shape):  # one factor for each layer of a stack
-                specs[name] = jax.sharding.PartitionSpec(*full[: len(number.shape)])
-                continue
-            of_payload, of_scale = form.metadata({"out_sharding": full}, number.shape)
-            names = (of_payload if name == "value" else of_scale)["out_sharding"]
-            specs[name] = jax.sharding.PartitionSpec(*names)
+                spec = full[: len(number.shape)]
+            elif name == "value":
+                spec = tuple(wide[axis] for axis in form.stored.order)
+            else:
+                repeated = None if in_turn is None else in_turn % len(wide)
+                spec = tuple(wide[axis] if size > 1 and axis != repeated else None for axis, size in sizes)
+            specs[name] = jax.sharding.PartitionSpec(*spec)
         return specs
 
     def partition_spec(
@@ -281,36 +246,3 @@ def _check_in_front(form: FrozenForm, taken: int) -> None:
             f"{taken} axes were taken away from the payload of a frozen weight of shape {form.shape}; those in front "
             f"are stored as axes {form.stored.order[:taken]}.\n  cure: index the axes in front"
         )
-
-
-def _per_axis(
-    metadata: Mapping[str, object], ndim: int, change: Callable[[Names], Names]
-) -> dict[str, object]:
-    """The metadata with the entries of the last `ndim` axes changed; stacks of layers have more in front."""
-
-    def changed(entry: Names) -> Names:
-        front = len(entry) - ndim
-        return (*entry[:front], *change(entry[front:]))
-
-    return {
-        name: changed(tuple(entry)) if name in PER_AXIS and isinstance(entry, tuple) else entry
-        for name, entry in metadata.items()
-    }
-
-
-def wide_metadata(metadata: Mapping[str, object], groups: Groups, ndim: int) -> dict[str, object]:
-    """A weight's metadata for the weight in groups: what shards the axis shards its groups."""
-
-    def widened(entry: object) -> Any:
-        if not isinstance(entry, tuple) or len(entry) < ndim:
-            return entry
-        place = len(entry) + groups.dim + 1
-        return (*entry[:place], None, *entry[place:])
-
-    return {name: widened(entry) if name in PER_AXIS else entry for name, entry in metadata.items()}
-
-
-def _unsharded_ones(names: Names, shape: tuple[int, ...]) -> Names:
-    if len(names) != len(shape):
-        return (None,) * len(shape)
-    return tuple(name if size > 1 else None for name, size in zip(names, shape, strict=True))

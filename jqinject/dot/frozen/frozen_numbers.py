@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,22 +24,19 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.frozen_form import FrozenForm, StoredForm
-from jqinject.ops import Codebook, FloatGrid
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import (
-    CodebookQuantTensor,
-    FloatQuantTensor,
     Groups,
     GroupwiseQuantTensor,
-    IntQuantTensor,
+    QuantTensor,
     in_groups,
     is_concrete,
     is_grouped,
+    is_quantized,
     on_integers,
-    on_minifloats,
-    on_table,
 )
 from jqinject.quant_tensor.group_layout import with_two_axes
+from jqinject.quant_tensor.public_tensors import int_grid
 
 
 @dataclass(frozen=True)
@@ -116,26 +113,14 @@ def without_groups(weight: GroupwiseQuantTensor, cut: Cut) -> Any:
     if weight.as_it_lies is not None:
         return weight.as_it_lies
     grouped, value = weight.grouped, weight.value
-    scale = cut.spread(grouped.scale, value)
-    if not on_integers(grouped):
-        return grouped.set(value=value, scale=scale)
-    payload = None if grouped.payload is None else weight.groups.join(grouped.payload)
-    zero = cut.spread(grouped.zero_point, value)
-    fields = (grouped.bit_width, grouped.signed, grouped.training)
-    return IntQuantTensor(value, scale, zero, *fields, payload)
+    changes = {"value": value, "scale": cut.spread(grouped.scale, value)}
+    if on_integers(grouped):
+        changes["zero_point"] = cut.spread(grouped.zero_point, value)
+    tensor, payload = grouped.set(**changes), grouped.kept_payload
+    return tensor if payload is None else tensor.keeping(weight.groups.join(payload))
 
 
 Numbers = Mapping[str, jax.Array]
-
-PACKED = {
-    # (bits in packed bytes, signed): dtype
-    (2, True): jnp.int2,
-    (2, False): jnp.uint2,
-    (4, True): jnp.int4,
-    (4, False): jnp.uint4,
-    (None, True): jnp.int8,
-    (None, False): jnp.uint8,
-}
 
 
 def frozen_numbers(
@@ -175,7 +160,8 @@ def frozen_numbers(
             summed = with_two_axes((axis % ndim for axis in summed), groups.dim % ndim)
         weight = weight.grouped if cut is None else without_groups(weight, cut)
     ndim = weight.ndim + (cut is not None)
-    payload, kind = _payload(weight)
+    grid = _known_grid(weight)
+    payload = weight.narrow_numbers()
     stored = StoredForm.of(payload, summed)
     scale, factor = forms.of_scale(_full_rank(metadata[0], ndim), groups)
     numbers = {"value": stored.stored(payload), "scale": scale}
@@ -188,7 +174,7 @@ def frozen_numbers(
         if payload.dtype.itemsize == 1 and axes_of_sums is not None:
             numbers["sums"] = jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True)
     names = tuple(sorted(numbers))
-    form = FrozenForm(stored, value_dtype, forms.whole_zero_point, groups, cut, names=names, **kind)
+    form = FrozenForm(stored, value_dtype, forms.whole_zero_point, grid, groups, cut, names)
     return numbers, form
 
 
@@ -219,19 +205,11 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
         form: of the weight that was frozen.
     """
     form = form.fitted(numbers["value"].shape)
-    groups, cut, kind = form.groups, form.cut, form.format
+    groups, cut = form.groups, form.cut
     payload, scale, zero = parts_of(numbers, form)
     if cut is not None:
         scale, zero = cut.spread(scale, payload), None if zero is None else cut.spread(zero, payload)
-    if kind is None:
-        tensor: Any = IntQuantTensor.stored(payload, scale, zero, form.grid, form.value_dtype)
-    elif isinstance(kind, Codebook):
-        tensor = CodebookQuantTensor.from_codes(payload, scale, kind, dtype=form.value_dtype)
-    elif payload.dtype == kind.dtype:
-        exact = FloatGrid.of_dtype(payload.dtype)
-        tensor = FloatQuantTensor.stored(payload, scale, None, exact, form.value_dtype)
-    else:
-        tensor = FloatQuantTensor.from_payload(payload, scale, format=kind, dtype=form.value_dtype)
+    tensor = QuantTensor.stored(payload, scale, zero, form.grid, form.value_dtype)
     if groups is None:
         return tensor
     piece = None if cut is None else cut.piece
@@ -286,75 +264,43 @@ def stores_last(form: FrozenForm, summed: tuple[int, ...] | None) -> bool:
     return tuple(sorted(stored)) == stored
 
 
-class StoredParts(NamedTuple):
-    """The arrays of frozen numbers in the weight's order of axes, in the dtypes in which they are stored.
-
-    Attributes:
-        payload: the numbers, unpacked.
-        scale: float32, or 8-bit floats, of which `factor` is a common factor.
-        zero_point: float32, or integers; None for 0.
-        factor: float32; None for 1.
-    """
-
-    payload: jax.Array
-    scale: jax.Array
-    zero_point: jax.Array | None
-    factor: jax.Array | None
-
-
-def stored_parts(numbers: Numbers, form: FrozenForm) -> StoredParts:
-    """Payload, scale, zero point and factor as stored, except for packing and the order of axes; `form` is fitted."""
-    stored, value, scale = form.stored, numbers["value"], numbers["scale"]
-    payload = jax.lax.transpose(value, stored.back) if stored.grid is None else stored.payload(value)
-    factor = numbers.get("scale_factor")
-    if factor is not None:
-        factor = factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
-    return StoredParts(payload, scale, numbers.get("zero_point"), factor)
+def scale_of(numbers: Numbers) -> jax.Array:
+    """The scales in float32, with their common factor."""
+    scale, factor = numbers["scale"].astype(jnp.float32), numbers.get("scale_factor")
+    return (
+        scale if factor is None else scale * factor.reshape(factor.shape + (1,) * (scale.ndim - factor.ndim))
+    )
 
 
 def parts_of(numbers: Numbers, form: FrozenForm) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Payload, scale and zero point, the latter two in float32 with their factor, None for 0; `form` is fitted."""
-    payload, scale, offset, factor = stored_parts(numbers, form)
-    scale = scale.astype(jnp.float32)
-    if factor is not None:
-        scale = scale * factor
-    zero = None if offset is None else offset.astype(jnp.float32)
-    if form.in_turn is not None:
-        scale, zero = form.in_full(scale), None if zero is None else form.in_full(zero)
-    return payload, scale, zero
+    scale, zero = form.in_full(scale_of(numbers)), numbers.get("zero_point")
+    zero = None if zero is None else form.in_full(zero.astype(jnp.float32))
+    return form.stored.payload(numbers["value"]), scale, zero
 
 
-def _payload(weight: object) -> tuple[jax.Array, dict[str, Any]]:
-    """What is stored of a quantized weight without groups, and what a `FrozenForm` says of it."""
-    if on_integers(weight):
-        if not is_concrete(weight.bit_width):
-            raise ValueError(
-                "a learned bit width is not known in an abstract model, so the payload's dtype is not either.\n"
-                "  cure: freeze the model itself"
-            )
-        return _narrow(weight), {"bit_width": int(weight.bit_width), "signed": weight.signed}
-    if on_minifloats(weight):
-        return _float_payload(weight), {"format": weight.known_format("a frozen weight")}
-    if on_table(weight):
-        return weight.codes().astype(PACKED[weight.grid.packed_bits, False]), {"format": weight.codebook}
-    raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
+def has_low_bits(x: object) -> bool:
+    """Whether it is a quantized tensor whose payload takes at most 8 bits, of constant widths.
+
+    Example:
+        >>> has_low_bits(IntQuantTensor.from_int(jnp.array([2]), 0.5)), has_low_bits(jnp.ones(1))
+        (True, False)
+    """
+    return is_quantized(x) and isinstance(x.bit_width, int) and x.bit_width <= 8
 
 
-def _narrow(weight: IntQuantTensor) -> jax.Array:
-    """The integers in the narrowest dtype that holds them in memory."""
-    bits = int(weight.bit_width)
-    if bits > 8:
-        return weight.int().astype(jnp.int16 if bits <= 16 and weight.signed else jnp.int32)
-    return weight.int().astype(PACKED[weight.grid.packed_bits, weight.signed])
-
-
-def _float_payload(weight: FloatQuantTensor) -> jax.Array:
-    """The minifloats in their own dtype if it has 8 bits, else their codes in the narrowest."""
-    form = weight.known_format("a frozen weight")
-    if form.bit_width == 8 and jnp.issubdtype(weight.q_dtype, jnp.floating):
-        return weight.payload()
-    codes = weight.codes()
-    return codes.astype(PACKED[form.packed_bits, False]) if form.bit_width <= 8 else codes
+def _known_grid(weight: object) -> Any:
+    """The number format of a quantized weight without groups; a learned one with its current widths."""
+    if not is_quantized(weight):
+        raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
+    if not on_integers(weight):
+        return weight.known_format("a frozen weight")
+    if not is_concrete(weight.bit_width):
+        raise ValueError(
+            "a learned bit width is not known in an abstract model, so the payload's dtype is not either.\n"
+            "  cure: freeze the model itself"
+        )
+    return int_grid(int(weight.bit_width), weight.signed)
 
 
 def _full_rank(x: jax.Array, ndim: int) -> jax.Array:

@@ -17,12 +17,14 @@ class Lookup(NamedTuple):
     """An index of a weight, as far as it could be applied to the stored numbers.
 
     Attributes:
-        numbers: what it reads of them; every axis is still there.
-        rest: the index of the dequantized array that remains, one entry for each axis.
+        numbers: what it reads of them; every axis is still there, and the axes of an array are one.
+        rest: the index of the dequantized array that remains; it keeps the rank.
+        entries: of the index, one for each axis.
     """
 
     numbers: dict[str, jax.Array]
     rest: tuple[Any, ...]
+    entries: tuple[Any, ...]
 
     def finish(self, value: jax.Array) -> jax.Array:
         """Apply the rest.
@@ -30,19 +32,12 @@ class Lookup(NamedTuple):
         Args:
             value: the dequantized numbers.
         """
-        for axis in reversed(range(len(self.rest))):
-            entry = self.rest[axis]
-            if isinstance(entry, _Reshaped):
-                value = value.reshape(*value.shape[:axis], *entry.shape, *value.shape[axis + 1 :])
-            elif not _is_whole(entry):
-                value = value[(*(WHOLE,) * axis, entry)]
-        return value
-
-
-class _Reshaped(NamedTuple):
-    """An index that has been applied flattened: the shape that it had."""
-
-    shape: tuple[int, ...]
+        for axis, entry in enumerate(self.rest):
+            value = value if _is_whole(entry) else value[(*(WHOLE,) * axis, entry)]
+        shape: list[int] = []
+        for entry, size in zip(self.entries, value.shape, strict=True):
+            shape += [size] if isinstance(entry, slice) else np.shape(entry)
+        return value.reshape(shape)
 
 
 def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: object) -> Lookup | None:
@@ -61,14 +56,12 @@ def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: object) -> L
     entries = _entries(index, form.shape)
     if entries is None:
         return None
-    read, rest = numbers, list(entries)
-    for axis, entry in enumerate(entries):
+    read, rest = numbers, list(map(_keeping_rank, entries))
+    for axis, entry in enumerate(rest):
         place = form.axis_of_payload(axis)
-        if place is None or _is_whole(entry):
-            continue
-        flat, rest[axis] = _flattened(entry)
-        read = _indexed(read, form, axis, place, flat)
-    return Lookup(read, tuple(rest))
+        if place is not None and not _is_whole(entry):
+            read, rest[axis] = _indexed(read, form, axis, place, entry), WHOLE
+    return Lookup(read, tuple(rest), entries)
 
 
 def _indexed(
@@ -86,13 +79,11 @@ def _indexed(
     return indexed
 
 
-def _flattened(entry: Any) -> tuple[Any, Any]:
-    """An entry that keeps the rank, and what remains to be done."""
-    if isinstance(entry, slice):
-        return entry, WHOLE
+def _keeping_rank(entry: Any) -> Any:
+    """An entry that reads the same, along one axis."""
     if isinstance(entry, int):
-        return slice(entry, entry + 1), _Reshaped(())
-    return entry.reshape(-1), _Reshaped(tuple(entry.shape))
+        return slice(entry, entry + 1)
+    return entry if isinstance(entry, slice) else entry.reshape(-1)
 
 
 def _entries(index: object, shape: tuple[int, ...]) -> tuple[Any, ...] | None:

@@ -17,11 +17,9 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
+from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers, has_low_bits
 from jqinject.dot.frozen.frozen_param import LowBitArray
-from jqinject.quant_tensor import is_grouped, is_quantized, on_minifloats, on_table
-
-MOST_BITS = 8
+from jqinject.quant_tensor import is_grouped, is_quantized
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -148,19 +146,15 @@ def is_low_bit_cache(x: object) -> bool:
 
 def _check(x: Any) -> None:
     """Refuse what has no payload, or shares scales between rows in groups."""
-    groups = x.groups if is_grouped(x) else None
-    if groups is not None and groups.dim % x.ndim != x.ndim - 1:
+    if is_grouped(x) and x.groups.dim % x.ndim != x.ndim - 1:
         raise ValueError(
             "a cache is written row by row, and groups of several rows are not known at one of them.\n"
             "  cure: groups along the features, group_dim = -1"
         )
-    rows = x if groups is None else x.grouped
-    learned = on_minifloats(rows) and rows.format.is_learned
-    bits = rows.bit_width if is_quantized(rows) and not learned else None
-    codes = on_table(rows)
-    if not is_quantized(x) or not (codes or (isinstance(bits, int) and bits <= MOST_BITS)):
-        kind = type(x).__name__ if bits is None else f"{bits} bits"
+    if not has_low_bits(x):
+        bits = x.bit_width if is_quantized(x) else None
+        kind = f"{bits} bits" if isinstance(bits, int) else type(x).__name__
         raise ValueError(
-            f"a cache in low bits needs a payload of at most {MOST_BITS} bits, got {kind}.\n"
+            f"a cache in low bits needs a payload of at most 8 bits, got {kind}.\n"
             "  cure: a quantizer such as Int8DynamicActPerRowFloat"
         )

@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, stored_parts, stores_last
+from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, scale_of, stores_last
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.kernels.stored_rows import (
@@ -52,6 +52,11 @@ class StoredDot:
     out_sharding: OutSharding = None
     precision: jax.lax.PrecisionLike = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the numbers that it reads."""
+        return tuple(name for name in self.form.names if name != "sums")
+
 
 def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: StoredDot) -> jax.Array:
     """`lax.dot_general(x, weight)` of a frozen weight, with its gradients.
@@ -66,7 +71,7 @@ def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: S
         numbers: of the weight, as stored.
         static: what is static.
     """
-    return _dot(static, x, *(numbers[name] for name in _names(static, numbers)))
+    return _dot(static, x, *(numbers[name] for name in static.names))
 
 
 def reads_stored(form: FrozenForm, dtype: DTypeLike) -> bool:
@@ -77,7 +82,7 @@ def reads_stored(form: FrozenForm, dtype: DTypeLike) -> bool:
         dtype: of the floats.
     """
     four_bits = form.stored.packed_bits == 4 and _table(form) is not None
-    bytes_ = form.stored.packed_bits is None and form.stored.dtype in BYTES and form.format is None
+    bytes_ = form.stored.packed_bits is None and form.stored.dtype in BYTES and form.grid.is_integer
     floats = np.dtype(dtype) in FLOATS and form.value_dtype in FLOATS
     return floats and form.cut is None and (four_bits or bytes_)
 
@@ -88,20 +93,11 @@ def _table(form: FrozenForm) -> tuple[float, ...] | None:
     if form.grid.is_table:
         values = list(map(float, form.grid.table))
         return tuple(values + values[-1:] * (16 - len(values))) if len(values) <= 16 else None
-    if form.format is None:
+    if form.grid.is_integer:
         return TABLES.get(form.stored.dtype.name)
     with jax.ensure_compile_time_eval():
-        table = form.format.decode(jnp.arange(16, dtype=jnp.uint8))
+        table = form.grid.decode(jnp.arange(16, dtype=jnp.uint8))
         return tuple(np.asarray(table, np.float32).tolist())
-
-
-def _names(static: StoredDot, numbers: Mapping[str, jax.Array]) -> tuple[str, ...]:
-    return tuple(name for name in static.form.names if name in numbers and name != "sums")
-
-
-def _numbers(static: StoredDot, arrays: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
-    names = [name for name in static.form.names if name != "sums"]
-    return dict(zip(names, arrays, strict=True))
 
 
 @custom_jvp(0)
@@ -134,7 +130,7 @@ class _Plain:
 
     def __call__(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
         static = self.static
-        weight = quant_tensor_of(_numbers(static, arrays), static.form).value
+        weight = quant_tensor_of(dict(zip(static.names, arrays, strict=True)), static.form).value
         return jax.lax.dot_general(
             x,
             weight.astype(x.dtype),
@@ -155,7 +151,7 @@ class _Alone:
         return jax.lax.platform_dependent(x, *arrays, cpu=self._on_cpu, default=_Plain(self.static))
 
     def _on_cpu(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
-        numbers = _numbers(self.static, arrays)
+        numbers = dict(zip(self.static.names, arrays, strict=True))
         form = self.static.form
         form = form.fitted(numbers["value"].shape)
         y = _product(x, numbers, form, self.static.dims)
@@ -182,12 +178,13 @@ def _product(
     rows = rows_of(tuple(x.shape), shape, dims, grouped)
     if rows is None:
         return None
-    payload, scale, zero, factor = stored_parts(numbers, form)
+    payload, scale = form.stored.payload(numbers["value"]), numbers["scale"]
+    zero, factor = numbers.get("zero_point"), numbers.get("scale_factor")
     if payload.dtype == jnp.uint8:
         signed = Affine(payload, scale, None if zero is None else zero.astype(jnp.float32)).signed()
         payload, zero = signed.payload, signed.zero_point
     if factor is not None and factor.size > 1:  # one for each layer of a stack
-        scale, factor = scale.astype(jnp.float32) * factor, None
+        scale, factor = scale_of(numbers), None
     packed = numbers["value"] if form.stored.packed_bits else None
     operand = stored_rows(payload, packed, _table(form), rows, free)
     if operand is None or not fitting(rows, x, shape, operand[1], free):

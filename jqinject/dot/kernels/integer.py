@@ -33,6 +33,7 @@ from jqinject.dot.kernels.stored_rows import (
     stored_rows,
 )
 from jqinject.native.stored_matmul import StoredRows, float_matmul, group_matmul
+from jqinject.ops.grid import IntGrid
 from jqinject.ops.processes import eagerly, on_one_device
 from jqinject.ops.sharding import sharded_as, varying_with
 from jqinject.ops.ste import nearest
@@ -138,8 +139,17 @@ class IntegerOperand:
         assert self.integers is not None, "an operand has integers or floats"
         return self.integers
 
-    def for_backward(self) -> IntegerOperand:
-        """What a backward pass keeps."""
+    def for_backward(self, as_integers: bool) -> IntegerOperand | IntQuantTensor:
+        """What a backward pass keeps: what is stored, or the floats.
+
+        Args:
+            as_integers: whether it contracts the integers, which are then kept instead of the floats.
+        """
+        x = self.integers
+        if as_integers and x is not None:
+            info = jnp.iinfo(x.payload.dtype)
+            grid = IntGrid(info.bits, info.min < 0)
+            return IntQuantTensor.stored(x.payload, x.scale, x.zero_point, grid, self.dtype)
         return self if self.value is None else IntegerOperand(None, self.value, self.dtype)
 
 

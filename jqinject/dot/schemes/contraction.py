@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ from jqinject.core.component import InnerModule
 from jqinject.dot.geometry.dimensions import Labels
 from jqinject.dot.schemes.product_transforms import random_signs, transformed
 from jqinject.dot.schemes.quant_operand import (
+    MODES,
     PARAMETERS,
     OperandAxes,
     QuantOperand,
     assembled,
-    assembled_for_any,
-    assembled_for_backward,
+    sampled,
 )
 from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec
 from jqinject.dot.schemes.scheme_fits import RANDOM_SIGNS, MissingRngsError
@@ -27,7 +27,6 @@ from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
 from jqinject.inject import Binding
 
 Taken = tuple[Any, jax.Array | None]
-AxesByName = Mapping[str, OperandAxes]
 NO_STATE_OF_FUNCTIONS = (
     "which a function cannot",
     "QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike",
@@ -36,17 +35,6 @@ NO_STATE_IN_SWITCHED = (
     "which a scheme that is switched does not",
     "a scheme without quant_delay_steps, or dynamic quantizers",
 )
-
-
-class AxesRecorder:
-    """The axes of the operands whose quantizers keep state, as an abstract call meets them.
-
-    Attributes:
-        axes: by the names of the operands.
-    """
-
-    def __init__(self) -> None:
-        self.axes: dict[str, OperandAxes] = {}
 
 
 class Contraction(InnerModule):
@@ -60,14 +48,14 @@ class Contraction(InnerModule):
         scheme: what the scheme says.
         where: the user's callable, for error messages.
         rngs: for quantizers that draw random numbers.
-        operands: the axes of the operands whose quantizers keep state.
         stateless: why there can be no state and what to do, if the module is made for one call.
 
     Attributes:
-        recorder: takes the axes of operands in an abstract call; None in any other.
+        record: takes the names and the axes of the operands whose quantizers keep state, in an abstract call; None in
+            any other.
     """
 
-    recorder: AxesRecorder | None = None
+    record: Callable[[str, OperandAxes], None] | None = None
     stream: Any
     stateless: tuple[str, str] | None = None
 
@@ -76,7 +64,6 @@ class Contraction(InnerModule):
         scheme: SchemeSpec,
         where: str,
         rngs: nnx.Rngs | None = None,
-        operands: AxesByName | None = None,
         stateless: tuple[str, str] | None = None,
     ) -> None:
         self.scheme = scheme
@@ -90,9 +77,31 @@ class Contraction(InnerModule):
         self.stream = nnx.data(None if key is None else nnx.RngStream(key, tag="stochastic_rounding"))
         for name in OPERANDS:
             setattr(self, name, nnx.data(None))
-        self.complete(operands or {})
 
-    def complete(self, operands: AxesByName) -> None:
+    def recording(self, axes: dict[str, OperandAxes]) -> Self:
+        """A copy for an abstract call.
+
+        Args:
+            axes: gets those of the operands whose quantizers keep state.
+        """
+        twin = nnx.clone(self, graph=True)
+        twin.record = axes.__setitem__
+        twin.set_view(deterministic=True)  # no random numbers are needed to see shapes
+        return twin
+
+    def complete_by(self, call: Callable[[Self], object]) -> None:
+        """Make the quantizers that keep state, for operands as a call meets them; nothing is computed.
+
+        Args:
+            call: calls a contraction, with arrays of the shapes in question.
+        """
+        axes: dict[str, OperandAxes] = {}
+        samples = [sample for scheme in self.scheme.both for sample in sampled(scheme).values()]
+        if any(sample is None or sample.keeps_state for sample in samples):
+            jax.eval_shape(lambda: call(self.recording(axes)))
+            self.complete(axes)
+
+    def complete(self, operands: Mapping[str, OperandAxes]) -> None:
         """Make the quantizers that keep state, unless they are there.
 
         Args:
@@ -102,18 +111,6 @@ class Contraction(InnerModule):
             binding = self.scheme[name]
             if isinstance(binding, Binding) and vars(self)[name] is None:
                 setattr(self, name, self._assembled_here(name, binding, axes))
-
-    def operand(
-        self,
-        name: str,
-        x: LabelledTensor,
-        summed: Labels,
-        *,
-        partner: object = None,
-        in_rows: bool = True,
-    ) -> LabelledTensor:
-        """An operand, quantized if the scheme does; see `quantized`."""
-        return self.quantized(name, x, summed, partner=partner, in_rows=in_rows)[1]
 
     def quantized(
         self,
@@ -159,11 +156,7 @@ class Contraction(InnerModule):
         binding = self.scheme[name]
         if not isinstance(binding, Binding):
             return None, None
-        operand = self._operand(name, binding, g, summed)
-        axes = operand.axes
-        if operand.keeps_state or operand.draws or not axes.sized:
-            return for_backward(operand.quant)
-        return assembled_for_backward(name, binding, axes, self._where(name), self.modes), None
+        return for_backward(self._operand(name, binding, g, summed).quant)
 
     @property
     def trains(self) -> bool:
@@ -220,22 +213,19 @@ class Contraction(InnerModule):
             TypeError: it keeps state, which one call has no place for.
             ValueError: it keeps state, and was not made with the module, or for an operand of another shape.
         """
-        axes, operand, shared = OperandAxes.of(x, summed), vars(self)[name], False
-        is_own = operand is not None
-        if is_own:
-            self._check_fits(name, operand, axes)
-        elif not axes.sized:
-            operand = self._assembled_here(name, binding, axes)
-        else:
-            operand, shared = assembled(name, binding, axes, self._where(name), self.modes), True
+        axes, own = OperandAxes.of(x, summed), vars(self)[name]
+        if own is not None:
+            self._check_fits(name, own, axes)
+        make = assembled if axes.sized else assembled.__wrapped__
+        operand = make(name, binding, axes, self._where(name), self.modes) if own is None else own
         draws = operand.draws and not self.deterministic
         if draws and self.stream is None:
             raise MissingRngsError(self._where(name))
-        if is_own or not operand.keeps_state:
-            return operand.drawing_from(self.stream) if draws and shared else operand
-        if self.recorder is None:
+        if own is not None or not operand.keeps_state:
+            return operand.drawing_from(self.stream) if draws and own is None else operand
+        if self.record is None:
             raise self._has_no_state(name, binding)
-        self.recorder.axes[name] = axes if operand.quant.role in PARAMETERS else axes.without_rows(name)
+        self.record(name, axes if operand.quant.role in PARAMETERS else axes.without_rows(name))
         return self._assembled_here(name, binding, axes)
 
     def _assembled_here(self, name: str, binding: Binding, axes: OperandAxes) -> QuantOperand:
@@ -244,9 +234,8 @@ class Contraction(InnerModule):
         if self.stream is not None and not self.deterministic:
             rngs = nnx.Rngs()
             rngs.default = self.stream
-        operand = QuantOperand(name, binding, axes, rngs, self._where(name))
-        operand.set_modes(*self.modes)
-        return operand
+        modes = dict(zip(MODES, self.modes, strict=True))
+        return QuantOperand(name, binding, axes, rngs, self._where(name), modes)
 
     def _has_no_state(self, name: str, binding: Binding) -> Exception:
         what = f"{self._where(name)} = {binding.base.__name__} keeps state"
@@ -267,32 +256,3 @@ class Contraction(InnerModule):
                 f"{axes.summed}.\n"
                 "  cure: a module of its own for every layer: dot_general_cls=lambda: QDotGeneral(...)"
             )
-
-
-def operands_with_state(
-    make: Callable[[], Contraction], schemes: Iterable[SchemeSpec], call: Callable[[Any], Any]
-) -> dict[str, OperandAxes]:
-    """The axes of the operands whose quantizers keep state, as a call meets them; nothing is computed.
-
-    Args:
-        make: makes a contraction like the one in question.
-        schemes: its scheme, and that of its first calls, if any.
-        call: calls it, with arrays of the shapes in question.
-    """
-    recorder = AxesRecorder()
-    if not any(_may_keep_state(scheme) for scheme in schemes):
-        return {}
-
-    def run() -> None:
-        contraction = make()
-        contraction.recorder = recorder
-        contraction.set_view(deterministic=True)  # no random numbers are needed to see shapes
-        call(contraction)
-
-    jax.eval_shape(run)
-    return recorder.axes
-
-
-def _may_keep_state(scheme: SchemeSpec) -> bool:
-    quantizers = [assembled_for_any(name, x) for name, x in scheme.operands if isinstance(x, Binding)]
-    return any(operand is None or operand.keeps_state for operand in quantizers)

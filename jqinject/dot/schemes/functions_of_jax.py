@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import jax
-import numpy as np
-from flax import nnx
 from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Operand, OutSharding, checked_dimensions
+from jqinject.dot.geometry.dimensions import Operand, OutSharding
 from jqinject.dot.geometry.equation import einsum_by
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.schemes.contraction import NO_STATE_OF_FUNCTIONS, Contraction
-from jqinject.dot.schemes.quantized_op import contract_compiled
-from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
+from jqinject.dot.schemes.modules import QConvGeneralDilated, QDotGeneral
+from jqinject.dot.schemes.scheme import SchemeLike
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.dot.tensors.contract import contract, output_dtype
-from jqinject.dot.tensors.six_operands import Plan
 from jqinject.quant_tensor import is_quantized
-
-
-def _contraction_of(config: SchemeLike, key: jax.Array | None, where: str) -> Contraction:
-    """The contraction by a scheme, for one call.
-
-    Raises:
-        TypeError: it is not a scheme, or one that counts calls.
-    """
-    rngs, scheme = None if key is None else nnx.Rngs(key), SchemeSpec.of(checked_scheme(config))
-    if scheme.delay:
-        raise TypeError(
-            f"{where}: {scheme.name} counts calls (quant_delay_steps), which a function cannot.\n"
-            "  cure: QDotGeneral(scheme), QEinsum(scheme) or QConvGeneralDilated(scheme), which are called alike"
-        )
-    return Contraction(scheme, where, rngs, stateless=NO_STATE_OF_FUNCTIONS)
 
 
 def dot_general(
@@ -85,12 +65,9 @@ def dot_general(
         Array([[3.25]], dtype=float32)
     """
     if config is not None:
-        refuse_tensors(lhs, rhs)
-        _refuse_beside_config(contraction=contraction, accumulator_dtype=accumulator_dtype)
-        dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        dtype = np.dtype(output_dtype(lhs, rhs, preferred_element_type))
-        dot = Plan(dims, dtype, out_sharding=out_sharding)
-        return contract_compiled(_contraction_of(config, key, "dot_general"), dot, lhs, rhs)
+        _check_beside_config(lhs, rhs, contraction, accumulator_dtype)
+        by_scheme = QDotGeneral.of_one_call(config, key, "dot_general")
+        return by_scheme(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
     return contract(
         lhs,
         rhs,
@@ -132,7 +109,7 @@ def einsum(
         (4, 2)
     """
     if config is not None:
-        refuse_tensors(lhs, rhs)
+        _check_beside_config(lhs, rhs, contraction)
     keywords = {
         "config": config,
         "contraction": contraction,
@@ -186,42 +163,30 @@ def conv_general_dilated(
         >>> y.shape, y.dtype
         ((1, 5, 5, 4), dtype('float32'))
     """
-    convolution = Convolution.of(
-        lhs.shape,
-        rhs.shape,
-        window_strides,
-        padding,
-        lhs_dilation,
-        rhs_dilation,
-        dimension_numbers,
-        feature_group_count,
-        batch_group_count,
-        dtype=output_dtype(lhs, rhs, preferred_element_type),
-    )
+    windows = window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers
+    groups = feature_group_count, batch_group_count
     if config is not None:
-        refuse_tensors(lhs, rhs)
-        by_scheme = _contraction_of(config, key, "conv_general_dilated")
-        by_scheme.scheme = by_scheme.scheme.of_convolution()
-        convolution = replace(convolution, accumulator_dtype=by_scheme.scheme.fprop.accumulator_dtype)
-        return contract_compiled(by_scheme, Plan(convolution, convolution.dtype), lhs, rhs)
-    return contract(lhs, rhs, convolution, numbers=contraction)
+        _check_beside_config(lhs, rhs, contraction)
+        convolve = QConvGeneralDilated.of_one_call(config, key, "conv_general_dilated")
+        return convolve(lhs, rhs, *windows, *groups, precision, preferred_element_type)
+    dtype = output_dtype(lhs, rhs, preferred_element_type)
+    where = Convolution.of(lhs.shape, rhs.shape, *windows, *groups, dtype=dtype)
+    return contract(lhs, rhs, where, numbers=contraction)
 
 
-def _refuse_beside_config(contraction: str, accumulator_dtype: DTypeLike | None) -> None:
-    if contraction == "auto" and accumulator_dtype is None:
-        return
-    argument = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
-    raise TypeError(
-        f"{argument} would have no effect beside config=, which says it itself.\n"
-        "  cure: config_v4(fwd_accumulator_dtype=..., fwd_bits=...)"
-    )
-
-
-def refuse_tensors(lhs: Operand, rhs: Operand) -> None:
-    """Refuse operands that are already quantized."""
+def _check_beside_config(
+    lhs: Operand, rhs: Operand, contraction: str, accumulator_dtype: DTypeLike | None = None
+) -> None:
+    """Refuse operands that are already quantized, and arguments that a configuration decides."""
     for side, x in (("lhs", lhs), ("rhs", rhs)):
         if is_quantized(x):
             raise TypeError(
                 f"{side} is a {type(x).__name__}, which is quantized already, and config= would quantize it again.\n"
                 f"  cure: leave config= out, or pass {side}.value"
             )
+    if contraction != "auto" or accumulator_dtype is not None:
+        argument = f"contraction={contraction!r}" if accumulator_dtype is None else "accumulator_dtype="
+        raise TypeError(
+            f"{argument} would have no effect beside config=, which says it itself.\n"
+            "  cure: config_v4(fwd_accumulator_dtype=..., fwd_bits=...)"
+        )

@@ -14,18 +14,26 @@ from jqinject.dot.geometry.equation import einsum_op
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.schemes.contraction import Contraction
-from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec
-from jqinject.dot.schemes.scheme_dot import (
-    ExplainedScheme,
-    check_no_transform,
-    explain_scheme,
-)
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.schemes.scheme_dot import ExplainedScheme, explain_scheme
+from jqinject.dot.schemes.scheme_fits import check_convolution, check_ragged
+from jqinject.dot.tensors.contract import output_dtype
 from jqinject.dot.tensors.six_operands import Plan
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.quant_tensor import as_array
+
+
+def _plan(
+    lhs: Operand,
+    rhs: Operand,
+    dimension_numbers: object,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: OutSharding = None,
+) -> Plan:
+    """The plan of a `dot_general` with these arguments."""
+    dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
+    return Plan(dims, output_dtype(lhs, rhs, preferred_element_type), out_sharding=out_sharding)
 
 
 class QDotGeneral(QuantizedOp):
@@ -64,7 +72,7 @@ class QDotGeneral(QuantizedOp):
         >>> y = layer(jnp.ones((4, 3)))
         >>> layer.set_attributes(rhs_quant_mode=QuantMode.SERVE)
         >>> layer.kernel[...] = jnp.zeros((3, 2))  # no longer read
-        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.get().form.bit_width
+        >>> bool(jnp.all(layer(jnp.ones((4, 3))) == y)), dot_general.rhs_freezer.get().form.grid.bit_width
         (True, 8)
         >>> from jqinject.quant import Fp8DelayedTraining
         >>> op = QDotGeneral(Fp8DelayedTraining, lhs_shape=(1, 3), rhs_shape=(3, 2))
@@ -89,7 +97,8 @@ class QDotGeneral(QuantizedOp):
         a quantized `rhs` was made from, where a scheme rounds it again backward; None takes its dequantized value.
         """
         lhs, rhs = self._seen(lhs, rhs)
-        return self._contract(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding, unrounded)
+        plan = _plan(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding)
+        return self._contract(plan, lhs, rhs, unrounded)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
@@ -124,11 +133,10 @@ class QDotGeneral(QuantizedOp):
             dgrad float
             wgrad float
         """
-        dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
-        dot, scheme = Plan(dims, jnp.promote_types(lhs.dtype, rhs.dtype)), self.scheme
-        products = explain_scheme(self, dot, lhs, rhs)
+        plan, scheme = _plan(lhs, rhs, dimension_numbers), self.scheme
+        products = explain_scheme(self, plan, lhs, rhs)
         if scheme.before is not None:
-            products.first = explain_scheme(Contraction(scheme.before, self.where), dot, lhs, rhs)
+            products.first = explain_scheme(Contraction(scheme.before, self.where), plan, lhs, rhs)
             products.delay = scheme.delay
         return products
 
@@ -161,9 +169,12 @@ class QEinsum(QuantizedOp):
     def __init__(self, config: SchemeLike, *, equation: str | None = None, **keywords: Any) -> None:
         super().__init__(config, dimension_numbers=equation, **keywords)
 
-    def __call__(self, equation: str, lhs: jax.Array, rhs: jax.Array, **keywords: Any) -> jax.Array:
+    def __call__(self, equation: str, lhs: Operand, rhs: Operand, **keywords: Any) -> jax.Array:
         """The einsum; arguments and keywords as for `jnp.einsum`."""
-        return einsum_op(self._contract)(equation, *self._seen(lhs, rhs), **keywords)
+        return einsum_op(self._dot_general)(equation, *self._seen(lhs, rhs), **keywords)
+
+    def _dot_general(self, lhs: Operand, rhs: Operand, numbers: object, **keywords: Any) -> jax.Array:
+        return self._contract(_plan(lhs, rhs, numbers, **keywords), lhs, rhs)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:
@@ -201,17 +212,14 @@ class QConvGeneralDilated(QuantizedOp):
     """
 
     @classmethod
-    def _scheme_of(cls, config: SchemeLike) -> SchemeSpec:
-        return super()._scheme_of(config).of_convolution()
-
-    @classmethod
-    def _check_scheme(cls, scheme: SchemeSpec) -> None:
-        check_no_transform(scheme, cls.__name__)
+    def _fitted(cls, scheme: SchemeSpec) -> SchemeSpec:
+        check_convolution(scheme, cls.__name__)
+        return scheme.of_convolution()
 
     def __call__(
         self,
-        lhs: jax.Array,
-        rhs: jax.Array,
+        lhs: Operand,
+        rhs: Operand,
         window_strides: Sequence[int],
         padding: str | Sequence[tuple[int, int]],
         lhs_dilation: Sequence[int] | None = None,
@@ -226,10 +234,10 @@ class QConvGeneralDilated(QuantizedOp):
         unrounded: jax.Array | None = None,
     ) -> jax.Array:
         """The convolution; arguments as for `lax.conv_general_dilated`, and operands as for `QDotGeneral`."""
-        operands = self._seen(lhs, rhs)
+        left, right = self._seen(lhs, rhs)
         convolution = Convolution.of(
-            operands[0].shape,
-            operands[1].shape,
+            left.shape,
+            right.shape,
             window_strides,
             padding,
             lhs_dilation,
@@ -238,21 +246,11 @@ class QConvGeneralDilated(QuantizedOp):
             feature_group_count,
             batch_group_count,
             dtype=preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype),
-            out_sharding=asked(out_sharding, *map(as_array, operands)),
-            accumulator_dtype=self.scheme.fprop.accumulator_dtype,
+            out_sharding=asked(out_sharding, as_array(left), as_array(right)),
+            accumulator_dtype=self.scheme["accumulator_dtype"],
         )
         plan = Plan(convolution, convolution.dtype, what="a quantized convolution")
-        left, right = (
-            self._served(side, LabelledTensor(x, labels), summed)
-            for side, x, labels, summed in zip(
-                ("lhs", "rhs"),
-                operands,
-                (plan.axes.lhs, plan.axes.rhs),
-                plan.summed("fprop"),
-                strict=True,
-            )
-        )
-        y = self._by_scheme(plan, left, right, unrounded)
+        y = self._contract(plan, left, right, unrounded)
         return with_sharding(y, out_sharding)
 
     @staticmethod
@@ -272,18 +270,9 @@ class QRaggedDot(QuantizedOp):
     """
 
     @classmethod
-    def _check_scheme(cls, scheme: SchemeSpec) -> None:
-        if any(sums.tiles is not None for sums in (scheme.fprop, scheme.dgrad, scheme.wgrad)):
-            raise ValueError(
-                f"the scheme {scheme.name} cuts sums into pieces (tile_size=), and a ragged contraction is not cut.\n"
-                "  cure: a rule before it that names the parameter, with a scheme without tile_size"
-            )
-        if transform_of(scheme["wgrad_lhs"]) is not None:
-            raise TypeError(
-                f"{scheme.name}.wgrad_lhs declares a pre_transform, which would mix rows of several experts, and each "
-                "has a sum of its own.\n  cure: the scheme without it (hadamard=None), or a rule before it that names "
-                "the parameter"
-            )
+    def _fitted(cls, scheme: SchemeSpec) -> SchemeSpec:
+        check_ragged(scheme)
+        return scheme
 
     def __call__(
         self,
@@ -309,7 +298,7 @@ class QRaggedDot(QuantizedOp):
                 "  cure: a rule before it that names the parameter and keeps it float, or one with weight_quant"
             )
         plan = Plan(ragged, ragged.dtype, what="a ragged contraction by a scheme")
-        return self._by_scheme(plan, lhs, rhs, unrounded, group_sizes)
+        return self._contract(plan, lhs, rhs, unrounded, group_sizes)
 
     @staticmethod
     def _arguments(lhs: jax.Array, rhs: jax.Array, numbers: object) -> tuple[object, ...]:

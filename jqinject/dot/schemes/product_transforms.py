@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,8 @@ from jqinject.dot.geometry.dimensions import Label, Labels
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.inject import Binding
 
+PAIRS = (("fprop_lhs", "fprop_rhs"), ("dgrad_grad", "dgrad_rhs"), ("wgrad_grad", "wgrad_lhs"))
+"""The operands of the three products."""
 SIGNS = {"dgrad_random_signs": "dgrad_grad", "wgrad_random_signs": "wgrad_grad"}
 """The flags of a scheme that draw signs, and an operand of their product."""
 
@@ -76,19 +78,18 @@ def random_signs(key: jax.Array, count: int) -> jax.Array:
     return jax.random.rademacher(key, (count,), jnp.float32)
 
 
-def check_transforms(operands: Mapping[str, Any], products: Iterable[tuple[str, str]], name: str) -> None:
-    """Refuse a transform that the other operand of a product lacks, or that does not cancel.
+def check_transforms(scheme: Mapping[str, Any], name: str) -> None:
+    """Refuse a transform that the other operand of a product lacks, that does not cancel, or that tiles cut.
 
     Args:
-        operands: of a scheme.
-        products: the names of the operands of each product.
+        scheme: what a scheme says, by name.
         name: of the scheme.
 
     Raises:
-        TypeError: there is such a transform.
+        TypeError: there is such a transform, or random signs without one, which alone do not change what is rounded.
     """
-    for pair in products:
-        transforms = {operand: transform_of(operands[operand]) for operand in pair}
+    for pair in PAIRS:
+        transforms = {operand: transform_of(scheme[operand]) for operand in pair}
         first, second = transforms.values()
         if first is None and second is None:
             continue
@@ -104,41 +105,15 @@ def check_transforms(operands: Mapping[str, Any], products: Iterable[tuple[str, 
                 f"of transforms a product takes those that cancel and hold no numbers: {said}.\n"
                 "  cure: pre_transform = jqinject.core.transforms.Hadamard(16, signs)"
             )
-
-
-def check_whole(operands: Mapping[str, Any], tiles: object, name: str) -> None:
-    """Refuse tiles of a forward product with a transform, which backward products see whole.
-
-    Args:
-        operands: of a scheme.
-        tiles: of its forward product, or None.
-        name: of the scheme.
-
-    Raises:
-        TypeError: there are both.
-    """
-    if tiles is not None and transform_of(operands["fprop_lhs"]) is not None:
+    if scheme["tile_size"] is not None and transform_of(scheme["fprop_lhs"]) is not None:
         raise TypeError(
             f"{name}: tile_size cuts what the pre_transform of fprop_lhs and fprop_rhs goes along.\n"
             "  cure: tile_size = None; scales for parts of a sum come from groups (group_size) of the quantizers"
         )
-
-
-def check_signs(operands: Mapping[str, Any], flags: Iterable[str], name: str) -> None:
-    """Refuse random signs without a transform: signs alone do not change what is rounded.
-
-    Args:
-        operands: of a scheme.
-        flags: of the scheme that are set.
-        name: of the scheme.
-
-    Raises:
-        TypeError: there is no transform for them.
-    """
-    for flag in flags:
-        if flag in SIGNS and transform_of(operands[SIGNS[flag]]) is None:
+    for flag, operand in SIGNS.items():
+        if scheme[flag] and transform_of(scheme[operand]) is None:
             raise TypeError(
-                f"{name}.{flag} draws signs for a transform, and {SIGNS[flag]} declares no pre_transform.\n"
+                f"{name}.{flag} draws signs for a transform, and {operand} declares no pre_transform.\n"
                 f"  cure: {flag} = False, or pre_transform = jqinject.core.transforms.Hadamard(32) of both operands"
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,13 +15,14 @@ from jqinject.core.component import InnerModule
 from jqinject.core.state import QuantParam
 from jqinject.dot.geometry.dimensions import Labels
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.scheme import FORWARD, GRADIENTS, Kept
-from jqinject.dot.tensors.backward_quantizer import BackwardQuantizer, for_backward, why_not_backward
+from jqinject.dot.schemes.scheme import FORWARD, GRADIENTS, Kept, SchemeSpec
+from jqinject.dot.tensors.backward_quantizer import why_not_backward
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.inject import Binding
 
 PARAMETERS = ("weight", "parameter")
 ROTATED = ("activation", "gradient")
+MODES = ("use_running_average", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class QuantOperand(InnerModule):
         axes: see above.
         rngs: for a quantizer that draws random numbers.
         where: the user's callable and the operand, for errors.
+        modes: as for `Contraction.set_view`.
 
     Raises:
         TypeError: the quantizer does not fit the operand.
@@ -99,6 +102,7 @@ class QuantOperand(InnerModule):
         axes: OperandAxes,
         rngs: nnx.Rngs | None,
         where: str,
+        modes: Mapping[str, bool],
     ) -> None:
         self.axes = axes
         if not binding.declares("proxy_class"):
@@ -118,20 +122,7 @@ class QuantOperand(InnerModule):
         streams, others = nnx.split_state(state, nnx.RngState, ...)
         self.draws = bool(jax.tree.leaves(streams))
         self.keeps_state = bool(jax.tree.leaves(others))
-
-    def set_modes(self, use_running_average: bool, deterministic: bool) -> None:
-        """Switch the quantizer between training and evaluation.
-
-        Args:
-            use_running_average: evaluation mode.
-            deterministic: round to nearest instead of stochastically.
-        """
-        self.set_attributes(
-            use_running_average=use_running_average,
-            deterministic=deterministic,
-            raise_if_not_found=False,
-            graph=True,
-        )
+        self.set_attributes(**modes, raise_if_not_found=False, graph=True)
 
     def drawing_from(self, stream: nnx.RngStream) -> QuantOperand:
         """A copy whose random streams begin at the next keys of another one.
@@ -169,7 +160,7 @@ class QuantOperand(InnerModule):
 
 @lru_cache(maxsize=1024)
 def assembled(
-    name: str, binding: Binding, axes: OperandAxes, where: str, modes: tuple[bool, bool]
+    name: str, binding: Binding, axes: OperandAxes, where: str, modes: tuple[bool, bool] = (False, False)
 ) -> QuantOperand:
     """The quantizer of an operand, assembled once for all calls and traces.
 
@@ -178,28 +169,22 @@ def assembled(
 
     Args:
         name, binding, axes, where: as for `QuantOperand`.
-        modes: as for `QuantOperand.set_modes`.
+        modes: in their order.
     """
     with jax.ensure_compile_time_eval():
-        operand = QuantOperand(name, binding, axes, None, where)
-    operand.set_modes(*modes)
-    return operand
+        return QuantOperand(name, binding, axes, None, where, dict(zip(MODES, modes, strict=True)))
 
 
-@lru_cache(maxsize=1024)
-def assembled_for_backward(
-    name: str, binding: Binding, axes: OperandAxes, where: str, modes: tuple[bool, bool]
-) -> BackwardQuantizer:
-    """The quantizer of a gradient, without state and random numbers, split once; see `assembled`."""
-    return for_backward(assembled(name, binding, axes, where, modes).quant)[0]
+def sampled(scheme: SchemeSpec) -> dict[str, QuantOperand | None]:
+    """The quantizers of a scheme for operands of any axes; None for one that needs its real ones, or is refused."""
 
+    def sample(name: str, binding: Binding) -> QuantOperand | None:
+        try:
+            return assembled(name, binding, OperandAxes((32, 32), (0,), (1,)), "scheme")
+        except (TypeError, ValueError):
+            return None
 
-def assembled_for_any(name: str, binding: Binding) -> QuantOperand | None:
-    """The quantizer of an operand whose axes are not known; None if it needs its real ones, or is refused."""
-    try:
-        return assembled(name, binding, OperandAxes((32, 32), (0,), (1,)), "scheme", (False, False))
-    except (TypeError, ValueError):
-        return None
+    return {name: sample(name, binding) for name, binding in scheme.quantizers.items()}
 
 
 def _why_misplaced(name: str, binding: Binding, proxy: Any) -> str:

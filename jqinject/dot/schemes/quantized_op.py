@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import enum
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.core import Tracer
 from jax.typing import DTypeLike
@@ -19,22 +17,15 @@ from jax.typing import DTypeLike
 from jqinject.core import Frozen
 from jqinject.core.component import InnerModule
 from jqinject.core.state import QuantStat, float_array
-from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_form import PER_AXIS, FrozenForm
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
-from jqinject.dot.geometry.dimensions import Labels, Operand, OutSharding, checked_dimensions
-from jqinject.dot.schemes.contraction import (
-    NO_STATE_IN_SWITCHED,
-    AxesByName,
-    Contraction,
-    operands_with_state,
-)
+from jqinject.dot.geometry.dimensions import Labels, Operand
+from jqinject.dot.schemes.contraction import NO_STATE_IN_SWITCHED, NO_STATE_OF_FUNCTIONS, Contraction
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import contract_by_scheme
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
-from jqinject.dot.tensors.packed_tensor import packed_tensor, unpacked_tensor
 from jqinject.dot.tensors.six_operands import Plan
-from jqinject.inject import Binding
 from jqinject.ops import FloatGrid, IntGrid
 from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, is_quantized, on_integers
 
@@ -138,9 +129,16 @@ def _zeros(
 def _sharded(operand: FrozenParam, metadata: tuple[tuple[str, object], ...]) -> FrozenParam:
     """The parameter with its numbers where NNX places Variables with this metadata, on a mesh."""
     numbers, form = operand.numbers, operand.form
-    of_value, of_scale = form.metadata(dict(metadata), numbers["scale"].shape)
-    placed = {"value": Frozen(numbers["value"], **of_value), "scale": Frozen(numbers["scale"], **of_scale)}
-    return FrozenParam.holding({name: number.get_value() for name, number in placed.items()}, form)
+    placed = {}
+    for name, number in numbers.items():
+        own: dict[str, Any] = {
+            key: tuple(form.partition_specs(entry, numbers)[name])
+            if key in PER_AXIS and isinstance(entry, tuple)
+            else entry
+            for key, entry in metadata
+        }
+        placed[name] = Frozen(number, **own).get_value()
+    return FrozenParam.holding(placed, form)
 
 
 def _facts(param: FrozenParam) -> tuple[Any, ...]:
@@ -175,58 +173,51 @@ class QuantizedOp(Contraction):
         rhs_shape: Sequence[int] | None = None,
         dimension_numbers: object = None,
         rngs: nnx.Rngs | None = None,
-        operands: AxesByName | None = None,
     ) -> None:
-        name = type(self).__name__
-        if operands is None:
-            operands = self._operands_of_shapes(config, lhs_shape, rhs_shape, dimension_numbers)
-        scheme = self._scheme_of(config)
-        for spec in scheme.both:
-            self._check_scheme(spec)
-        super().__init__(scheme, name, rngs, operands)
+        scheme = self._fitted(SchemeSpec.of(checked_scheme(config)))
+        if scheme.before is not None:
+            scheme = scheme.replaced(before=self._fitted(scheme.before))
+        super().__init__(scheme, type(self).__name__, rngs)
         self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
         self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
         self.lhs_freezer = _freezer(lhs_freezer)
         self.rhs_freezer = _freezer(rhs_freezer)
+        if (lhs_shape, rhs_shape, dimension_numbers) != (None, None, None):
+            self._complete_for(lhs_shape, rhs_shape, dimension_numbers)
 
     @classmethod
-    def _scheme_of(cls, config: SchemeLike) -> SchemeSpec:
-        """A scheme, as it applies to the operation."""
-        return SchemeSpec.of(checked_scheme(config))
+    def of_one_call(cls, config: SchemeLike, key: jax.Array | None, function: str) -> Self:
+        """The module for one call of a function.
 
-    @classmethod
-    def _check_scheme(cls, scheme: SchemeSpec) -> None:
-        """Refuse a scheme that does not fit the operation, whatever its operands."""
-
-    @classmethod
-    def operands_of(cls, config: SchemeLike, call: Callable[[Any], Any]) -> AxesByName:
-        """The axes of the operands whose quantizers keep state, for `operands=`; nothing is computed.
-
-        Args:
-            config: the scheme.
-            call: calls an op with arrays of the shapes in question.
+        Raises:
+            TypeError: the configuration is not a scheme, or one that counts calls.
         """
-        return operands_with_state(lambda: cls(config), cls._scheme_of(config).both, call)
+        op = cls(config, rngs=None if key is None else nnx.Rngs(key))
+        op.where, op.stateless = function, NO_STATE_OF_FUNCTIONS
+        if op.scheme.delay:
+            why, cure = op.stateless
+            raise TypeError(
+                f"{function}: {op.scheme.name} counts calls (quant_delay_steps), {why}.\n  cure: {cure}"
+            )
+        return op
 
     @classmethod
-    def _operands_of_shapes(
-        cls,
-        config: SchemeLike,
-        lhs_shape: Sequence[int] | None,
-        rhs_shape: Sequence[int] | None,
-        numbers: object,
-    ) -> AxesByName:
-        """The axes of the operands whose quantizers keep state, for operands of these shapes; none without shapes."""
-        if lhs_shape is None and rhs_shape is None and numbers is None:
-            return {}
+    def _fitted(cls, scheme: SchemeSpec) -> SchemeSpec:
+        """A scheme, as it applies to the operation; refused if it does not fit, whatever its operands."""
+        return scheme
+
+    def _complete_for(
+        self, lhs_shape: Sequence[int] | None, rhs_shape: Sequence[int] | None, numbers: object
+    ) -> None:
+        """Make the quantizers that keep state, for operands of these shapes."""
         if lhs_shape is None or rhs_shape is None:
             raise ValueError(
-                f"{cls.__name__}: {'lhs_shape' if lhs_shape is None else 'rhs_shape'} is missing beside the other.\n"
+                f"{self.where}: {'lhs_shape' if lhs_shape is None else 'rhs_shape'} is missing beside the other.\n"
                 "  cure: the shapes of both operands, with any number of rows: lhs_shape=(1, 64), rhs_shape=(64, 32)"
             )
         lhs, rhs = tuple(lhs_shape), tuple(rhs_shape)
-        return cls.operands_of(config, lambda op: op(*op._arguments(jnp.zeros(lhs), jnp.zeros(rhs), numbers)))
+        self.complete_by(lambda op: op(*op._arguments(jnp.zeros(lhs), jnp.zeros(rhs), numbers)))
 
     @staticmethod
     @abstractmethod
@@ -241,8 +232,7 @@ class QuantizedOp(Contraction):
     @property
     def quantizes(self) -> tuple[bool, bool]:
         """Whether the left and the right operand have a quantizer in the forward product."""
-        left, right = (isinstance(self.scheme[name], Binding) for name in ("fprop_lhs", "fprop_rhs"))
-        return left, right
+        return "fprop_lhs" in self.scheme.quantizers, "fprop_rhs" in self.scheme.quantizers
 
     def check_freezes(self) -> None:
         """Raise if the right operand cannot be stored for serving.
@@ -251,7 +241,7 @@ class QuantizedOp(Contraction):
             ValueError: the forward contraction is tiled, so scales are not those of the whole operand, or the scheme
                 is still to be switched to.
         """
-        if self.scheme.fprop.tiles is not None:
+        if self.scheme["tile_size"] is not None:
             raise ValueError(
                 "an operand of a forward contraction that is cut into pieces (tile_size=) can't be stored for serving: "
                 "its pieces have scales of their own.\n  cure: a forward contraction without tile_size, or a weight "
@@ -324,30 +314,23 @@ class QuantizedOp(Contraction):
         return [proxy for proxy in self.proxies if proxy.has_range() is not None]
 
     def _contract(
-        self,
-        lhs: Operand,
-        rhs: Operand,
-        numbers: object,
-        preferred_element_type: DTypeLike | None = None,
-        out_sharding: OutSharding = None,
-        unrounded: jax.Array | None = None,
+        self, plan: Plan, lhs: Operand, rhs: Operand, unrounded: jax.Array | None = None, *rest: jax.Array
     ) -> jax.Array:
-        """The contraction of two operands of `_seen`."""
-        dtype = preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype)
-        dims = checked_dimensions(tuple(lhs.shape), tuple(rhs.shape), numbers)
-        left = self._served("lhs", LabelledTensor(lhs, dims.lhs), dims.summed)
-        right = self._served("rhs", LabelledTensor(rhs, dims.rhs), dims.summed)
-        dot = Plan(dims, np.dtype(dtype), out_sharding=out_sharding)
-        return self._by_scheme(dot, left, right, unrounded)
+        """The contraction of operands of `_seen`, each stored first where its mode says so."""
+        if QuantMode.CONVERT in (self.lhs_quant_mode, self.rhs_quant_mode):
+            of_left, of_right = plan.summed("fprop")
+            lhs = self._served("lhs", LabelledTensor(lhs, plan.axes.lhs), of_left)
+            rhs = self._served("rhs", LabelledTensor(rhs, plan.axes.rhs), of_right)
+        return self._by_scheme(plan, lhs, rhs, unrounded, *rest)
 
-    def _by_scheme(self, static: Plan, *operands: Any) -> jax.Array:
+    def _by_scheme(self, plan: Plan, *operands: Any) -> jax.Array:
         """The contraction by the scheme, or in its first calls in training by the one before it: one program for both.
 
         Args:
-            static, operands: as for `contract_by_scheme`.
+            plan, operands: as for `contract_by_scheme`.
         """
         if self.countdown is None:
-            return contract_compiled(self, static, *operands)
+            return contract_compiled(self, plan, *operands)
         left = self.countdown.get_value()
         if not self.use_running_average:
             self.countdown.set_value(jnp.maximum(left - 1, 0))
@@ -355,12 +338,12 @@ class QuantizedOp(Contraction):
         after = self.scheme
         assert after.before is not None, "a delay has one"
         branches = (
-            lambda scheme=scheme: contract_by_scheme(self._of_one_call(scheme, key), static, *operands)
-            for scheme in (after.before, replace(after, before=None, delay=0))
+            lambda scheme=scheme: contract_by_scheme(self._in_same_mode(scheme, key), plan, *operands)
+            for scheme in (after.before, after.replaced(before=None, quant_delay_steps=0))
         )
         return jax.lax.cond(left > 0, *branches)
 
-    def _of_one_call(self, scheme: SchemeSpec, key: jax.Array | None) -> Contraction:
+    def _in_same_mode(self, scheme: SchemeSpec, key: jax.Array | None) -> Contraction:
         """A contraction by another scheme, which keeps no state, in the same mode."""
         rngs = None if key is None else nnx.Rngs(key)
         contraction = Contraction(scheme, self.where, rngs, stateless=NO_STATE_IN_SWITCHED)
@@ -390,21 +373,20 @@ class QuantizedOp(Contraction):
         """Same arguments as the function it replaces."""
 
 
-def contract_compiled(contraction: Contraction, static: Plan, *operands: Any) -> jax.Array:
+def contract_compiled(contraction: Contraction, plan: Plan, *operands: Any) -> jax.Array:
     """A contraction by a scheme, compiled where it would else run one operation after the other.
 
     That is a contraction of arrays, or of stored tensors, outside of `jit`, whose quantizers keep no state.
 
     Args:
-        contraction, static, operands: as for `contract_by_scheme`.
+        contraction, plan, operands: as for `contract_by_scheme`.
     """
-    packed = tuple(packed_tensor(x) if is_quantized(x) and x.is_stored else x for x in operands)
-    leaves = jax.tree.leaves(packed, is_leaf=is_quantized)
+    leaves = jax.tree.leaves(operands, is_leaf=lambda x: is_quantized(x) and not x.is_stored)
     runs_now = all(isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) for leaf in leaves)
-    if not runs_now or contraction.recorder is not None or contraction.proxies:
-        return contract_by_scheme(contraction, static, *operands)
+    if not runs_now or contraction.record is not None or contraction.proxies:
+        return contract_by_scheme(contraction, plan, *operands)
     facts = contraction.scheme, contraction.where, contraction.stateless, contraction.modes
-    y, stream = _compiled(static, *facts, contraction.stream, packed)
+    y, stream = _compiled(plan, *facts, contraction.stream, operands)
     if contraction.stream is not None:
         contraction.stream.count.set_value(stream.count.get_value())
     return y
@@ -412,25 +394,25 @@ def contract_compiled(contraction: Contraction, static: Plan, *operands: Any) ->
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _compiled(
-    static: Plan,
+    plan: Plan,
     scheme: SchemeSpec,
     where: str,
     stateless: tuple[str, str] | None,
     modes: tuple[bool, bool],
     stream: nnx.RngStream | None,
-    operands: tuple[object, ...],
+    operands: tuple[Any, ...],
 ) -> tuple[jax.Array, nnx.RngStream | None]:
     """The contraction, and the stream that it has drawn from.
 
     Args:
-        static: as for `contract_by_scheme`.
-        operands: likewise, stored tensors packed.
+        plan: as for `contract_by_scheme`.
+        operands: likewise.
         scheme, where, stateless, modes, stream: of the module.
     """
     contraction = Contraction(scheme, where, stateless=stateless)
     contraction.set_view(*modes)
     contraction.stream = nnx.data(stream)
-    return contract_by_scheme(contraction, static, *map(unpacked_tensor, operands)), contraction.stream
+    return contract_by_scheme(contraction, plan, *operands), contraction.stream
 
 
 def _checked(mode: object, name: str) -> QuantMode:

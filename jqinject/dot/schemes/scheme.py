@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -12,11 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.core import check as kinds
+from jqinject.core import check
+from jqinject.core.check import Check
 from jqinject.core.quantizers.delay import delay_steps
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.operand_table import operand_table
-from jqinject.dot.schemes.product_transforms import SIGNS, check_signs, check_transforms, check_whole
+from jqinject.dot.schemes.product_transforms import SIGNS, check_transforms
 from jqinject.dot.tensors.product import Sums
 from jqinject.inject import (
     Binding,
@@ -121,44 +121,24 @@ FORWARD = ("fprop_lhs", "fprop_rhs")
 AGAIN = ("dgrad_rhs", "wgrad_lhs")
 GRADIENTS = ("dgrad_grad", "wgrad_grad")
 OPERANDS = (*FORWARD, *AGAIN, *GRADIENTS)
-PRODUCTS = (("fprop_lhs", "fprop_rhs"), ("dgrad_grad", "dgrad_rhs"), ("wgrad_grad", "wgrad_lhs"))
-FLAGS = ("dgrad_use_fwd_quant", "wgrad_use_fwd_quant", *SIGNS, "scaled_products", "conv_gradients")
-SOURCES = ("original", "dequantized")
-SUMS = ("accumulator_dtype", "tile_size")
-OTHERS = (
-    *FLAGS,
-    "dgrad_source",
-    "wgrad_source",
-    "quant_delay_steps",
-    "before",
-    *(f"{product}{name}" for product in ("", "dgrad_", "wgrad_") for name in SUMS),
-)
+PRODUCTS = {"fprop": "", "dgrad": "dgrad_", "wgrad": "wgrad_"}
+"""The prefixes of what a scheme says of one product."""
+TILES = tuple(f"{prefix}tile_size" for prefix in PRODUCTS.values())
 COMPONENTS = ("explained_by", "calibration", "restrict_scaling_impl")  # of a scheme, shared by its operands
 SchemeOperand = Binding | Kept | None
 
 
 @dataclass(frozen=True)
 class SchemeSpec:
-    """A scheme, resolved: static, compared by value.
+    """A scheme, resolved: static, compared by value. `spec[name]` is what it says.
 
     Attributes:
-        operands: for each of the six names: a binding of its injector, None, or `Kept.FPROP`.
-        fprop, dgrad, wgrad: how the products sum.
-        flags: those of `FLAGS` that are set; and of a product "dgrad_dequantized" where its operand is made of what
-            the forward product saw, "dgrad_payload" for `Kept.PAYLOAD`, which `operands` has as `Kept.FPROP`.
+        values: by the names of a scheme: an operand is a binding of its injector, None or `Kept`, `before` a spec.
         name: of the scheme.
-        delay: how many calls in training `before` makes first.
-        before: the scheme of these; None without a delay.
     """
 
-    operands: tuple[tuple[str, SchemeOperand], ...]
-    fprop: Sums
-    dgrad: Sums
-    wgrad: Sums
-    flags: frozenset[str]
+    values: tuple[tuple[str, Any], ...]
     name: str
-    delay: int = 0
-    before: SchemeSpec | None = None
 
     @classmethod
     @lru_cache(maxsize=256)
@@ -173,86 +153,90 @@ class SchemeSpec:
         """
         injector = scheme.injector if isinstance(scheme, Binding) else scheme
         name = _name_of(scheme)
-        check_lets(injector, (*OPERANDS, *OTHERS, *COMPONENTS))
-        check_declarations(injector, also_requested=frozenset((*OPERANDS, *OTHERS)))
-        declared = {key: getattr(injector, key) for key in (*OPERANDS, *OTHERS)}
-        operands = tuple((operand, _operand(declared[operand], operand, name)) for operand in OPERANDS)
-        check_transforms(dict(operands), PRODUCTS, name)
-        scaled = kinds.flag(declared["scaled_products"], name, "scaled_products")
-        fprop, dgrad, wgrad = (
-            replace(_sums(declared, prefix, name), scaled=scaled) for prefix in ("", "dgrad_", "wgrad_")
-        )
-        check_whole(dict(operands), fprop.tiles, name)
-        flags = [flag for flag in FLAGS if kinds.flag(declared[flag], name, flag)]
-        check_signs(dict(operands), flags, name)
-        flags += [
-            f"{product}_dequantized"
-            for product in ("dgrad", "wgrad")
-            if _is_dequantized(declared[f"{product}_source"], product, name)
-        ]
+        check_lets(injector, (*CHECKS, *COMPONENTS))
+        check_declarations(injector, also_requested=frozenset(CHECKS))
+        declared = {key: getattr(injector, key) for key in CHECKS}
+        spec = cls(tuple((key, check(declared[key], name, key)) for key, check in CHECKS.items()), name)
+        check_transforms(spec.by_name, name)
         for again, forward in zip(AGAIN, reversed(FORWARD), strict=True):
-            if dict(operands)[again] is Kept.PAYLOAD:
-                _check_payload(dict(operands)[forward], again, forward, name)
-                flags.append(f"{again.partition('_')[0]}_payload")
-        operands = tuple((o, Kept.FPROP if operand is Kept.PAYLOAD else operand) for o, operand in operands)
-        spec = cls(operands, fprop, dgrad, wgrad, frozenset(flags), name)
-        delay = delay_steps(declared["quant_delay_steps"], name)
-        return replace(spec, delay=delay, before=cls._before(declared["before"], delay, name))
+            if spec[again] is Kept.PAYLOAD:
+                _check_payload(spec[forward], again, forward, name)
+        return spec._with_before()
 
-    @classmethod
-    def _before(cls, before: Any, delay: int, name: str) -> SchemeSpec | None:
+    def _with_before(self) -> SchemeSpec:
+        delay, before = self.delay, self.before
         if before is None:
-            return cls.of(Scheme) if delay else None
-        if not is_scheme(before):
-            raise TypeError(
-                f"{name}: before takes a Scheme, or None for float; got {before!r:.80}.\n  cure: Scheme.let(...)"
-            )
+            return self.replaced(before=SchemeSpec.of(Scheme)) if delay else self
         if not delay:
             raise ValueError(
-                f"{name}: before = {_name_of(before)} would make no call.\n"
+                f"{self.name}: before = {before.name} would make no call.\n"
                 "  cure: quant_delay_steps = 1000, how many calls in training it makes; or before = None"
             )
-        spec = cls.of(before)
-        if spec.delay:
+        if before.delay:
             raise TypeError(
-                f"{name}: before = {spec.name} has quant_delay_steps itself, and a scheme is switched once.\n"
+                f"{self.name}: before = {before.name} has quant_delay_steps itself, and a scheme is switched once.\n"
                 "  cure: a scheme without them"
             )
-        return spec
+        return self
+
+    def __getitem__(self, name: str) -> Any:
+        return self.by_name[name]
+
+    @cached_property
+    def by_name(self) -> dict[str, Any]:
+        """What it says, by name."""
+        return dict(self.values)
+
+    @cached_property
+    def quantizers(self) -> dict[str, Binding]:
+        """The operands that have a quantizer of their own."""
+        return {name: self[name] for name in OPERANDS if isinstance(self[name], Binding)}
+
+    @cached_property
+    def sums(self) -> dict[str, Sums]:
+        """How the products sum."""
+        return {
+            product: Sums(
+                self[f"{prefix}accumulator_dtype"], self[f"{prefix}tile_size"], scaled=self["scaled_products"]
+            )
+            for product, prefix in PRODUCTS.items()
+        }
+
+    @property
+    def delay(self) -> int:
+        """How many calls in training `before` makes first."""
+        return self["quant_delay_steps"]
+
+    @property
+    def before(self) -> SchemeSpec | None:
+        """The scheme of these; None without a delay."""
+        return self["before"]
 
     @property
     def as_before(self) -> str:
         """How it contracts, as text: by its name, or in float."""
-        floats = all(operand in (None, Kept.FPROP) for _, operand in self.operands)
-        return "in float" if floats else f"by {self.name}"
+        return f"by {self.name}" if self.quantizers else "in float"
 
     @property
     def both(self) -> tuple[SchemeSpec, ...]:
         """It, and the scheme of the first calls, if any."""
         return (self,) if self.before is None else (self, self.before)
 
+    def replaced(self, **changes: object) -> SchemeSpec:
+        """Another one, with some names changed."""
+        return replace(self, values=tuple({**self.by_name, **changes}.items()))
+
     def of_convolution(self) -> SchemeSpec:
-        """For a convolution: with the original operands in its backward products, if its gradients are float."""
-        before = None if self.before is None else self.before.of_convolution()
-        if "conv_gradients" in self.flags:
-            return replace(self, before=before)
-        floats = tuple((name, operand if name in FORWARD else None) for name, operand in self.operands)
-        of_payloads = {
-            f"{product}_{flag}" for product in ("dgrad", "wgrad") for flag in ("use_fwd_quant", "payload")
-        }
-        return replace(self, operands=floats, flags=self.flags - of_payloads, before=before)
+        """For a convolution: without tiles; where its gradients are float, of the original operands."""
+        changes: dict[str, Any] = dict.fromkeys(TILES)
+        if not self["conv_gradients"]:
+            changes |= dict.fromkeys((*AGAIN, *GRADIENTS))
+            changes |= dict.fromkeys(("dgrad_use_fwd_quant", "wgrad_use_fwd_quant"), False)
+        return self.replaced(**changes)
 
     def beside_quantized_weight(self) -> SchemeSpec:
         """For a weight that comes quantized: the scheme leaves it as it is in the forward product."""
-        operands = tuple((name, None if name == "fprop_rhs" else operand) for name, operand in self.operands)
-        return replace(self, operands=operands)
-
-    def __getitem__(self, name: str) -> SchemeOperand:
-        return self._by_name[name]
-
-    @cached_property
-    def _by_name(self) -> dict[str, SchemeOperand]:
-        return dict(self.operands)
+        return self.replaced(fprop_rhs=None)
 
 
 def role_of(operand: Binding) -> str:
@@ -283,16 +267,12 @@ def _name_of(scheme: SchemeLike) -> str:
     return scheme.base.__name__ if isinstance(scheme, Binding) else scheme.__name__
 
 
-def _operand(quantizer: object, operand: str, name: str) -> SchemeOperand:
-    if quantizer is None or (isinstance(quantizer, Kept) and operand in AGAIN):
+def _operand(quantizer: object, name: str, operand: str) -> SchemeOperand:
+    if quantizer is None or isinstance(quantizer, Binding):
         return quantizer
-    if isinstance(quantizer, Binding):
+    if isinstance(quantizer, Kept) and operand in AGAIN:
         return quantizer
-    if (
-        inspect.isclass(quantizer)
-        and issubclass(quantizer, ExtendedInjector)
-        and not issubclass(quantizer, Scheme)
-    ):
+    if inspect.isclass(quantizer) and issubclass(quantizer, ExtendedInjector) and not is_scheme(quantizer):
         return Binding(quantizer)
     also = ", Kept.FPROP or Kept.PAYLOAD for what the forward product took" if operand in AGAIN else ""
     raise TypeError(
@@ -301,12 +281,14 @@ def _operand(quantizer: object, operand: str, name: str) -> SchemeOperand:
     )
 
 
-def _is_dequantized(source: object, product: str, name: str) -> bool:
-    if source not in SOURCES:
-        raise ValueError(
-            f"{name}: {product}_source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}"
+def _before(before: Any, name: str, key: str) -> SchemeSpec | None:
+    if before is None:
+        return None
+    if not is_scheme(before):
+        raise TypeError(
+            f"{name}: before takes a Scheme, or None for float; got {before!r:.80}.\n  cure: Scheme.let(...)"
         )
-    return source == "dequantized"
+    return SchemeSpec.of(before)
 
 
 def _check_payload(quantizer: SchemeOperand, again: str, forward: str, name: str) -> None:
@@ -345,20 +327,28 @@ def payload_does_not_fit(where: str, why: str) -> ValueError:
     )
 
 
-def _sums(declared: Mapping[str, Any], prefix: str, name: str) -> Sums:
-    dtype, tile = declared[f"{prefix}accumulator_dtype"], declared[f"{prefix}tile_size"]
+def _accumulator(dtype: Any, name: str, key: str) -> np.dtype | None:
     if dtype is not None and not _is_integer(dtype):
         raise TypeError(
-            f"{name}: {prefix}accumulator_dtype must be a dtype of integers, such as jnp.int32, or None; got {dtype!r}"
+            f"{name}: {key} must be a dtype of integers, such as jnp.int32, or None; got {dtype!r}"
         )
-    dtype = None if dtype is None else np.dtype(dtype)
+    return None if dtype is None else np.dtype(dtype)
+
+
+def _tiles(tile: object, name: str, key: str) -> LocalAqt | None:
     if tile is None or isinstance(tile, LocalAqt):
-        return Sums(dtype, tile)
+        return tile
     if not isinstance(tile, int) or isinstance(tile, bool):
-        raise TypeError(f"{name}: {prefix}tile_size must be an int, a LocalAqt or None, got {tile!r}")
+        raise TypeError(f"{name}: {key} must be an int, a LocalAqt or None, got {tile!r}")
     if tile < 1:
-        raise ValueError(f"{name}: {prefix}tile_size must be at least 1, got {tile}")
-    return Sums(dtype, LocalAqt(contraction_axis_shard_size=tile))
+        raise ValueError(f"{name}: {key} must be at least 1, got {tile}")
+    return LocalAqt(contraction_axis_shard_size=tile)
+
+
+def _source(source: object, name: str, key: str) -> object:
+    if source not in ("original", "dequantized"):
+        raise ValueError(f"{name}: {key} must be one of 'original', 'dequantized', got {source!r}")
+    return source
 
 
 def _is_integer(dtype: DTypeLike) -> bool:
@@ -366,3 +356,16 @@ def _is_integer(dtype: DTypeLike) -> bool:
         return np.issubdtype(np.dtype(dtype), np.signedinteger)
     except TypeError:
         return False
+
+
+CHECKS: dict[str, Check] = {
+    **dict.fromkeys(OPERANDS, _operand),
+    **{f"{prefix}accumulator_dtype": _accumulator for prefix in PRODUCTS.values()},
+    **dict.fromkeys(TILES, _tiles),
+    **dict.fromkeys(("dgrad_use_fwd_quant", "wgrad_use_fwd_quant", *SIGNS), check.flag),
+    **dict.fromkeys(("scaled_products", "conv_gradients"), check.flag),
+    **dict.fromkeys(("dgrad_source", "wgrad_source"), _source),
+    "quant_delay_steps": lambda steps, name, key: delay_steps(steps, name),
+    "before": _before,
+}
+"""The names of a scheme, each with the check of what it declares."""

@@ -9,12 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jqinject.dot.geometry.dimensions import Dimensions, Label, Labels, Operand, scale_in_output
+from jqinject.dot.geometry.dimensions import Labels, Operand, scale_in_output
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
+from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import (
     beside,
     multiplied,
@@ -22,8 +20,8 @@ from jqinject.dot.schemes.product_transforms import (
     transformed,
     transformed_label,
 )
-from jqinject.dot.schemes.scheme import Kept, SchemeSpec, payload_does_not_fit
-from jqinject.dot.schemes.scheme_fits import RefusedQuantizer, misfit, refused_backward
+from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit
+from jqinject.dot.schemes.scheme_fits import RefusedQuantizer, refused_backward
 from jqinject.dot.tensors.choice import described, varies_along
 from jqinject.dot.tensors.labelled_tensor import (
     LabelledTensor,
@@ -56,7 +54,7 @@ def contract_by_scheme(
     lhs: jax.Array | QuantTensor,
     rhs: jax.Array | QuantTensor,
     unrounded: jax.Array | None = None,
-    group_sizes: jax.Array | None = None,
+    *rest: jax.Array,
 ) -> jax.Array:
     """The contraction of two float arrays by a scheme, forward and backward.
 
@@ -65,98 +63,42 @@ def contract_by_scheme(
     groups. Its quantizers of activations and gradients see the operand unchanged: features last, as in Flax.
 
     Args:
-        contraction: by the scheme; for a convolution, of `SchemeSpec.of_convolution`, whose tiles are ignored.
-        plan: which axes meet, and what comes out; the scheme says how it sums.
+        contraction: by the scheme; for a convolution, of `SchemeSpec.of_convolution`.
+        plan: which axes meet, and what comes out; the sums are the scheme's.
         lhs, rhs: float arrays, or tensors that are already quantized.
         unrounded: what a quantized `rhs` was made from, for `dgrad_rhs`; None for its dequantized value.
-        group_sizes: how many rows each expert of a ragged contraction gets.
+        rest: how many rows each expert of a ragged contraction gets.
     """
-    operands = _Operands.of(contraction, plan, lhs, rhs, unrounded)
-    rest = () if group_sizes is None else (group_sizes,)
-    return contract_operands(operands.plan, operands.lhs, operands.rhs, operands.dgrad, operands.wgrad, rest)[
-        0
-    ]
+    return contract_operands(*_operands_of(contraction, plan, lhs, rhs, unrounded), rest)[0]
 
 
-def _with_sums(plan: Plan, contraction: Contraction) -> Plan:
-    """The static part of a contraction by a scheme.
-
-    Raises:
-        TypeError: an operand of a convolution has a transform.
-    """
-    scheme = contraction.scheme
-    if isinstance(plan.where, Convolution):
-        check_no_transform(scheme, contraction.where)
-    if not isinstance(plan.where, Dimensions):
-        return plan
-    return replace(plan, fprop=scheme.fprop, dgrad=scheme.dgrad, wgrad=scheme.wgrad)
-
-
-def check_no_transform(scheme: SchemeSpec, where: str) -> None:
-    """Refuse a transform: what a convolution sums over, windows, lies along no axis of its operands.
-
-    Args:
-        scheme: of the convolution.
-        where: the user's callable.
-
-    Raises:
-        TypeError: an operand has a transform.
-    """
-    for name, operand in scheme.operands:
-        if transform_of(operand) is not None:
-            raise TypeError(
-                f"{where}: {scheme.name}.{name} declares a pre_transform, which goes along the axis that a product "
-                "sums over, and a convolution sums over windows.\n  cure: the scheme without it (hadamard=None), or "
-                "a rule that leaves convolutions out"
-            )
-
-
-@dataclass(frozen=True)
-class _Operands:
-    """The operands of the three products."""
-
-    plan: Plan
-    lhs: LabelledTensor
-    rhs: LabelledTensor
-    dgrad: BackwardProduct
-    wgrad: BackwardProduct
-
-    @classmethod
-    def of(
-        cls,
-        contraction: Contraction,
-        plan: Plan,
-        lhs: Operand,
-        rhs: Operand,
-        unrounded: jax.Array | None = None,
-    ) -> _Operands:
-        """The forward pass's part of quantization."""
-        plan = _with_sums(plan, contraction)
-        labels = plan.axes
-        x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
-        left, right, _ = in_tiles(plan.fprop.tiles, x, w, labels.out)
-        of_left, of_right = plan.summed("fprop")
-        if not is_quantized(lhs):
-            left = contraction.operand("fprop_lhs", left, of_left, in_rows=plan.in_rows)
-        if not is_quantized(rhs):
-            how = {"partner": left.tensor, "in_rows": plan.in_rows}
-            right = contraction.operand("fprop_rhs", right, of_right, **how)
-        g = LabelledTensor(jax.ShapeDtypeStruct(plan.out_shape(lhs, rhs), plan.dtype), labels.out)
-        w = w if unrounded is None else LabelledTensor(unrounded, labels.rhs)
-        # The results of backward products are gradients of transformed operands, so the originals are transformed too.
-        x = _as_in_forward(contraction, "fprop_lhs", x, of_left)
-        w = _as_in_forward(contraction, "fprop_rhs", w, of_right)
-        dgrad, wgrad = (
-            refused_backward(partial(_backward, contraction, plan, *operands))
-            for operands in (("dgrad", "dgrad_rhs", g, w, right), ("wgrad", "wgrad_lhs", g, x, left))
-        )
-        return cls(plan, left, right, dgrad, wgrad)
+def _operands_of(
+    contraction: Contraction, plan: Plan, lhs: Operand, rhs: Operand, unrounded: jax.Array | None = None
+) -> tuple[Plan, LabelledTensor, LabelledTensor, BackwardProduct, BackwardProduct]:
+    """The forward pass's part of quantization: the arguments of `contract_operands`."""
+    plan, labels = replace(plan, **contraction.scheme.sums), plan.axes
+    x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
+    left, right, _ = in_tiles(plan.fprop.tiles, x, w, labels.out)
+    of_left, of_right = plan.summed("fprop")
+    if not is_quantized(lhs):
+        _, left = contraction.quantized("fprop_lhs", left, of_left, in_rows=plan.in_rows)
+    if not is_quantized(rhs):
+        how: Any = {"partner": left.tensor, "in_rows": plan.in_rows}
+        _, right = contraction.quantized("fprop_rhs", right, of_right, **how)
+    g = LabelledTensor(jax.ShapeDtypeStruct(plan.out_shape(lhs, rhs), plan.dtype), labels.out)
+    w = w if unrounded is None else LabelledTensor(unrounded, labels.rhs)
+    # The results of backward products are gradients of transformed operands, so the originals are transformed too.
+    x = _as_in_forward(contraction, "fprop_lhs", x, of_left)
+    w = _as_in_forward(contraction, "fprop_rhs", w, of_right)
+    dgrad = refused_backward(partial(_backward, contraction, plan, "dgrad", "dgrad_rhs", g, w, right))
+    wgrad = refused_backward(partial(_backward, contraction, plan, "wgrad", "wgrad_lhs", g, x, left))
+    return plan, left, right, dgrad, wgrad
 
 
 def _as_in_forward(contraction: Contraction, name: str, x: LabelledTensor, summed: Labels) -> LabelledTensor:
     """An original operand, through the transform of the forward product; unchanged without one."""
     scheme, again = contraction.scheme, "wgrad_lhs" if name == "fprop_lhs" else "dgrad_rhs"
-    if is_quantized(x.tensor) or scheme[again] is Kept.FPROP:
+    if is_quantized(x.tensor) or isinstance(scheme[again], Kept):
         return x
     return transformed(scheme[name], x, summed)
 
@@ -181,54 +123,39 @@ def _backward(
         x: the other operand.
         from_forward: the forward product's version of it.
     """
-    scheme, of_gradient, (of_g, of_x) = contraction.scheme, g, plan.summed(product)
+    scheme, (of_g, of_x) = contraction.scheme, plan.summed(product)
     tiles = (plan.dgrad if product == "dgrad" else plan.wgrad).tiles
     in_pieces = _pieces(tiles, g, of_g)
     gradient = partial(contraction.gradient, f"{product}_grad", in_pieces(g), of_g)
     # Of a stored operand the original is gone: the next best is what was made of it.
     only_quantized = is_quantized(x.tensor) and scheme[name] is None
-    folds = f"{product}_use_fwd_quant" in scheme.flags
-    if f"{product}_payload" in scheme.flags:
+    folds = scheme[f"{product}_use_fwd_quant"]
+    if scheme[name] is Kept.PAYLOAD:
         _check_fits(contraction, name, joined(from_forward), of_x)
-    if scheme[name] is Kept.FPROP or (only_quantized and not folds):
+    if isinstance(scheme[name], Kept) or (only_quantized and not folds):
         return BackwardProduct(*gradient())
     x = LabelledTensor(as_array(x.tensor), x.labels)
-    if f"{product}_dequantized" in scheme.flags:
+    if scheme[f"{product}_source"] == "dequantized":
         saw = joined(from_forward)
         x = LabelledTensor(as_array(saw.tensor), saw.labels)
     refused = _misfit(contraction, name, x, of_x)
-    if refused is not None:
-        if contraction.trains:
-            refused()
+    if refused and contraction.trains:
+        raise ValueError(refused)
+    if refused:
         gradient()  # which an abstract call notes
-        return BackwardProduct(refused)
+        return BackwardProduct(RefusedQuantizer(refused))
     folded = None
     if folds:
         x, folded = _payload_and_scale(joined(from_forward), x, g.labels, as_integers=scheme[name] is None)
-    if f"{product}_random_signs" in scheme.flags:
-        x, folded = _with_signs(contraction, name, x, (of_gradient, folded), transformed_label(of_x))
+    if scheme[f"{product}_random_signs"]:
+        label = transformed_label(of_x)
+        signs = contraction.signs(name, x.tensor.shape[x.axis(label)])
+        factors = beside(g, signs, label)
+        x, folded = multiplied(x, signs, label), factors if folded is None else factors * folded
     array = isinstance(x.tensor, jax.Array)
     partner = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
-    partner = contraction.operand(name, in_pieces(partner), of_x, in_rows=plan.in_rows)
+    _, partner = contraction.quantized(name, in_pieces(partner), of_x, in_rows=plan.in_rows)
     return BackwardProduct(*gradient(), partner, folded)
-
-
-def _with_signs(
-    contraction: Contraction, name: str, x: LabelledTensor, gradient: tuple[Any, Any], label: Label
-) -> tuple[LabelledTensor, jax.Array]:
-    """An operand multiplied by random signs, and the factors of the gradient that it is contracted with.
-
-    Args:
-        contraction: by the scheme.
-        name: of the operand.
-        x: the operand.
-        gradient: stand-in for the gradient, and other factors of it or None.
-        label: the axis that the signs are for.
-    """
-    signs = contraction.signs(name, x.tensor.shape[x.axis(label)])
-    g, folded = gradient
-    factors = beside(g, signs, label)
-    return multiplied(x, signs, label), factors if folded is None else factors * folded
 
 
 def _check_fits(contraction: Contraction, name: str, from_forward: LabelledTensor, summed: Labels) -> None:
@@ -242,17 +169,19 @@ def _check_fits(contraction: Contraction, name: str, from_forward: LabelledTenso
         raise payload_does_not_fit(where, what)
 
 
-def _misfit(
-    contraction: Contraction, name: str, x: LabelledTensor, summed: Labels
-) -> RefusedQuantizer | None:
-    """Why the transform of an operand cannot be done: its blocks do not fill the axis; None if they do."""
+def _misfit(contraction: Contraction, name: str, x: LabelledTensor, summed: Labels) -> str:
+    """Why the transform of an operand cannot be done: its blocks do not fill the axis; empty if they do."""
     transform: Any = transform_of(contraction.scheme[name])
-    if transform is None or transform.block_size is None or not summed:
-        return None
-    length = x.tensor.shape[x.axis(transformed_label(summed))]
-    size = transform.block_size
-    where = f"{contraction.where}: {contraction.scheme.name}.{name}"
-    return misfit(where, size, length) if length % size else None
+    size = None if transform is None or not summed else transform.block_size
+    length = 0 if size is None else x.tensor.shape[x.axis(transformed_label(summed))]
+    if size is None or not length % size:
+        return ""
+    return (
+        f"{contraction.where}: {contraction.scheme.name}.{name}: pre_transform turns blocks of {size}, which do not "
+        f"fill the {length} numbers that the product sums over (rows of a batch).\n  cure: batches whose last axis "
+        f"before the features is a multiple of {size}; model.eval() where there is no backward pass; or a scheme "
+        "without the transform (hadamard=None)"
+    )
 
 
 def _pieces(
@@ -278,28 +207,26 @@ def _payload_and_scale(
         gradient: labels of the gradient.
         as_integers: whether integers are contracted; else the payload is a float array, to be quantized again.
     """
-    tensor = from_forward.tensor
+    tensor, integers = from_forward.tensor, on_integers(from_forward.tensor)
     scale = (
         scale_in_output(tensor.scale, from_forward.labels, gradient)
-        if (on_integers(tensor) or on_minifloats(tensor))
+        if integers or on_minifloats(tensor)
         else None
     )
-    if scale is None:
+    if integers:
+        contractible = not tensor.has_zero_point and isinstance(tensor.bit_width, int)
+    else:
+        contractible = scale is not None and tensor.is_contractible
+    if scale is None or not contractible:
         return x, None
-    if on_minifloats(tensor):
-        payload = tensor.payload() if tensor.is_contractible else None
-        return (
-            (x, None)
-            if payload is None
-            else (LabelledTensor(payload.astype(tensor.dtype), from_forward.labels), scale)
-        )
-    if not on_integers(tensor) or tensor.has_zero_point or not isinstance(tensor.bit_width, int):
-        return x, None
-    integers = tensor.int() if tensor.payload is None else tensor.payload
-    if not as_integers:
-        return LabelledTensor(integers.astype(tensor.dtype), from_forward.labels), scale
-    unscaled = (jnp.ones((), jnp.float32), None, tensor.grid, tensor.dtype)
-    return LabelledTensor(IntQuantTensor.stored(integers, *unscaled), from_forward.labels), scale
+    payload: Any = tensor.payload
+    if payload is None or not integers:
+        payload = tensor.int() if integers else tensor.payload()
+    if integers and as_integers:
+        payload = IntQuantTensor.stored(payload, jnp.ones((), jnp.float32), None, tensor.grid, tensor.dtype)
+    else:
+        payload = payload.astype(tensor.dtype)
+    return LabelledTensor(payload, from_forward.labels), scale
 
 
 @dataclass(frozen=True)
@@ -341,33 +268,30 @@ class ExplainedScheme(tuple[ExplainedProduct, ...]):
         return f"the first {self.delay} calls in training:\n{self.first}\nthen:\n{products}"
 
 
-def explain_scheme(contraction: Contraction, dot: Plan, lhs: Operand, rhs: Operand) -> ExplainedScheme:
+def explain_scheme(contraction: Contraction, plan: Plan, lhs: Operand, rhs: Operand) -> ExplainedScheme:
     """What the three products of a scheme contract, for operands of these shapes; nothing is computed.
 
     Args:
         contraction: by the scheme; unchanged.
-        dot: as for `contract_by_scheme`.
+        plan: as for `contract_by_scheme`.
         lhs, rhs: what has a shape and a dtype.
     """
     products: list[ExplainedProduct] = []
 
     def look(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        twin = nnx.clone(contraction, graph=True)
-        twin.recorder = AxesRecorder()
-        twin.set_view(deterministic=True)  # no random numbers are needed to see which formats meet
-        operands = _Operands.of(twin, dot, lhs, rhs)
-        plan = operands.plan
-        products.append(_explained("fprop", operands.lhs, operands.rhs, plan.axes.out, plan.fprop))
-        g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), dot.dtype), plan.axes.out)
-        for number, (name, taken, from_forward, out, sums) in enumerate(
+        by_sums, left, right, *backward = _operands_of(contraction.recording({}), plan, lhs, rhs)
+        products.append(_explained("fprop", left, right, plan.axes.out, by_sums.fprop))
+        g = LabelledTensor(jnp.zeros(plan.out_shape(lhs, rhs), plan.dtype), plan.axes.out)
+        for number, (name, from_forward, out, sums) in enumerate(
             (
-                ("dgrad", operands.dgrad, operands.rhs, plan.axes.lhs, plan.dgrad),
-                ("wgrad", operands.wgrad, operands.lhs, plan.axes.rhs, plan.wgrad),
+                ("dgrad", right, plan.axes.lhs, by_sums.dgrad),
+                ("wgrad", left, plan.axes.rhs, by_sums.wgrad),
             )
         ):
-            partner = joined(from_forward) if taken.partner is None else taken.partner
-            by = taken.quantizer, None  # reports nothing
-            gradient, partner, _ = quantized_gradient(plan, number, g, by, partner)
+            operands = backward[number]
+            partner = joined(from_forward) if operands.partner is None else operands.partner
+            by = operands.quantizer, None  # reports nothing
+            gradient, partner, _ = quantized_gradient(by_sums, number, g, by, partner)
             products.append(_explained(name, gradient, partner, out, sums))
         return jnp.zeros(())
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jqinject.dot.schemes.product_transforms import SIGNS, transform_of
-from jqinject.dot.schemes.quant_operand import assembled_for_any
-from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, PRODUCTS, Kept, SchemeLike, SchemeSpec, role_of
+from jqinject.dot.schemes.product_transforms import PAIRS, SIGNS, transform_of
+from jqinject.dot.schemes.quant_operand import PARAMETERS, sampled
+from jqinject.dot.schemes.scheme import AGAIN, GRADIENTS, TILES, Kept, SchemeLike, SchemeSpec, role_of
 from jqinject.dot.tensors.six_operands import BackwardProduct
 from jqinject.inject import Binding
 
@@ -64,21 +64,6 @@ def refused_backward(make: Callable[[], BackwardProduct]) -> BackwardProduct:
         return BackwardProduct(RefusedQuantizer(str(error)))
 
 
-def misfit(where: str, size: int, length: int) -> RefusedQuantizer:
-    """Refuses a transform whose blocks do not fill the axis that is summed over.
-
-    Args:
-        where: the operand.
-        size: of a block.
-        length: of the axis.
-    """
-    return RefusedQuantizer(
-        f"{where}: pre_transform turns blocks of {size}, which do not fill the {length} numbers that the product sums "
-        "over (rows of a batch).\n  cure: batches whose last axis before the features is a multiple of "
-        f"{size}; model.eval() where there is no backward pass; or a scheme without the transform (hadamard=None)"
-    )
-
-
 SUMS = ("inputs, over which y = x w sums", "outputs, over which dx = g w^T sums")
 
 
@@ -104,7 +89,7 @@ def check_features(scheme: SchemeSpec, inputs: int | None, outputs: int | None, 
         ValueError: QuantLinear: Quartet.fprop_lhs: pre_transform turns blocks of 32, which do not fill the 20 inputs...
     """
     for spec in scheme.both:
-        for names, length, what in zip(PRODUCTS, (inputs, outputs), SUMS, strict=False):
+        for names, length, what in zip(PAIRS, (inputs, outputs), SUMS, strict=False):
             if length is None:
                 continue
             for name in names:
@@ -138,6 +123,48 @@ def _misfit(operand: object, length: int) -> str:
     return ""
 
 
+def check_convolution(scheme: SchemeSpec, where: str) -> None:
+    """Refuse a transform: what a convolution sums over, windows, lies along no axis of its operands.
+
+    Args:
+        scheme: of the convolution.
+        where: the user's callable.
+
+    Raises:
+        TypeError: an operand has a transform.
+    """
+    for name, operand in scheme.quantizers.items():
+        if transform_of(operand) is not None:
+            raise TypeError(
+                f"{where}: {scheme.name}.{name} declares a pre_transform, which goes along the axis that a product "
+                "sums over, and a convolution sums over windows.\n  cure: the scheme without it (hadamard=None), or "
+                "a rule that leaves convolutions out"
+            )
+
+
+def check_ragged(scheme: SchemeSpec) -> None:
+    """Refuse what mixes rows of several experts: tiles, and a transform along rows.
+
+    Args:
+        scheme: of the ragged contraction.
+
+    Raises:
+        ValueError: there are tiles.
+        TypeError: there is a transform.
+    """
+    if any(scheme[tiles] is not None for tiles in TILES):
+        raise ValueError(
+            f"the scheme {scheme.name} cuts sums into pieces (tile_size=), and a ragged contraction is not cut.\n"
+            "  cure: a rule before it that names the parameter, with a scheme without tile_size"
+        )
+    if transform_of(scheme["wgrad_lhs"]) is not None:
+        raise TypeError(
+            f"{scheme.name}.wgrad_lhs declares a pre_transform, which would mix rows of several experts, and each "
+            "has a sum of its own.\n  cure: the scheme without it (hadamard=None), or a rule before it that names "
+            "the parameter"
+        )
+
+
 def check_random_numbers(scheme: SchemeSpec, rngs: nnx.Rngs | None, where: str, cure: str) -> None:
     """Refuse a scheme that draws random numbers where there are none.
 
@@ -153,9 +180,8 @@ def check_random_numbers(scheme: SchemeSpec, rngs: nnx.Rngs | None, where: str, 
     if rngs is not None:
         return
     for spec in scheme.both:
-        drawn = [flag for flag in SIGNS if flag in spec.flags]
-        quantizers = {n: assembled_for_any(n, x) for n, x in spec.operands if isinstance(x, Binding)}
-        drawn += [name for name, operand in quantizers.items() if operand is not None and operand.draws]
+        drawn = [flag for flag in SIGNS if spec[flag]]
+        drawn += [name for name, operand in sampled(spec).items() if operand is not None and operand.draws]
         if drawn:
             raise ValueError(
                 f"{where}: {spec.name}.{drawn[-1]} draws random numbers (stochastic rounding), and there are no rngs.\n"
@@ -163,7 +189,6 @@ def check_random_numbers(scheme: SchemeSpec, rngs: nnx.Rngs | None, where: str, 
             )
 
 
-WEIGHTS = ("weight", "parameter")
 CONVOLUTION, RAGGED = "conv_general_dilated", "ragged_dot"
 
 
@@ -190,7 +215,7 @@ def why_not_stored(scheme: SchemeLike, operation: str) -> str:
         return ""
     if spec.delay:
         return f"in its first {spec.delay} calls in training it is that of another scheme (quant_delay_steps)"
-    if spec.fprop.tiles is not None and operation != CONVOLUTION:
+    if spec["tile_size"] is not None and operation != CONVOLUTION:
         return "its forward contraction is cut into pieces (tile_size=), which have scales of their own"
     if transform_of(operand) is not None:
         return f"{operand.base.__name__} transforms it, as the contraction sees it"
@@ -198,7 +223,7 @@ def why_not_stored(scheme: SchemeLike, operation: str) -> str:
     if role == "operand":
         mode = operand.resolve("dequant_mode")
         return "" if mode == "output" else f"its dequant_mode is {mode!r}, so no payload is contracted"
-    if role in WEIGHTS:
+    if role in PARAMETERS:
         return ""
     return f"{operand.base.__name__} quantizes {role}s, as the contraction sees them"
 
@@ -206,13 +231,13 @@ def why_not_stored(scheme: SchemeLike, operation: str) -> str:
 def rounds_weight_again(scheme: SchemeLike) -> bool:
     """Whether a scheme takes another version of `w` backward than the forward product's."""
     spec = SchemeSpec.of(scheme)
-    return spec["dgrad_rhs"] is not Kept.FPROP or "conv_gradients" not in spec.flags
+    return not isinstance(spec["dgrad_rhs"], Kept) or not spec["conv_gradients"]
 
 
 def quantizes_backward(scheme: SchemeLike) -> bool:
     """Whether a scheme says how operands of the backward products are rounded."""
     spec = SchemeSpec.of(scheme)
-    again = any(spec[name] is not Kept.FPROP for name in AGAIN)
+    again = not all(isinstance(spec[name], Kept) for name in AGAIN)
     return again or any(spec[name] is not None for name in GRADIENTS)
 
 

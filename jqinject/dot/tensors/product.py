@@ -18,7 +18,7 @@ from jqinject.dot.kernels.block_scales import block_product, levels_of
 from jqinject.dot.kernels.integer import affine_dot_general, affine_of, has_integers
 from jqinject.dot.tensors.choice import ChosenKernel, choose, varies_along
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
-from jqinject.dot.tensors.packed_tensor import first_level, float32_of, floats_of
+from jqinject.dot.tensors.residuals import first_level, float32_of, floats_of
 from jqinject.ops.sharding import sharded_as
 from jqinject.quant_tensor import is_quantized, on_minifloats
 

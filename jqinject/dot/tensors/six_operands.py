@@ -24,14 +24,8 @@ from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.choice import choose
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
-from jqinject.dot.tensors.packed_tensor import (
-    KeptOperands,
-    floats_of,
-    packed_tensor,
-    shaped_like,
-    unpacked_tensor,
-)
 from jqinject.dot.tensors.product import PLAIN, Sums, product
+from jqinject.dot.tensors.residuals import KeptOperands, floats_of, shaped_like
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.ops.packing import LowBitTree
 from jqinject.ops.ste import backward_only, explain_forward_mode, first_order
@@ -258,21 +252,26 @@ def contract_operands(
         quantized gradient, None without `plan.gradient_format`).
     """
     backward = dgrad, wgrad
-    others = tuple(None if by.partner is None else packed_tensor(by.partner.tensor) for by in backward)
+    others = tuple(None if by.partner is None else _without_value(by.partner.tensor) for by in backward)
     of_dgrad, of_wgrad = (None if by.partner is None else by.partner.labels for by in backward)
     stored = (on_minifloats(rhs.tensor) or on_integers(rhs.tensor)) and rhs.tensor.is_stored
     values = lhs.tensor, None if stored else rhs.tensor
     left, right = (x.carrier if isinstance(x, QuantTensor) else x for x in values)
     static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), stored)
     operands = KeptOperands(
-        packed_tensor(lhs.tensor),
-        packed_tensor(rhs.tensor),
+        _without_value(lhs.tensor),
+        _without_value(rhs.tensor),
         others,
         (dgrad.quantizer, wgrad.quantizer),
         (dgrad.folded, wgrad.folded),
     )
     with backward_only(plan.what):
         return _contract(static, left, right, (dgrad.slot, wgrad.slot), operands, rest)
+
+
+def _without_value(x: Any) -> Any:
+    """What a derivative rule takes of an operand: of a tensor that keeps a payload only this."""
+    return x.without_value() if isinstance(x, QuantTensor) else x
 
 
 def _forward(
@@ -287,7 +286,6 @@ def _forward(
         else:
             y = plan.where.integers(left.integers, right.integers, *rest)
     else:
-        left, right = unpacked_tensor(left), unpacked_tensor(right)
         y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)
     if plan.gradient_format is None:
         return y, None

@@ -167,8 +167,10 @@ TYPES = {
     "MXFP4": BlockType(32, 17, 32, E2M1, _nibbles(1), lambda raw: (exponents(raw[..., :1]), None)),
     "NVFP4": BlockType(64, 36, 16, E2M1, _nvfp4, _nvfp4_scale),
 }
-PLAIN: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-PLAIN |= {f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}
+PLAIN: dict[str, Any] = {
+    **{"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+}
 
 
 def read_gguf(path: Path) -> tuple[list[StoredMatrix], dict[str, Tensor], dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,7 @@ from jqinject.formats.loading.layout_axes import AxesOfLayout
 from jqinject.formats.loading.loading_plan import Assignment
 from jqinject.formats.loading.parameter_names import published_order
 from jqinject.formats.stored_matrix import Matrix, joined, stacked
-from jqinject.quant_tensor import (
-    CodebookQuantTensor,
-    FloatQuantTensor,
-    Groups,
-    IntQuantTensor,
-    QuantTensor,
-    in_groups,
-)
+from jqinject.quant_tensor import Groups, QuantTensor, in_groups
 
 Numbers: TypeAlias = dict[str, jax.Array]
 Axes: TypeAlias = tuple[int, ...]
@@ -199,17 +192,14 @@ def _split(codes: np.ndarray, groups: Groups, count: int) -> np.ndarray:
 
 def _quant_tensor(matrix: Matrix, dtype: DTypeLike) -> QuantTensor:
     """Return the numbers as a QuantTensor, in the axes that they have."""
-    grid: Any = matrix.grid
-    codes, scale = matrix.codes, jnp.asarray(matrix.scale.astype(np.float32))
+    grid, codes = matrix.grid, matrix.codes
+    zero = None if matrix.zero_point is None else jnp.asarray(matrix.zero_point.astype(np.float32))
+    scale = jnp.asarray(matrix.scale.astype(np.float32))
     if grid.is_integer:
-        zero = matrix.zero_point
-        zero = jnp.float32(0) if zero is None else jnp.asarray(zero.astype(np.float32))
-        return IntQuantTensor.stored(jnp.asarray(codes), scale, zero, grid, dtype)
-    if grid.is_table:  # its numbers ascend, without a second zero
+        zero = jnp.float32(0) if zero is None else zero
+    elif grid.is_table:  # its numbers ascend, without a second zero
         codes = codes if matrix.table is None else np.searchsorted(grid.table, matrix.table)[codes]
-        return CodebookQuantTensor.from_codes(jnp.asarray(codes.astype(np.uint8)), scale, grid, dtype=dtype)
-    if grid.bit_width == 8:
-        return FloatQuantTensor.stored(jnp.asarray(codes), scale, None, grid, dtype)
-    # The code of -0 is nan's in formats that have no other for it.
-    codes = np.where(codes == 1 << (grid.bit_width - 1), np.uint8(0), codes)
-    return FloatQuantTensor.from_payload(jnp.asarray(codes), scale, format=grid, dtype=dtype)
+        codes = codes.astype(np.uint8)
+    elif grid.bit_width < 8:  # the code of -0 is nan's in formats that have no other for it
+        codes = np.where(codes == 1 << (grid.bit_width - 1), np.uint8(0), codes)
+    return QuantTensor.stored(jnp.asarray(codes), scale, zero, grid, dtype)

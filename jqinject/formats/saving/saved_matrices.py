@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from jqinject.dot.frozen.frozen_numbers import stored_parts
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.own import ParameterArrays
 from jqinject.formats.saving.saved_inputs import input_format_of
@@ -39,7 +38,8 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
             f"{path}: groups that cross shards are not written.\n  cure: gather the model first"
         )
     grid, groups = _checked_grid(form.grid, path), form.groups
-    payload, scale, zero_point, _ = stored_parts(numbers, form.fitted(numbers["value"].shape))
+    payload = form.fitted(numbers["value"].shape).stored.payload(numbers["value"])
+    scale, zero_point = numbers["scale"], numbers.get("zero_point")
     codes = payload if groups is None else groups.join(payload)
     if grid.is_integer or grid.bit_width < 8 or grid.is_table:
         codes = codes.astype(grid.storage if grid.is_integer else np.uint8)

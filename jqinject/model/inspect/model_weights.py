@@ -22,7 +22,7 @@ from jqinject.inject import Binding
 from jqinject.model.frozen_weights import is_frozen_op, op_of_weight, quantized_op
 from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import Codebook, FloatGrid
+from jqinject.ops import Grid
 from jqinject.program import HELD, OpQuantizers, Program, Site, dotted
 from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import is_grouped, is_quantized, on_integers
@@ -45,7 +45,7 @@ class OperandGrid:
 
     text: str
     bits: float | None = None
-    form: FloatGrid | Codebook | None = None
+    form: Grid | None = None
     group_size: int | None = None
 
     @property
@@ -191,10 +191,10 @@ class ModelWeights:
         if isinstance(node, FrozenParam):
             form = node.form
             size = None if form.groups is None else form.groups.size
-            if form.format is not None:
-                return _grid(str(form.format), form.format.bit_width, size, form.block_width, form.format)
-            text = f"{'int' if form.signed else 'uint'}{form.bit_width}"
-            return _grid(text, form.bit_width, size, form.block_width)
+            grid, width = form.grid, form.block_width
+            if not grid.is_integer:
+                return _grid(str(grid), grid.bit_width, size, width, grid)
+            return _grid(f"{'int' if grid.signed else 'uint'}{grid.bit_width}", grid.bit_width, size, width)
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
             if op_of_weight(layer) is not None:
                 return self._of_op(layer, 1)
@@ -304,7 +304,7 @@ class ModelWeights:
 
 
 def _grid(
-    text: str, bits: object, group_size: int | None, width: int = 1, form: FloatGrid | Codebook | None = None
+    text: str, bits: object, group_size: int | None, width: int = 1, form: Grid | None = None
 ) -> OperandGrid:
     groups = "" if group_size is None else f" in groups of {group_size}"
     if width > 1:
@@ -339,7 +339,7 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
         return _grid(str(form), form.bit_width, size, width, form)
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def run(state: nnx.State) -> Any:
+    def run(state: nnx.State[Any, Any]) -> Any:
         for _ in range(stacked):
             state = jax.tree.map(lambda x: x[0], state)
         copy = nnx.merge(graphdef, state)

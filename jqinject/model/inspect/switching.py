@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +114,7 @@ def _proxies(layer: object, disabled: Mapping[str, bool]) -> list[Change]:
 
 
 @contextmanager
-def changed(changes: list[Change]) -> Iterator[None]:
+def changed(changes: list[Change]) -> Generator[None]:
     """Change attributes within a `with` block.
 
     This bypasses NNX, which refuses changes to a layer reached through the closure of a transformation. The old values

@@ -9,11 +9,12 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import jax
 from flax import nnx
 
-from jqinject.dot.schemes.contraction import AxesRecorder, Contraction
+from jqinject.dot.schemes.contraction import Contraction
+from jqinject.dot.schemes.quant_operand import OperandAxes
 from jqinject.dot.schemes.scheme import SchemeSpec
-from jqinject.dot.schemes.scheme_fits import check_features, check_random_numbers
+from jqinject.dot.schemes.scheme_fits import check_random_numbers
 from jqinject.model.caches import check_cache_quantizer
-from jqinject.model.frozen_weights import op_slot
+from jqinject.model.frozen_weights import geometry_of, op_slot
 from jqinject.model.quantizing.check_rules import (
     asked_bytes,
     check_rules,
@@ -40,7 +41,7 @@ from jqinject.model.quantizing.rules import (
     plan_layers,
 )
 from jqinject.model.walk import ModelIndex
-from jqinject.nn.base.layer_schemes import features_of, scheme_op, stack_of_layer
+from jqinject.nn.base.layer_schemes import scheme_op
 from jqinject.program import (
     CALL,
     HELD,
@@ -267,11 +268,10 @@ def quantize_program(
 def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
     """Turn a Flax layer into a jqinject layer, in place, with the quantizers of a rule."""
     if rule.configures:
-        name, op = op_slot(layer) or ("", None)
-        assert op is not None, "planned because it has one"
-        check_features(SchemeSpec.of(rule.scheme), *features_of(layer), type(layer).__name__)
+        name = op_slot(layer)
+        assert name is not None, "planned because it has one"
         # The function there is static; the module that replaces it is data.
-        setattr(layer, name, nnx.data(scheme_op(layer, name, op, rule.scheme, stack_of_layer(layer), rngs)))
+        setattr(layer, name, nnx.data(scheme_op(layer, name, geometry_of(layer), rule.scheme, rngs)))
         return
     counterpart = counterpart_of(layer)
     assert counterpart is not None, "planned because it has one"
@@ -387,25 +387,25 @@ def initialize(model: nnx.Module, *args: Any, **kwargs: Any) -> None:
     if not isinstance(model, nnx.Module):
         raise TypeError(f"initialize takes an NNX module, got {type(model).__name__}")
     graphdef, state = nnx.split(model, graph=True)
-    recorders: dict[Path, AxesRecorder] = {}
+    recorded: dict[Path, dict[str, OperandAxes]] = {}
 
     def call(state: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         copy = nnx.merge(graphdef, state)
         for path, contraction in _contractions(copy).items():
             # Static, so that copies of the copy, in transformations, have it too.
-            contraction.recorder = recorders[path] = AxesRecorder()
+            contraction.record = recorded.setdefault(path, {}).__setitem__
         copy(*args, **kwargs)
 
     jax.eval_shape(call, state, args, kwargs)
     contractions = _contractions(model)
-    stacked = [path for path, recorder in recorders.items() if recorder.axes and _is_stacked(model, path)]
+    stacked = [path for path, axes in recorded.items() if axes and _is_stacked(model, path)]
     if stacked:
         raise ValueError(
             f"initialize: {'.'.join(map(str, stacked[0]))} belongs to a stack of layers, each of which has a state of "
             "its own.\n  cure: nnx.vmap(lambda layers, x: jqinject.initialize(layers, x), in_axes=(0, None))(layers, x)"
         )
-    for path, recorder in recorders.items():
-        contractions[path].complete(recorder.axes)
+    for path, axes in recorded.items():
+        contractions[path].complete(axes)
 
 
 def _contractions(model: nnx.Module) -> dict[Path, Contraction]:
@@ -416,4 +416,4 @@ def _contractions(model: nnx.Module) -> dict[Path, Contraction]:
 def _is_stacked(model: nnx.Module, path: Path) -> bool:
     """Whether the layer that holds a contraction is a stack of layers."""
     layer = node_at(model, path[:-1])
-    return op_slot(layer) is not None and bool(stack_of_layer(layer))
+    return op_slot(layer) is not None and layer.kernel.ndim > geometry_of(layer).ndim

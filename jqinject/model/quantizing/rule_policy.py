@@ -259,13 +259,9 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
     """
     if site.contraction:
         kind = CONTRACTIONS[site.contraction]
-        operands = dict(kind.operands_of(site.quantizer, partial(_contracted, site)))
-        if site.is_weight:
-            operands.pop("fprop_rhs", None)
-        op = build_op(kind, site.quantizer, operands, site.stack, rngs)
-        if site.is_weight:
-            op.scheme = op.scheme.beside_quantized_weight()
-        return op
+        return build_op(
+            kind, site.quantizer, partial(_contracted, site), site.stack, rngs, bool(site.is_weight)
+        )
     is_injector = isinstance(site.quantizer, type) and issubclass(site.quantizer, ExtendedInjector)
     if not (is_injector or isinstance(site.quantizer, Binding)):
         raise TypeError(

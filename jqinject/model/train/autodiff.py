@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from flax import nnx
@@ -220,7 +220,7 @@ def _filter_of(which: ArgNum) -> Any:
 
 
 @contextlib.contextmanager
-def _naming_cut_slots() -> Iterator[None]:
+def _naming_cut_slots() -> Generator[None]:
     """Say what JAX cannot do with the slots of a stack."""
     try:
         yield

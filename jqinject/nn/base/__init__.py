@@ -31,7 +31,6 @@ from jqinject.nn.base.slots import act_slot as act_slot
 from jqinject.nn.base.slots import binding_of as binding_of
 from jqinject.nn.base.slots import hold_proxies as hold_proxies
 from jqinject.nn.base.slots import is_on as is_on
-from jqinject.nn.base.slots import make_proxy as make_proxy
 from jqinject.nn.base.slots import slots_of as slots_of
 from jqinject.nn.base.slots import split_overrides as split_overrides
 from jqinject.nn.base.slots import through as through

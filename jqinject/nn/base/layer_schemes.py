@@ -11,10 +11,11 @@ from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QEinsum, Scheme
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.quant_operand import OperandAxes
+from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_fits import check_features
 from jqinject.inject import Binding
+from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.proxy import build_stacked
 from jqinject.quant import Int8WeightPerTensorFloat
 
@@ -56,117 +57,102 @@ def by_scheme(
             f"{kind}(scheme=...) quantizes weights, inputs and gradients by itself, got {refused[0]} too.\n"
             f"  cure: leave {refused[0]} out, or declare it in the scheme: scheme.let(fprop_lhs=..., fprop_rhs=...)"
         )
-    check_features(SchemeSpec.of(checked_scheme(scheme)), *features_of(layer), kind)
     name = layer.contraction_name
-    setattr(layer, name, nnx.data(scheme_op(layer, name, OPS[name], scheme, (), rngs)))
+    setattr(layer, name, nnx.data(scheme_op(layer, name, layer.geometry, scheme, rngs)))
     return left
 
 
-def features_of(layer: object) -> tuple[int | None, int | None]:
-    """How many inputs and outputs a scheme's products sum over along their last axis; None if the layer does not know.
+def _check_layer(geometry: LayerGeometry, shape: tuple[int, ...], scheme: SchemeSpec, where: str) -> None:
+    """Refuse a scheme whose blocks do not fill what its products sum over along their last axis, where that is known.
 
     Args:
-        layer: of Flax, or one of ours that derives from it.
+        geometry: of the layer.
+        shape: of one kernel.
+        scheme: the scheme.
+        where: the layer, for errors.
     """
-    if isinstance(layer, nnx.Linear):
-        return layer.in_features, layer.out_features
-    if isinstance(layer, nnx.LinearGeneral):
-        return tuple(layer.in_features)[-1], tuple(layer.out_features)[-1]
-    if isinstance(layer, nnx.Einsum) and "..." not in layer.einsum_str:
-        operands, _, out = layer.einsum_str.replace(" ", "").partition("->")
-        of_input, _, of_kernel = operands.partition(",")
-        sizes = dict(zip(of_kernel, layer.kernel_shape, strict=False))
-        summed = [label for label in of_input if label in of_kernel and label not in out]
-        free = [label for label in of_kernel if label in out and label not in of_input]
-        return sizes[summed[0]] if len(summed) == 1 else None, sizes[free[-1]] if free else None
-    return None, None
-
-
-def stack_of_layer(layer: Any) -> tuple[int, ...]:
-    """The sizes of the leading axes that a Flax layer's kernel has beyond those of one layer.
-
-    Args:
-        layer: of Flax, with a contraction that can be replaced.
-    """
-    if isinstance(layer, nnx.Linear):
-        ndim = 2
-    elif isinstance(layer, nnx.LinearGeneral):
-        ndim = len(layer.batch_axis) + len(layer.in_features) + len(layer.out_features)
-    else:
-        ndim = len(layer.kernel_shape)
-    shape = layer.kernel.get_value().shape
-    return tuple(shape[: len(shape) - ndim])
+    is_matrix, summed, channels = bool(geometry.features), geometry.summed, geometry.channels
+    inputs = shape[summed[-1]] if len(summed) == 1 or (summed and is_matrix) else None
+    outputs = shape[channels[-1]] if summed and (len(channels) == 1 or is_matrix) else None
+    check_features(scheme, inputs, outputs, where)
 
 
 def build_op(
-    op: Any, scheme: Any, operands: Mapping[str, OperandAxes], stack: tuple[int, ...], rngs: nnx.Rngs | None
+    kind: type[QuantizedOp],
+    scheme: Any,
+    call: Callable[[Any], object],
+    stack: tuple[int, ...],
+    rngs: nnx.Rngs | None,
+    weight_is_quantized: bool = False,
 ) -> Any:
     """A contraction by a scheme, or a stack of them, each with a stream of its own.
 
     Args:
-        op: its class.
+        kind: its class.
         scheme: the scheme.
-        operands: the axes of the operands whose quantizers keep state.
+        call: calls it, with arrays of the shapes in question.
         stack: the lengths of the leading axes of the stack; empty for one contraction.
         rngs: for quantizers that draw random numbers.
+        weight_is_quantized: whether `w` comes quantized, so that the scheme leaves it as it is.
     """
 
     def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
-        return op(scheme, rngs=rngs, operands=operands)
+        op = kind(scheme, rngs=rngs)
+        if weight_is_quantized:
+            op.scheme = op.scheme.beside_quantized_weight()
+        op.complete_by(call)
+        return op
 
     return build_stacked(build, (), stack, rngs) if stack else build((), rngs)
 
 
 def scheme_op(
-    layer: Any, name: str, op: Any, scheme: Any, stack: tuple[int, ...], rngs: nnx.Rngs | None
+    layer: Any, name: str, geometry: LayerGeometry, scheme: SchemeLike, rngs: nnx.Rngs | None
 ) -> Any:
-    """The contraction of a layer by a scheme.
+    """The contraction of a layer, or of a stack of layers, by a scheme.
 
     Args:
         layer: of Flax, or one of ours that derives from it.
         name: of its attribute for the contraction.
-        op: the class of contractions that goes there.
+        geometry: of the layer.
         scheme: the scheme.
-        stack: the leading axes that its kernel has beyond those of one layer.
         rngs: for quantizers that draw random numbers.
+
+    Raises:
+        ValueError: blocks of the scheme do not fill the features of the layer.
     """
-    spec = SchemeSpec.of(scheme)
-    return build_op(op, scheme, op.operands_of(scheme, _caller(layer, name, spec, stack)), stack, rngs)
-
-
-def _caller(layer: Any, name: str, scheme: SchemeSpec, stack: tuple[int, ...]) -> Callable[[Any], Any]:
-    """A function that calls a layer, one of a stack, with a contraction in the place of its own."""
-    kind = next(kind for kind in _INPUTS if isinstance(layer, kind))
+    spec, kernel = SchemeSpec.of(checked_scheme(scheme)), layer.kernel.get_value()
+    depth = kernel.ndim - geometry.ndim
+    stack, shape = tuple(kernel.shape[:depth]), tuple(kernel.shape[depth:])
+    _check_layer(geometry, shape, spec, type(layer).__name__)
+    kind: Any = next(kind for kind in (*_INPUTS, nnx.Linear, nnx.LinearGeneral) if isinstance(layer, kind))
+    rows = _rows(spec)
+    inputs = _INPUTS[kind](layer, rows) if kind in _INPUTS else _of_matrix(geometry, shape, rows)
 
     def call(op: Any) -> Any:
-        one, kernel = object.__new__(kind), layer.kernel.get_value()
+        one = object.__new__(kind)
         vars(one).update(vars(layer))
-        of_one = jnp.zeros(kernel.shape[len(stack) :], kernel.dtype)
-        vars(one).update(kernel=nnx.Param(of_one, eager_sharding=False), bias=None, use_bias=False)
-        vars(one)[name] = op
-        return kind.__call__(one, jnp.zeros(_INPUTS[kind](layer, _rows(scheme)), kernel.dtype))
+        of_one = nnx.Param(jnp.zeros(shape, kernel.dtype), eager_sharding=False)
+        vars(one).update({"kernel": of_one, "bias": None, "use_bias": False, name: op})
+        return kind.__call__(one, jnp.zeros(inputs, kernel.dtype))
 
-    return call
+    return build_op(OPS[name], scheme, call, stack, rngs)
 
 
 def _rows(scheme: SchemeSpec) -> int:
     """A number of rows that the blocks of transforms and the tiles of a scheme fill."""
-    sizes = [getattr(transform_of(operand), "block_size", None) for _, operand in scheme.operands]
-    for sums in (scheme.dgrad, scheme.wgrad):
-        if sums.tiles is not None:
-            sizes += [sums.tiles.contraction_axis_shard_count, sums.tiles.contraction_axis_shard_size]
+    sizes = [getattr(transform_of(operand), "block_size", None) for operand in scheme.quantizers.values()]
+    for tiles in (scheme["dgrad_tile_size"], scheme["wgrad_tile_size"]):
+        if tiles is not None:
+            sizes += [tiles.contraction_axis_shard_count, tiles.contraction_axis_shard_size]
     return math.lcm(*(size for size in sizes if size is not None))
 
 
-def _of_linear(layer: Any, rows: int) -> tuple[int, ...]:
-    return rows, layer.in_features
-
-
-def _of_linear_general(layer: Any, rows: int) -> tuple[int, ...]:
-    sizes = dict(zip(layer.axis, layer.in_features, strict=True)) | dict(layer.batch_axis)
-    ndim = max(len(sizes) + 1, *(axis + 1 if axis >= 0 else -axis for axis in sizes))
-    placed = {axis % ndim: size for axis, size in sizes.items()}
-    return tuple(placed.get(axis, rows) for axis in range(ndim))
+def _of_matrix(geometry: LayerGeometry, shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    axes = *geometry.batch_axes, *geometry.input_axes
+    ndim = max(len(axes) + 1, *(axis + 1 if axis >= 0 else -axis for axis in axes))
+    sizes = {axis % ndim: size for axis, size in zip(axes, shape, strict=False)}
+    return tuple(sizes.get(axis, rows) for axis in range(ndim))
 
 
 def _of_einsum(layer: Any, rows: int) -> tuple[int, ...]:
@@ -189,10 +175,5 @@ def _of_conv(layer: Any, rows: int) -> tuple[int, ...]:
     return rows, *windows, layer.in_features
 
 
-_INPUTS: dict[Any, Callable[[Any, int], tuple[int, ...]]] = {
-    nnx.Linear: _of_linear,
-    nnx.LinearGeneral: _of_linear_general,
-    nnx.Einsum: _of_einsum,
-    nnx.Conv: _of_conv,
-}
-"""The shape of an input of a layer, with so many rows."""
+_INPUTS: dict[Any, Callable[[Any, int], tuple[int, ...]]] = {nnx.Einsum: _of_einsum, nnx.Conv: _of_conv}
+"""The shape of an input of a layer, with so many rows, where its geometry does not say it."""

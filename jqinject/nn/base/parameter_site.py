@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import jax
 from flax import nnx
@@ -15,56 +16,7 @@ from jqinject.nn.base.slots import WEIGHT
 BOUND: weakref.WeakKeyDictionary[nnx.Module, nnx.Variable[Any]] = weakref.WeakKeyDictionary()
 
 
-class _Facts:
-    """What a weight quantizer asks of its layer.
-
-    Attributes:
-        stacked: leading axes of the parameter over which a loop runs.
-        shared: axes of one weight along which all numbers need one scale.
-        free: axes of one weight that the outputs have and no other operands.
-        summed: axes of one weight that every contraction sums over and that may be stored last.
-    """
-
-    stacked: int
-    shared: tuple[int, ...]
-    free: tuple[int, ...]
-    summed: tuple[int, ...]
-    weight_shape: Any
-
-    @property
-    def axes(self) -> OperandAxes:
-        """The axes of one weight, as a scheme's quantizers of operands ask for them."""
-        return OperandAxes(self._shape_of_one, self.shared, self.free)
-
-    @property
-    def _shape_of_one(self) -> tuple[int, ...]:
-        """Of one weight; within `vmap` over a stack `weight_shape` is this already."""
-        shape = tuple(self.weight_shape)
-        return shape[len(shape) - self._ndim :]
-
-    @property
-    def weight_ndim(self) -> int:
-        """The axes of one weight."""
-        return self._ndim
-
-    @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axes that none of the contractions sums over."""
-        channels = tuple(axis for axis in range(self._ndim) if axis not in self.shared)
-        return channels[0] if len(channels) == 1 else channels
-
-    @property
-    def summed_axes(self) -> tuple[int, ...]:
-        """Those that every contraction of the parameter sums over are stored last."""
-        return self.summed
-
-    def axes_of_sums(self) -> None:
-        """No sums are stored."""
-
-    _ndim: int
-
-
-class ParameterSite(_Facts, InnerModule):
+class ParameterSite(InnerModule):
     """Holds the quantizer of a parameter that a model contracts by itself, in `model.op_quant.weights`.
 
     The parameter stays where it is; the site knows its path, and the Variable once a walk of the model has bound it.
@@ -72,7 +24,8 @@ class ParameterSite(_Facts, InnerModule):
     Attributes:
         weight_quant: the proxy; None once the parameter is frozen.
         weight_path: the parameter's path in the model.
-        weight_shape: its shape, with the axes of a stack.
+        shape: its shape, with the axes of a stack.
+        parameter: the parameter, in a copy for an assembly.
         master: the float parameter, if it was kept when its low-bit numbers took its place.
         rounded_again: whether a scheme takes another version of the parameter backward.
 
@@ -81,17 +34,19 @@ class ParameterSite(_Facts, InnerModule):
         path: its path.
         shared: its axes, in one weight, along which all numbers need one scale.
         stacked: its leading axes over which a loop runs.
-        free, summed: see `_Facts`.
+        free: its axes, in one weight, that the outputs have and no other operands.
+        summed: its axes, in one weight, that every contraction sums over and that may be stored last.
     """
 
     weight_quant = WEIGHT
     weight_name = "parameter"
+    parameter: nnx.Variable[Any] | None = None
     bias = None
     input_quant = None
     master: nnx.Variable[Any] | None = None
     rounded_again: bool = False
-    free = ()
-    summed = ()
+    free: tuple[int, ...] = ()
+    summed: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -103,14 +58,14 @@ class ParameterSite(_Facts, InnerModule):
         summed: tuple[int, ...] = (),
     ) -> None:
         self.weight_path = path
-        self.weight_shape = tuple(variable.shape)
+        self.shape = tuple(variable.shape)
         self.shared = shared
         self.stacked = stacked
         if free:
             self.free = free
         if summed:
             self.summed = summed
-        self._ndim = len(self.weight_shape) - stacked
+        self.weight_ndim = len(self.shape) - stacked
         self.bind(variable)
 
     def bind(self, variable: nnx.Variable[Any]) -> None:
@@ -124,7 +79,7 @@ class ParameterSite(_Facts, InnerModule):
         Raises:
             ValueError: no walk of this copy of the model has found it yet.
         """
-        variable = BOUND.get(self)
+        variable = BOUND.get(self) if self.parameter is None else self.parameter
         if variable is None:
             raise ValueError(
                 f"the site of {'.'.join(map(str, self.weight_path))} belongs to a copy of a model and does not know "
@@ -135,33 +90,37 @@ class ParameterSite(_Facts, InnerModule):
     def input_format(self) -> None:
         """Not known: several contractions may read the parameter."""
 
-    def beside_weight(self) -> Any:
-        """A module with the same facts that holds the weight, for as long as an assembly takes."""
-        return _BesideWeight(self)
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Of the parameter, with the axes of a stack; within `vmap` over the stack without them."""
+        return self.shape if self.parameter is None else tuple(self.parameter.shape)
+
+    @property
+    def axes(self) -> OperandAxes:
+        """The axes of one weight, as a scheme's quantizers of operands ask for them."""
+        shape = self.weight_shape
+        return OperandAxes(shape[len(shape) - self.weight_ndim :], self.shared, self.free)
+
+    @property
+    def output_channel_dim(self) -> int | tuple[int, ...]:
+        """The axes that none of the contractions sums over."""
+        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.shared)
+        return channels[0] if len(channels) == 1 else channels
+
+    @property
+    def summed_axes(self) -> tuple[int, ...]:
+        """Those that every contraction of the parameter sums over are stored last."""
+        return self.summed
+
+    def axes_of_sums(self) -> None:
+        """No sums are stored."""
+
+    def beside_weight(self) -> Self:
+        """A copy that holds the weight, for as long as an assembly takes."""
+        twin = copy.copy(self)
+        twin.parameter = self.weight
+        return twin
 
     def quantized(self, weight: jax.Array) -> Any:
         """The parameter, quantized."""
         return self.weight_quant(weight)
-
-
-class _BesideWeight(_Facts, nnx.Module):
-    """A site that holds its parameter."""
-
-    weight_name = "parameter"
-    bias = input_quant = None
-
-    def __init__(self, site: ParameterSite) -> None:
-        self.parameter = site.weight
-        self.weight_quant = vars(site).get("weight_quant")
-        self.shared, self.stacked, self._ndim = site.shared, site.stacked, site.weight_ndim
-        self.free, self.summed = site.free, site.summed
-
-    @property
-    def weight(self) -> nnx.Variable[Any]:
-        """The parameter."""
-        return self.parameter
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """Of the parameter, with the axes of a stack."""
-        return tuple(self.parameter.shape)

@@ -194,12 +194,12 @@ class LayerFacts(NamedTuple):
     Attributes:
         stack: sizes of the leading axes that the layer is stacked along.
         channel_shapes: slot of activations -> the shape of a scale for each channel, as far as it is known.
-        offered: names that the layer declares, an activation layer for its own quantizer alone; see `make_proxy`.
+        offered: slot -> names that the layer declares, for an injector that asks for them and has not been given them.
     """
 
     stack: tuple[int, ...] = ()
     channel_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    offered: Mapping[str, Any] = MappingProxyType({})
+    offered: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 class Option(NamedTuple):
@@ -282,9 +282,7 @@ def make_proxy(
     quantizer: object,
     overrides: Mapping[str, object],
     rngs: nnx.Rngs | None,
-    stack: tuple[int, ...] = (),
-    channel_shape: tuple[int, ...] | None = None,
-    offered: Mapping[str, Any] | None = None,
+    facts: LayerFacts,
 ) -> Any:
     """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
 
@@ -296,15 +294,14 @@ def make_proxy(
         quantizer: an injector, a binding, a proxy or None.
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
-        stack: sizes of the leading axes that the layer is stacked along.
-        channel_shape: the shape of a scale for each channel of what flows through the slot, if the layer knows it.
-        offered: names that the layer declares, for an injector that asks for them and has not been given them.
+        facts: what the layer knows.
 
     Raises:
         TypeError: what was given is not a quantizer, or is one of another kind; or overrides have nothing to act on.
         ValueError: a proxy to share has a scale for each of other channels.
     """
     where = f"{type(layer).__name__}({slot.name}=...)"
+    channel_shape, offered = facts.channel_shapes.get(slot.name), facts.offered.get(slot.name, {})
     if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
         if overrides:
             _refuse_overrides(where, slot, quantizer, overrides)
@@ -322,20 +319,22 @@ def make_proxy(
     if channel_shape is not None and named.declares("scaling_per_output"):
         shares = named.resolve("scaling_per_output", module=layer)
         if chooses(shares, ScalingPerOutputType.CHANNEL):
-            offered = {**(offered or {}), CHANNEL_SHAPE: channel_shape}
+            offered = {**offered, CHANNEL_SHAPE: channel_shape}
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
     called = (
         f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
         slot.prefix,
     )
-    make = partial(proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=stack)
+    make = partial(
+        proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=facts.stack
+    )
     proxy = make(offered=offered)
     if slot == WEIGHT and proxy.group_dim is not None:
         warn_of_cut_groups(proxy, layer, called[0])
-    if "axis_name" in (offered or {}) and proxy.quantizes_activations and proxy.has_range() is None:
+    if "axis_name" in offered and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
-        return make(offered={name: offer for name, offer in (offered or {}).items() if name != "axis_name"})
+        return make(offered={name: offer for name, offer in offered.items() if name != "axis_name"})
     return proxy
 
 
@@ -361,7 +360,7 @@ def hold_proxies(
         TypeError: a quantizer for a slot that the layer does not have, or what `make_proxy` refuses.
     """
     slots = slots_of(type(layer)) if slots is None else slots
-    kind, names = type(layer).__name__, [*map(attrgetter("name"), slots)]
+    kind, names = type(layer).__name__, dict.fromkeys(map(attrgetter("argument"), slots))
     quantizers: dict[str, Any] = {}
     for name, quantizer in arguments.items():
         if quantizer is None or not name.endswith("_quant"):
@@ -376,16 +375,17 @@ def hold_proxies(
             raise TypeError(f"{kind} has no {name}: it takes {', '.join(names)}")
         quantizers[name] = quantizer
     by_argument = split_overrides(layer, slots, overrides) if overrides else {}
-    stack, channel_shapes, offered = layer._facts()
-    proxies: list[Any] = []
-    for slot in slots:
-        own = by_argument.get(slot.argument, {}), rngs, stack, channel_shapes.get(slot.name)
-        offer = offered if slot == ACT or ACT not in slots else None
-        proxies.append(make_proxy(layer, slot, quantizers.get(slot.name), *own, offer))
-    for name, proxy in zip(names, proxies, strict=True):
+    facts = layer._facts()
+    proxies = [
+        make_proxy(
+            layer, slot, quantizers.get(slot.argument), by_argument.get(slot.argument, {}), rngs, facts
+        )
+        for slot in slots
+    ]
+    for slot, proxy in zip(slots, proxies, strict=True):
         if proxy is not None:
             # Not `vars`: a layer that was one of Flax's has its attributes registered already.
-            setattr(layer, name, proxy)
+            setattr(layer, slot.name, proxy)
     for shared in quantizers.values():
         if isinstance(shared, QuantProxyFromInjector):
             shared.add_tracked_module(layer)

@@ -18,6 +18,7 @@ from jqinject.recipes.passes.rotate import turned
 from jqinject.recipes.passes.sensitivities import outputs_of
 from jqinject.recipes.solvers.solver import at_least, check_arguments
 from jqinject.recipes.stream.flat_program import LeftOut
+from jqinject.recipes.transforms.regions import is_gain
 from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
 from jqinject.recipes.work import Work
 
@@ -386,14 +387,8 @@ Gains = dict[str, jax.Array]
 def gains_of(work: Work) -> list[str]:
     """The paths of parameters of one axis that values of the float model's program are multiplied by."""
     flat = work.float_stream(work.calls[:1]).flat
-    paths: dict[str, None] = {}
-    for step in flat.steps:
-        if step.name == "mul" and step.outputs[0] not in flat.fixed:
-            owners = {owner for slot in step.inputs for owner in flat.owners.get(slot, ())}
-            gains = [owner for owner in owners if len(flat.shapes[owner]) == 1]
-            if len(gains) == 1:
-                paths[flat.parameters[gains[0]]] = None
-    return list(paths)
+    vectors = {slot: path for slot, path in flat.parameters.items() if len(flat.shapes[slot]) == 1}
+    return [path for slot, path in vectors.items() if is_gain(flat, slot)]
 
 
 def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:

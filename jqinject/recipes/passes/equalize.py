@@ -17,7 +17,7 @@ from jqinject.ops.processes import on_host
 from jqinject.recipes.passes.float_change import Rescaled, Rescaling, left_out
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
-from jqinject.recipes.transforms.regions import Region
+from jqinject.recipes.transforms.regions import Region, per_channel
 from jqinject.recipes.transforms.transform_walk import varies
 from jqinject.recipes.work import Work
 
@@ -124,16 +124,15 @@ class Equalize:
 
     def _range(self, channels: int, numbers: Sequence[Numbers]) -> np.ndarray:
         """The range of each channel: of all the rows that are labelled with it."""
-        high, low = np.full(channels, -np.inf, np.float32), np.full(channels, np.inf, np.float32)
-        mean = np.zeros(channels, np.float32)
-        for labels, rows in numbers:
-            own = labels > 0
-            place, mine = labels[own] - 1, rows[own]
-            np.maximum.at(high, place, mine.max(axis=1))
-            np.minimum.at(low, place, mine.min(axis=1))
-            np.maximum.at(mean, place, np.abs(mine.mean(axis=1)))
+        high = per_channel(channels, ((labels, rows.max(axis=1)) for labels, rows in numbers))
+        low = per_channel(
+            channels, ((labels, rows.min(axis=1)) for labels, rows in numbers), np.minimum, np.inf
+        )
         if self.ranges == "maxabs":
             return np.where(np.isfinite(high), np.maximum(np.abs(high), np.abs(low)), 0)
+        mean = per_channel(
+            channels, ((labels, np.abs(rows.mean(axis=1))) for labels, rows in numbers), start=0
+        )
         return np.where(high > low, high - low, mean)
 
 

@@ -25,7 +25,7 @@ from jqinject.recipes.online import (
 from jqinject.recipes.solvers.solver import Statistics
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.transforms.gains_and_biases import bias_of
-from jqinject.recipes.transforms.regions import Region, by_region
+from jqinject.recipes.transforms.regions import Region, by_region, per_channel
 from jqinject.recipes.transforms.transform_walk import factors_of
 from jqinject.recipes.work import Work
 
@@ -240,8 +240,7 @@ class Rescaling(FloatChange):
         online: which sites get factors before their inputs: "never", the "rest" that no region has, or "all".
 
     Attributes:
-        regions: those of the model's sites, in the order in which the sites run; none if all factors stay online.
-        alone: the sites of each parameter whose factors stay online.
+        regions: those of the model's sites, in the order in which the sites run; then those whose factors stay online.
     """
 
     def __init__(
@@ -252,12 +251,13 @@ class Rescaling(FloatChange):
         rest = [site for site in self.sites if site.name in reasons]
         if online == "all":
             self.regions, rest = [], self.sites
-        self.alone: dict[str, list[ContractionSite]] = {}
+        alone: dict[str, list[ContractionSite]] = {}
         for site in rest:
             if online == "never":
                 self.left_out.append(LeftOut(site.name, site.path, reasons[site.name]))
             else:
-                self.alone.setdefault(site.path, []).append(site)
+                alone.setdefault(site.path, []).append(site)
+        self.regions += map(Region.alone, alone.values())
         plain = {site.name for site in rest if online == "never"}
         self.run(lambda site: ("magnitude",) if statistics and site.name in plain else statistics)
 
@@ -270,8 +270,7 @@ class Rescaling(FloatChange):
         if isinstance(maker, ContractionSite):
             bias = bias_of(self.flat, self.flat.steps[maker.step].outputs[0])
         else:
-            gain = next(slot for slot, path in self.flat.parameters.items() if path == maker)
-            bias = bias_of(self.flat, gain, ("broadcast_in_dim", "mul", "div"))
+            bias = bias_of(self.flat, self.flat.slot_of[maker], ("broadcast_in_dim", "mul", "div"))
         return None if bias is None else bias.path
 
     def of_inputs(self, region: Region, name: str) -> np.ndarray:
@@ -281,51 +280,16 @@ class Rescaling(FloatChange):
             region: of this model.
             name: "largest", "smallest", or "magnitude" for the mean.
         """
-        numbers = [self._of_site(member.site, name) for member in region.sinks]
-        return per_channel(region, numbers, smallest=name == "smallest")
+        reduce, start = (np.minimum, np.inf) if name == "smallest" else (np.maximum, -np.inf)
+        numbers = [
+            (member.labels, on_host(self.statistics[member.site.name].mean(name))) for member in region.sinks
+        ]
+        return per_channel(region.channels, numbers, reduce, start)
 
     def of_weights(self, region: Region) -> np.ndarray:
         """The largest magnitude among the weights of each channel, of all of a region's sinks."""
-        return per_channel(region, [self._of_site(member.site, "weights") for member in region.sinks])
-
-    def of_columns(self, sites: Sequence[ContractionSite], name: str) -> np.ndarray:
-        """A statistic of the inputs of one parameter's sites for each channel: the largest, or smallest, of all.
-
-        Args:
-            sites: the parameter's.
-            name: "largest" or "smallest"; "weights" for the largest magnitude of the weights.
-        """
-        reduce = np.min if name == "smallest" else np.max
-        numbers = [self._of_site(site, name) for site in sites]
-        of_channels = [
-            x.reshape(len(x), site.matrices.channels, -1) for site, x in zip(sites, numbers, strict=True)
-        ]
-        return reduce([reduce(x, axis=(0, 2)) for x in of_channels], axis=0)
-
-    def _of_site(self, site: ContractionSite, name: str) -> np.ndarray:
-        """A statistic of the inputs of a site, or the largest magnitude of its "weights", `(stack, columns)`."""
-        if name == "weights":
-            return np.abs(self.weights(site)).max(axis=1)
-        statistics = self.statistics[site.name]
-        if name == "magnitude":
-            return on_host(statistics.mean(name))
-        return on_host(statistics.sums[name])
-
-    def scale_online(self, sites: Sequence[ContractionSite], factors: np.ndarray) -> Rescaled | LeftOut:
-        """Multiply the inputs of one parameter's sites by factors that stay before them, and divide its weights.
-
-        Args:
-            sites: the parameter's.
-            factors: of its channels, finite and not 0.
-        """
-        scale = ChannelScale(factors.size)
-        scale.put(jnp.asarray(factors, jnp.float32))
-        refused = self.keep_online(sites[0], scale)
-        if refused:
-            return LeftOut(sites[0].name, sites[0].path, refused)
-        names = tuple(dict.fromkeys(site.name for site in sites))
-        ends = float(factors.min()), float(factors.max())
-        return Rescaled(names, (), factors.size, *ends, online=True, unruled=self._unruled(sites))
+        weights = ((member.labels, np.abs(self.weights(member.site)).max(axis=1)) for member in region.sinks)
+        return per_channel(region.channels, weights)
 
     def makers(self, region: Region) -> Iterator[tuple[ContractionSite | str, np.ndarray, np.ndarray]]:
         """The weights and the gains that make a region's channels, as they are now.
@@ -342,13 +306,10 @@ class Rescaling(FloatChange):
 
     def of_makers(self, region: Region) -> np.ndarray:
         """The largest magnitude among the weights and gains that make each channel; 0 without any."""
-        total = np.zeros(region.channels, np.float32)
-        for _, labels, rows in self.makers(region):
-            own = labels > 0
-            np.maximum.at(total, labels[own] - 1, np.abs(rows[own]).max(axis=1))
-        return total
+        rows = ((labels, np.abs(rows).max(axis=1)) for _, labels, rows in self.makers(region))
+        return per_channel(region.channels, rows, start=0)
 
-    def multiply(self, region: Region, factors: np.ndarray) -> Rescaled:
+    def multiply(self, region: Region, factors: np.ndarray) -> Rescaled | LeftOut:
         """Multiply the inputs of a region's sites by factors, and divide their weights by them.
 
         Args:
@@ -356,17 +317,23 @@ class Rescaling(FloatChange):
             factors: of its channels, all above 0.
 
         Returns:
-            What was done.
+            What was done, or why the factors cannot stay before the sites.
         """
         factors = np.asarray(factors, np.float32)
         if not (np.isfinite(factors).all() and (factors > 0).all()):
             name = region.sinks[0].site.name
             raise ValueError(f"{self.by}: the factors of the inputs of {name} are not all finite and above 0")
+        first = region.sinks[0].site
+        if region.online:
+            scale = ChannelScale(factors.size)
+            scale.put(jnp.asarray(factors))
+            why = self.keep_online(first, scale)
+            return LeftOut(first.name, first.path, why) if why else self.described(region, factors)
         changes = {
             path: partial(jnp.multiply, jnp.asarray(factors_of(labels, factors)))
             for path, labels in region.parameters.items()
         }
-        self.change(region.sinks[0].site.name, changes)
+        self.change(first.name, changes)
         return self.described(region, factors)
 
     def described(self, region: Region, factors: np.ndarray) -> Rescaled:
@@ -376,7 +343,7 @@ class Rescaling(FloatChange):
         names = tuple(member.site.name for member in region.sinks)
         ends = float(factors.min()), float(factors.max())
         unruled = self._unruled([member.site for member in region.sinks])
-        return Rescaled(names, folded, region.channels, *ends, unruled=unruled)
+        return Rescaled(names, folded, region.channels, *ends, region.online, unruled)
 
     def _unruled(self, sites: Sequence[ContractionSite]) -> tuple[str, ...]:
         """The names of sites whose weight no rule quantizes."""
@@ -387,18 +354,3 @@ class Rescaling(FloatChange):
 def left_out(region: Region, reason: str) -> list[LeftOut]:
     """The sites of a region, left alone for a reason."""
     return [LeftOut(member.site.name, member.site.path, reason) for member in region.sinks]
-
-
-def per_channel(region: Region, numbers: Sequence[np.ndarray], *, smallest: bool = False) -> np.ndarray:
-    """The largest (or smallest) number of each channel.
-
-    Args:
-        region: with the channels.
-        numbers: for the labels of each of its sinks, in their shape.
-        smallest: whether to return the smallest.
-    """
-    total = np.full(region.channels, np.inf if smallest else -np.inf, np.float32)
-    for member, of_member in zip(region.sinks, numbers, strict=True):
-        own = member.labels > 0
-        (np.minimum if smallest else np.maximum).at(total, member.labels[own] - 1, of_member[own])
-    return total

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.passes.float_change import Change, FloatChange
-from jqinject.recipes.stream.flat_program import Slot
-from jqinject.recipes.transforms.axes import dot_axes
-from jqinject.recipes.transforms.gains_and_biases import Gain, Gains, Sink, bias_of
+from jqinject.recipes.stream.flat_program import ContractionSite, Slot
+from jqinject.recipes.transforms.gains_and_biases import Gain, Gains, bias_of
 from jqinject.recipes.transforms.turning import turned_regions
 from jqinject.recipes.work import Work
 
@@ -109,12 +108,11 @@ class _Folding:
         if line is None:
             return "its numbers go through something that is not linear"
         sinks = [sink for gain in gains for sink in gain.sinks]
-        steps = {sink.site.step for sink in sinks}
+        steps = {sink.step for sink in sinks}
         for sink in sinks:
-            weight = next(s for s, path in self.flat.parameters.items() if path == sink.site.path)
-            reader = self.flat.other_use(weight, steps)
+            reader = self.flat.other_use(self.flat.slot_of[sink.path], steps)
             if reader is not None:
-                return f"{sink.site.path} is read by {reader.name} too"
+                return f"{sink.path} is read by {reader.name} too"
         changes: dict[str, Change] = {}
         how = ""
         if any(gain.biases for gain in gains):
@@ -123,12 +121,12 @@ class _Folding:
                 return "its bias can neither be folded nor divided by it"
         for gain in gains:
             for sink in gain.sinks:
-                _then(changes, sink.site.path, _scaled(sink, gain.numbers))
+                _then(changes, sink.path, partial(_scaled, site=sink, numbers=gain.spread(sink.weight)))
         slope, start = line
         path = self.flat.parameters[slot]
         _then(changes, path, lambda value: jnp.full_like(value, (1 - start) / slope))
-        self.change.change(sinks[0].site.name, changes)
-        names = tuple(dict.fromkeys(sink.site.name for sink in sinks))
+        self.change.change(sinks[0].name, changes)
+        names = tuple(dict.fromkeys(sink.name for sink in sinks))
         return Folded(path, names, how)
 
     def _fold_biases(self, gains: list[Gain], changes: dict[str, Change]) -> str:
@@ -139,25 +137,31 @@ class _Folding:
         paths = [self.flat.parameters[owner] for owner in owners]
         deltas: dict[tuple[str, Change], None] = {}
         for gain, path in zip(gains, paths, strict=True):
-            numbers = _along(self.flat.value(gain.biases[0]), gain.numbers.size)
+            numbers = self._of_channels(gain)
             for sink in gain.sinks:
-                bias = bias_of(self.flat, self.flat.steps[sink.site.step].outputs[0])
+                bias = bias_of(self.flat, self.flat.steps[sink.step].outputs[0])
                 if numbers is None or bias is None:
                     return self._divide(gains, owners, changes)
-                deltas[bias.path, _plus(bias.means(self._contracted(sink, numbers)))] = None
+                x = gain.spread(sink.activation, numbers)
+                deltas[bias.path, _plus(bias.means(self._contracted(sink, x)))] = None
             deltas[path, jnp.zeros_like] = None
         for path, apply in deltas:
             _then(changes, path, apply)
         return "folded"
 
-    def _contracted(self, sink: Sink, numbers: np.ndarray) -> jax.Array:
-        site = sink.site
-        step = self.flat.steps[site.step]
+    def _of_channels(self, gain: Gain) -> np.ndarray | None:
+        """The bias of each channel of a gain; None if it differs along other axes too."""
+        (bias,) = gain.biases
+        value = np.asarray(self.flat.value(bias), np.float32)
+        numbers = np.zeros(gain.numbers.shape, np.float32)
+        numbers[np.broadcast_to(gain.labels[bias], value.shape) - 1] = value
+        return numbers if np.array_equal(gain.spread(bias, numbers) + np.zeros_like(value), value) else None
+
+    def _contracted(self, site: ContractionSite, x: np.ndarray) -> jax.Array:
         weight = jnp.asarray(self.flat.value(site.weight))
-        axis = dot_axes(self.flat, step)[site.place].partners[sink.axis]
-        shape = self.flat.shapes[site.activation]
-        x = jnp.broadcast_to(_tiled(numbers, shape, axis), shape).astype(weight.dtype)
-        return step.run(*((weight, x) if site.place == 0 else (x, weight)))[0]
+        full = jnp.broadcast_to(x, self.flat.shapes[site.activation]).astype(weight.dtype)
+        operands = (weight, full) if site.place == 0 else (full, weight)
+        return self.flat.steps[site.step].run(*operands)[0]
 
     def _divide(self, gains: list[Gain], owners: list[Slot], changes: dict[str, Change]) -> str:
         for gain, owner in zip(gains, owners, strict=True):
@@ -176,37 +180,13 @@ def _plus(delta: jax.Array) -> Change:
     return lambda value: value + delta.reshape(value.shape)
 
 
+def _scaled(value: jax.Array, site: ContractionSite, numbers: np.ndarray) -> jax.Array:
+    """A parameter whose numbers that a site contracts are multiplied."""
+    return site.places.put(value, site.places.taken(value) * numbers)
+
+
 def _divided(value: jax.Array, numbers: np.ndarray) -> jax.Array:
     return value / numbers
-
-
-def _tiled(numbers: np.ndarray, shape: tuple[int, ...], axis: int) -> np.ndarray:
-    """Numbers along one axis, repeated to its length; of size 1 along the others."""
-    sizes = [1] * len(shape)
-    sizes[axis] = shape[axis]
-    return np.tile(numbers, shape[axis] // numbers.size).reshape(sizes)
-
-
-def _scaled(sink: Sink, numbers: np.ndarray) -> Change:
-    """From a parameter to the same with the numbers that a site contracts multiplied along an axis."""
-    places = sink.site.places
-
-    def apply(value: jax.Array) -> jax.Array:
-        operand = places.taken(value)
-        return places.put(value, operand * _tiled(numbers, operand.shape, sink.axis))
-
-    return apply
-
-
-def _along(value: jax.Array, size: int) -> np.ndarray | None:
-    """The numbers of a value that differ along one axis only; None for others."""
-    numbers = np.asarray(value, np.float32)
-    for axis, length in enumerate(numbers.shape):
-        if length == size:
-            rows = np.moveaxis(numbers, axis, -1).reshape(-1, size)
-            if np.all(rows == rows[0]):
-                return rows[0]
-    return None
 
 
 @dataclass(frozen=True)

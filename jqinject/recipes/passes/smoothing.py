@@ -18,7 +18,7 @@ from jqinject.recipes.solvers.scale_search import Clip
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments, squared_errors
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.stream.stream import Block, module_around
-from jqinject.recipes.transforms.regions import Region
+from jqinject.recipes.transforms.regions import Region, per_channel
 from jqinject.recipes.transforms.transform_walk import factors_of
 from jqinject.recipes.work import Work
 
@@ -116,11 +116,6 @@ class SmoothQuant:
             makers = rescaling.of_makers(region) if self.with_sources else None
             scales = self._scales(high, low, rescaling.of_weights(region), makers)
             done.append(rescaling.multiply(region, 1 / scales))
-        for sites in rescaling.alone.values():
-            high, low, weights = (
-                rescaling.of_columns(sites, name) for name in ("largest", "smallest", "weights")
-            )
-            done.append(rescaling.scale_online(sites, 1 / self._scales(high, low, weights, None)))
         return done + rescaling.finish()
 
     def _scales(
@@ -325,14 +320,13 @@ class AwqSearch:
                 yield site.name, parameter.nearest(self._value(site) * factors) / factors
 
     def _mean_magnitudes(self, region: Region) -> np.ndarray:
-        total, count = np.zeros(region.channels, np.float32), np.zeros(region.channels, np.float32)
-        for member in region.sinks:
-            parameter = self.parameters.get(member.site.path)
-            if parameter is not None:
-                relative = self._relative_magnitudes(member.site, parameter)
-                own = member.labels > 0
-                np.add.at(total, member.labels[own] - 1, relative.sum(axis=1)[own])
-                np.add.at(count, member.labels[own] - 1, relative.shape[1])
+        sinks = [(x.labels, self.parameters.get(x.site.path), x.site) for x in region.sinks]
+        relative = [
+            (labels, self._relative_magnitudes(site, x)) for labels, x, site in sinks if x is not None
+        ]
+        total = per_channel(region.channels, ((own, x.sum(axis=1)) for own, x in relative), np.add, 0)
+        rows = ((own, np.full(own.shape, x.shape[1])) for own, x in relative)
+        count = per_channel(region.channels, rows, np.add, 0)
         return total / np.maximum(count, 1)
 
     def _relative_magnitudes(self, site: ContractionSite, parameter: QuantizedParameter) -> np.ndarray:

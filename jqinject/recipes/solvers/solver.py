@@ -61,6 +61,10 @@ def among(value: object, *choices: object) -> Expected:
     return value in choices, f"{', '.join(most)} or {last}", choices[0]
 
 
+EMPTY = {"largest": -jnp.inf, "smallest": jnp.inf}
+"""Statistics that are no sums, with their values without samples."""
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Statistics:
@@ -125,15 +129,16 @@ class Statistics:
         return Statistics(jnp.where(reached, self.count, 1.0), sums)
 
     def mean(self, name: str) -> jax.Array:
-        """A sum divided by the number of samples (at least 1)."""
+        """A sum divided by the number of samples (at least 1); "largest" and "smallest" as they are."""
+        if name in EMPTY:
+            return self.sums[name]
         total, count = self.sums[name], jnp.maximum(self.count, 1.0)
         return total / count.reshape(count.shape + (1,) * (total.ndim - 1))
 
     def is_finite(self) -> bool:
         """Whether all sums are; where no sample reached a matrix the largest number is -inf, and the smallest inf."""
-        empty = {"largest": -jnp.inf, "smallest": jnp.inf}
         return all(
-            bool((jnp.isfinite(x) | (x == empty[name] if name in empty else False)).all())
+            bool((jnp.isfinite(x) | (x == EMPTY[name] if name in EMPTY else False)).all())
             for name, x in self.sums.items()
         )
 

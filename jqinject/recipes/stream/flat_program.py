@@ -60,6 +60,10 @@ class FlatStep:
     kind: str = ""
     number: int = 0
 
+    def result(self, operands: Sequence[Any]) -> list[Any]:
+        """The values of its outputs."""
+        return self.run(*operands)
+
     @property
     def contraction(self) -> Equation:
         """The equation of a contraction."""
@@ -75,6 +79,9 @@ class FlatStep:
     def params(self) -> Mapping[str, Any]:
         """Those of its equation; none for a slice or a stack."""
         return {} if self.equation is None else self.equation.params
+
+
+Run = Callable[[FlatStep, list[Any]], list[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,6 +228,11 @@ class FlatProgram:
         return bool(self.owners.get(slot))
 
     @cached_property
+    def slot_of(self) -> dict[str, Slot]:
+        """The slot of each parameter, by its path."""
+        return {path: slot for slot, path in self.parameters.items()}
+
+    @cached_property
     def ends(self) -> set[Slot]:
         """What the model returns, and its new state."""
         state = self.outputs[len(self.returned) :]
@@ -245,19 +257,32 @@ class FlatProgram:
 
     def value(self, slot: Slot) -> Any:
         """The value of a slot that depends on parameters, state and constants alone."""
-        return self._evaluated(slot, self._values)
+        return self.evaluated(slot, self._values)
 
     def value_with(self, slot: Slot, parameter: Slot, number: float) -> Any:
         """The same value if all numbers of one parameter were `number`."""
         values = {s: x for s, x in self._values.items() if parameter not in self.owners.get(s, ())}
         values[parameter] = np.full_like(np.asarray(self.state[parameter]), number)
-        return self._evaluated(slot, values)
+        return self.evaluated(slot, values)
 
-    def _evaluated(self, slot: Slot, values: dict[Slot, Any]) -> Any:
-        if slot not in values:
-            step, _ = self.made_by[slot]
-            results = step.run(*(self._evaluated(operand, values) for operand in step.inputs))
-            values.update(zip(step.outputs, results, strict=True))
+    def evaluated(self, slot: Slot, values: dict[Slot, Any], run: Run = FlatStep.result) -> Any:
+        """The value of a slot.
+
+        Args:
+            slot: whose.
+            values: of other slots; those that are computed on the way are added.
+            run: from a step and its operands to its results.
+        """
+        waiting = [slot]
+        while waiting:
+            step, _ = self.made_by.get(waiting[-1], (None, 0))
+            missing = [] if step is None else [operand for operand in step.inputs if operand not in values]
+            if step is None or waiting[-1] in values:
+                waiting.pop()
+            elif missing:
+                waiting += missing
+            else:
+                values.update(zip(step.outputs, run(step, [values[x] for x in step.inputs]), strict=True))
         return values[slot]
 
     def origin(self, slot: Slot) -> tuple[Slot, list[tuple[FlatStep, int]]]:
@@ -296,21 +321,21 @@ class FlatProgram:
         rest = [self.value(slot) for slot in step.inputs[len(operands) :]]
         return [np.asarray(x) for x in step.run(*map(jnp.asarray, operands), *rest)]
 
-    def other_use(self, parameter: Slot, uses: set[int]) -> FlatStep | None:
+    def other_use(self, parameter: Slot, uses: set[int], through: Sequence[str] = ()) -> FlatStep | None:
         """Which step reads a parameter's numbers beyond some uses; None if none does.
 
         Args:
             parameter: its slot.
             uses: indices of steps.
+            through: names of operations besides moves whose results are followed.
         """
         owned = {parameter}
-        for index, step in enumerate(self.steps):
-            if index in uses or not owned & {*step.inputs}:
-                continue
-            if step.name in (*CASTS, *MOVES) and step.outputs[0] in self.fixed and step.inputs[0] in owned:
+        for index in sorted(self.live - uses):
+            step = self.steps[index]
+            if owned & {*step.inputs}:
+                if step.name not in (*CASTS, *MOVES, *through) or step.outputs[0] not in self.fixed:
+                    return step
                 owned.update(step.outputs)
-            else:
-                return step
         return None
 
     def _constant(self, value: Any) -> Slot:
@@ -360,15 +385,8 @@ class FlatProgram:
             kind = operation_of("einsum" if eqn.is_einsum else eqn.name).name
             number = self._contractions[path, kind]
             self._contractions[path, kind] += 1
-        about = {
-            "name": eqn.name,
-            "path": path,
-            "equation": eqn,
-            "turn": turn,
-            "kind": kind,
-            "number": number,
-        }
-        outputs = self._add(run, inputs, [tuple(x.shape) for x in eqn.outputs], **about)
+        shapes, about = [tuple(x.shape) for x in eqn.outputs], {"kind": kind, "number": number}
+        outputs = self._add(run, inputs, shapes, name=eqn.name, path=path, equation=eqn, turn=turn, **about)
         dtypes = zip(outputs, eqn.outputs, strict=True)
         self.discrete |= {slot for slot, x in dtypes if not jnp.issubdtype(x.dtype, jnp.inexact)}
         return outputs

@@ -6,9 +6,9 @@ Weights have rows and columns, inputs samples and columns.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -137,73 +137,40 @@ class Moved:
         return x.reshape(self.shape).transpose(back)
 
 
+Samples = Callable[..., tuple[jax.Array, jax.Array | None]]
+
+
 @dataclass(frozen=True)
-class Matrices(ABC):
+class Matrices:
     """A contraction as a product of matrices.
 
     Attributes:
-        weight: the layout of the weight.
+        weight: its layout: batch axes, the groups of a convolution and those of ragged rows are the stack.
         input_axes: the axes of the other operand along which its channels are, in the order of the weight's columns.
         channels: how many channels it contracts; columns are ordered by channel, then by place in a window.
+        samples: from the other operand, and further operands, to `(stack, samples, columns)`, and which samples belong
+            to which matrix, `(stack, samples)`; None if all do.
     """
 
     weight: Moved
     input_axes: Axes
     channels: int
-
-    @abstractmethod
-    def samples(self, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """The other operand as `(stack, samples, columns)`, and which samples belong to which matrix; None if all do.
-
-        Args:
-            x: the other operand.
-            rest: further operands.
-        """
+    samples: Samples
 
 
-@dataclass(frozen=True)
-class DotMatrices(Matrices):
-    """Of `dot_general`: the batch axes are the stack.
-
-    Attributes:
-        activation: the layout of the other operand.
-    """
-
-    activation: Moved
-
-    def samples(self, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, None]:
-        """See `Matrices`."""
-        return self.activation.matrices(x), None
+def _patches(window: Mapping[str, Any], groups: int, x: jax.Array) -> tuple[jax.Array, None]:
+    """The patches of a convolution's input; `window` are arguments for `jax.lax.conv_general_dilated_patches`."""
+    patches = jax.lax.conv_general_dilated_patches(x, **window)
+    patches = jnp.moveaxis(patches, window["dimension_numbers"].out_spec[1], -1)
+    return patches.reshape(-1, groups, patches.shape[-1] // groups).transpose(1, 0, 2), None
 
 
-@dataclass(frozen=True)
-class ConvolutionMatrices(Matrices):
-    """Of `conv_general_dilated`: the groups of channels are the stack, patches are the samples.
-
-    Attributes:
-        window: the arguments for `jax.lax.conv_general_dilated_patches`.
-    """
-
-    window: tuple[tuple[str, Any], ...]
-
-    def samples(self, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, None]:
-        """See `Matrices`."""
-        window, groups = dict(self.window), self.weight.sizes[0]
-        patches = jax.lax.conv_general_dilated_patches(x, **window)
-        patches = jnp.moveaxis(patches, window["dimension_numbers"].out_spec[1], -1)
-        return patches.reshape(-1, groups, patches.shape[-1] // groups).transpose(1, 0, 2), None
-
-
-class RaggedMatrices(Matrices):
-    """Of `ragged_dot`: the groups of rows are the stack; every group sees all rows, weighted 1 or 0."""
-
-    def samples(self, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """See `Matrices`."""
-        (group_sizes,) = rest
-        ends = jnp.cumsum(group_sizes)[:, None]
-        place = jnp.arange(x.shape[0])[None]
-        own = ((place < ends) & (place >= ends - group_sizes[:, None])).astype(jnp.float32)
-        return own[:, :, None] * x[None], own
+def _in_groups(x: jax.Array, group_sizes: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The rows of a ragged product: every group sees all of them, weighted 1 or 0."""
+    ends = jnp.cumsum(group_sizes)[:, None]
+    place = jnp.arange(x.shape[0])[None]
+    own = ((place < ends) & (place >= ends - group_sizes[:, None])).astype(jnp.float32)
+    return own[:, :, None] * x[None], own
 
 
 def matrices_of(eqn: Equation, place: int) -> Matrices | str:
@@ -219,7 +186,7 @@ def matrices_of(eqn: Equation, place: int) -> Matrices | str:
         layout = Moved.of(weight, batch[place], contracted[place])
         axes = contracted[1 - place]
         inputs = Moved.of(activation, batch[1 - place], axes)
-        return DotMatrices(layout, tuple(axes), layout.sizes[2], inputs)
+        return Matrices(layout, tuple(axes), layout.sizes[2], lambda x: (inputs.matrices(x), None))
     if eqn.name == "conv_general_dilated":
         return _of_convolution(eqn, place, weight)
     numbers = eqn.params["ragged_dot_dimension_numbers"]
@@ -228,7 +195,7 @@ def matrices_of(eqn: Equation, place: int) -> Matrices | str:
     if place != 1 or not plain:
         return "it is a ragged product of another kind than rows in groups, each with a matrix of its own"
     layout = Moved.of(weight, numbers.rhs_group_dimensions, right)
-    return RaggedMatrices(layout, (1,), layout.sizes[2])
+    return Matrices(layout, (1,), layout.sizes[2], _in_groups)
 
 
 def _of_convolution(eqn: Equation, place: int, weight: Axes) -> Matrices | str:
@@ -242,6 +209,6 @@ def _of_convolution(eqn: Equation, place: int, weight: Axes) -> Matrices | str:
     # Output channels of one group follow one another, so the stack is the outer part of their axis.
     sizes = (groups, shape[0] // groups, math.prod(shape[1:]))
     names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers")
-    window = (("filter_shape", shape[2:]), *((name, params[name]) for name in names))
+    window = {"filter_shape": shape[2:]} | {name: params[name] for name in names}
     layout = Moved(tuple(spec.rhs_spec), shape, sizes)
-    return ConvolutionMatrices(layout, (spec.lhs_spec[1],), shape[1], window)
+    return Matrices(layout, (spec.lhs_spec[1],), shape[1], partial(_patches, window, groups))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from flax import nnx
 
 from jqinject.program import Call, program_of_call
 from jqinject.recipes.solvers.solver import Statistics
-from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Slot
+from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Run, Slot
 
 QuantizeInput = Callable[[ContractionSite, jax.Array], jax.Array]
 Values = dict[Slot, jax.Array]
@@ -217,7 +216,7 @@ class Visit:
     def original(self) -> jax.Array:
         """The float model's parameter."""
         flat = self.stream.flat
-        return next(flat.state[slot] for slot, path in flat.parameters.items() if path == self.site.path)
+        return flat.state[flat.slot_of[self.site.path]]
 
     @property
     def operand(self) -> jax.Array:
@@ -336,23 +335,6 @@ def module_around(sites: Sequence[ContractionSite]) -> str:
     return ".".join(names[0] for names in same)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Which steps of a program are run.
-
-    Attributes:
-        before: those that do not depend on the sites.
-        after: those that do.
-        exits: slots that are read outside of the module, or returned.
-        sites: step -> the site there.
-    """
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    exits: tuple[Slot, ...]
-    sites: Mapping[int, ContractionSite]
-
-
 class Block:
     """What a module returns when some of its sites contract other weights; each other value is the float model's.
 
@@ -363,20 +345,20 @@ class Block:
     """
 
     def __init__(self, visit: Visit, names: Collection[str], path: str) -> None:
-        self._visit, self._names, self._path = visit, names, path
-        plans: dict[int, _Plan] = {}
-        self._floats: list[tuple[Batch, _Plan, Values]] = []
+        self._batches: list[tuple[Batch, set[Slot], tuple[Slot, ...], Values]] = []
+        self._transform = visit.stream.transform_input
         for batch in visit.stream.batches:
-            plan = plans.setdefault(id(batch.flat), self._plan(batch))
-            floats = batch.all_floats()
-            for index in (*plan.before, *plan.after):
-                self._run(batch, plan, index, floats)
-            self._floats.append((batch, plan, floats))
+            flat, floats = batch.flat, batch.all_floats()
+            weights = {site.weight for site in flat.sites if site.name in names}
+            changed, exits = _reached(flat, weights, _inside(visit, flat, path))
+            for slot in exits:
+                flat.evaluated(slot, floats, self._run_in(flat))
+            self._batches.append((batch, changed, exits, floats))
 
     @property
     def reaches(self) -> bool:
         """Whether the sites change anything that the module returns."""
-        return all(plan.exits for _, plan, _ in self._floats)
+        return all(exits for _, _, exits, _ in self._batches)
 
     def error(self, weights: Mapping[str, jax.Array]) -> float:
         """The squared error of what the module returns, added over all batches.
@@ -385,61 +367,50 @@ class Block:
             weights: name of a site -> the parameter that it contracts instead.
         """
         total = jnp.float32(0)
-        for batch, plan, floats in self._floats:
-            changed = dict(floats)
-            for site in plan.sites.values():
+        for batch, changed, exits, floats in self._batches:
+            values = {slot: value for slot, value in floats.items() if slot not in changed}
+            for site in batch.flat.sites:
                 if site.name in weights:
                     value = site.places.taken(weights[site.name])
-                    changed[site.weight] = value.astype(floats[site.weight].dtype)
-            for index in plan.after:
-                self._run(batch, plan, index, changed)
-            for slot in plan.exits:
-                difference = changed[slot].astype(jnp.float32) - floats[slot].astype(jnp.float32)
-                total = total + jnp.square(difference).sum()
+                    values[site.weight] = value.astype(floats[site.weight].dtype)
+            for slot in exits:
+                after = batch.flat.evaluated(slot, values, self._run_in(batch.flat)).astype(jnp.float32)
+                total = total + jnp.square(after - floats[slot].astype(jnp.float32)).sum()
         return float(total)
 
-    def _run(self, batch: Batch, plan: _Plan, index: int, values: Values) -> None:
-        step = batch.flat.steps[index]
-        operands = [values[slot] for slot in step.inputs]
-        site, transform = plan.sites.get(index), self._visit.stream.transform_input
-        if site is not None and transform is not None:
-            operands[1 - site.place] = transform(site, operands[1 - site.place])
-        values.update(zip(step.outputs, step.run(*operands), strict=True))
+    def _run_in(self, flat: FlatProgram) -> Run:
+        """How steps are run: sites contract transformed inputs."""
+        transform, sites = self._transform, {flat.steps[site.step].outputs: site for site in flat.sites}
 
-    def _plan(self, batch: Batch) -> _Plan:
-        flat = batch.flat
-        turn, begin = self._visit.site.turn, self._visit.site_in(batch).step
-        inside = {
-            index
-            for index, step in enumerate(flat.steps)
-            if index >= begin
-            and step.turn[: len(turn)] == turn
-            and f"{step.path}.".startswith(f"{self._path}.")
-        }
-        weights = {site.weight for site in flat.sites if site.name in self._names}
-        after, exits = _reached(flat, weights, inside)
-        available = batch.all_floats()
-        steps, needed = set[int](), {*exits}
-        for index in range(len(flat.steps) - 1, begin - 1, -1):
-            step = flat.steps[index]
-            if needed & {*step.outputs} and not all(slot in available for slot in step.outputs):
-                steps.add(index)
-                needed.update(step.inputs)
-        sites = {site.step: site for site in flat.sites}
-        return _Plan(tuple(sorted(steps - after)), tuple(sorted(steps & after)), exits, sites)
+        def run(step: FlatStep, operands: list[jax.Array]) -> list[jax.Array]:
+            site = sites.get(step.outputs)
+            if site is not None and transform is not None:
+                operands[1 - site.place] = transform(site, operands[1 - site.place])
+            return step.run(*operands)
+
+        return run
+
+
+def _inside(visit: Visit, flat: FlatProgram, path: str) -> set[int]:
+    """The steps of a module from a site on, in the turn of the loops in which the site is."""
+    begin, turn = flat.sites[visit.index].step, visit.site.turn
+    return {
+        index
+        for index, step in enumerate(flat.steps)
+        if index >= begin and step.turn[: len(turn)] == turn and f"{step.path}.".startswith(f"{path}.")
+    }
 
 
 def _reached(
     flat: FlatProgram, weights: Collection[Slot], inside: Collection[int]
-) -> tuple[set[int], tuple[Slot, ...]]:
-    """The steps inside that depend on some slots, and their results that are read outside."""
-    changed, after, exits = {*weights}, set[int](), dict[Slot, None]()
+) -> tuple[set[Slot], tuple[Slot, ...]]:
+    """The slots that depend on some, by steps inside, and those of them that are read outside."""
+    changed, exits = {*weights}, dict[Slot, None]()
     for index, step in enumerate(flat.steps):
         own = [slot for slot in step.inputs if slot in changed]
         if own and index in inside:
-            after.add(index)
             changed.update(step.outputs)
         elif own:
             exits.update(dict.fromkeys(slot for slot in own if slot not in weights))
     exits.update(dict.fromkeys(slot for slot in flat.outputs if slot in changed and slot not in weights))
-    return after, tuple(exits)
+    return changed - {*weights}, tuple(exits)

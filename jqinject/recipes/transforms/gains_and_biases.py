@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,26 +18,25 @@ from jqinject.recipes.stream.flat_program import (
     FlatStep,
     Slot,
 )
-from jqinject.recipes.transforms.axes import MOVED, Refused, followed
-from jqinject.recipes.transforms.transform_walk import compressed
+from jqinject.recipes.transforms.transform_steps import RULES
+from jqinject.recipes.transforms.transform_walk import Labels, Walk, compressed
 
+ADDING = ("add", "add_any")
 KEEPING = (*CASTS, "reshape", "transpose", "squeeze", "expand_dims")
 """Operations that keep every number of a value, once."""
-COLLECTING = ("reduce_sum", "concatenate", "stack", "pad", "dynamic_update_slice", "cumsum")
-"""Moves whose results hold more than the numbers of one operand."""
 
 
-@dataclass(frozen=True)
-class Sink:
-    """A contraction that takes a gain over.
+def _added(walk: Walk, step: FlatStep, index: int) -> None:
+    """A sum of products and a bias: of a parameter alone."""
+    fixed = [slot for slot in step.inputs if slot in walk.flat.fixed]
+    if step.outputs[0] not in walk.flat.fixed and (len(fixed) != 1 or len(walk.flat.owners[fixed[0]]) > 1):
+        return walk.refuse(step.outputs[0], "it is added to something that is no bias")
+    return RULES["add"](walk, step, index)
 
-    Attributes:
-        site: of the program.
-        axis: of the weight, as it is contracted, that the gain's channels lie along.
-    """
 
-    site: ContractionSite
-    axis: int
+LINEAR = {name: RULES[name] for name in (*CASTS, *MOVES, "neg", "mul", "div", "dot_general")}
+LINEAR |= dict.fromkeys(ADDING, _added)
+"""What a gain of either sign, or 0, commutes with."""
 
 
 @dataclass
@@ -45,22 +44,34 @@ class Gain:
     """Numbers that channels are multiplied by in one place.
 
     Attributes:
-        step: the multiplication.
+        step: index of the multiplication.
         slot: of the gain there.
         parameter: the slot of the parameter that it is made from.
-        axis: of the gain, along which its numbers lie.
         numbers: of the gain, one for each channel.
+        labels: which channel each number of a value belongs to (`Walk`), of all values that the products reach: what
+            contracts the products is labelled negatively, and what is added to them positively.
         sinks: the contractions that all of the products go to.
         biases: slots that are added to the products on their way there.
     """
 
-    step: FlatStep
+    step: int
     slot: Slot
     parameter: Slot
-    axis: int
     numbers: np.ndarray
-    sinks: list[Sink] = field(default_factory=list)
+    labels: dict[Slot, Labels] = field(default_factory=dict)
+    sinks: list[ContractionSite] = field(default_factory=list)
     biases: list[Slot] = field(default_factory=list)
+
+    def spread(self, slot: Slot, numbers: np.ndarray | None = None) -> np.ndarray:
+        """The gain's number for each number of a value, 1 for those that no product reaches; broadcasts to the value.
+
+        Args:
+            slot: of the value.
+            numbers: of the channels, instead of those of the gain.
+        """
+        channel = np.abs(self.labels[slot])
+        own = (self.numbers if numbers is None else numbers)[np.maximum(channel, 1) - 1]
+        return np.where(channel > 0, own, np.float32(1))
 
 
 class Gains:
@@ -72,26 +83,25 @@ class Gains:
 
     def __init__(self, flat: FlatProgram) -> None:
         self.flat = flat
-        self._sites = {site.step: site for site in flat.sites}
 
     def by_parameter(self) -> dict[Slot, list[Gain] | str]:
         """For each parameter that is a gain, the places where it is one; why it cannot be taken over, if it cannot."""
         gains: dict[Slot, list[Gain]] = {}
         reasons: dict[Slot, str] = {}
         for index, step in enumerate(self.flat.steps):
-            gain = self._gain_of(step) if index in self.flat.live else None
+            gain = self._gain_of(index, step) if index in self.flat.live else None
             if gain is not None:
                 gains.setdefault(gain.parameter, []).append(gain)
-                try:
-                    self._follow(gain)
-                except Refused as refused:
-                    reasons[gain.parameter] = str(refused)
-        return {
-            slot: reasons.get(slot) or self._read_elsewhere(slot, {gain.slot for gain in own}) or own
-            for slot, own in gains.items()
-        }
+                why = self._follow(gain)
+                if why:
+                    reasons.setdefault(gain.parameter, why)
+        for slot, own in gains.items():
+            reader = self.flat.other_use(slot, {gain.step for gain in own}, ("add", "sub", "mul"))
+            if reader is not None:
+                reasons.setdefault(slot, f"{reader.name} reads the parameter too")
+        return {slot: reasons.get(slot) or own for slot, own in gains.items()}
 
-    def _gain_of(self, step: FlatStep) -> Gain | None:
+    def _gain_of(self, index: int, step: FlatStep) -> Gain | None:
         """The gain that an operation multiplies by; None if it does not, or by the same number everywhere."""
         fixed = [slot for slot in step.inputs if slot in self.flat.fixed]
         if step.name != "mul" or len(fixed) != 1 or len(self.flat.owners[fixed[0]]) != 1:
@@ -102,80 +112,32 @@ class Gains:
             return None
         (axis,), (parameter,) = varying, self.flat.owners[fixed[0]]
         numbers = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])[0]
-        return Gain(step, fixed[0], parameter, axis, numbers)
+        shape = [size if place == axis else 1 for place, size in enumerate(value.shape)]
+        labels = {step.outputs[0]: np.arange(1, numbers.size + 1).reshape(shape)}
+        return Gain(index, fixed[0], parameter, numbers, labels)
 
-    def _follow(self, gain: Gain) -> None:
-        """Follow the products to where they are contracted."""
-        product = gain.step.outputs[0]
-        waiting, axes = [product], {product: gain.axis}
-        while waiting:
-            slot = waiting.pop()
-            if slot in self.flat.ends:
-                raise Refused("the model returns what it multiplies")
-            for index in self.flat.touching(slot):
-                step = self.flat.steps[index]
-                if slot not in step.inputs or index not in self.flat.live:
-                    continue
-                for result, axis in self._through(gain, step, index, slot, axes):
-                    if axes.get(result, axis) != axis:
-                        raise Refused("its channels lie in two ways")
-                    if result not in axes:
-                        axes[result] = axis
-                        waiting.append(result)
-
-    def _through(
-        self, gain: Gain, step: FlatStep, index: int, slot: Slot, axes: dict[Slot, int]
-    ) -> Iterator[tuple[Slot, int]]:
-        """The results that have the gain, and the axis of its channels there."""
-        axis, two = axes[slot], len(step.inputs) == 2 and step.inputs[0] != step.inputs[1]
-        partner = step.inputs[1 - step.inputs.index(slot)] if two else slot
-        if step.name == "dot_general":
-            self._sink(gain, step, index, slot, axis)
-        elif step.name == "mul" and two:
-            if partner in axes:
-                raise Refused("products of it are multiplied")
-            yield step.outputs[0], axis
-        elif step.name in ("add", "add_any") and two:
-            if partner not in self.flat.fixed or len(self.flat.owners[partner]) > 1:
-                raise Refused("it is added to something that is no bias")
-            if np.any(np.asarray(self.flat.value(partner))):
-                gain.biases.append(partner)
-            yield step.outputs[0], axis
-        elif step.name == "div" and two and slot == step.inputs[0]:
-            yield step.outputs[0], axis
-        elif step.name in COLLECTING:
-            raise Refused(f"{step.name} takes what it multiplies")
-        elif step.name in (*CASTS, "neg") or (step.name in (*MOVED, "reshape") and slot == step.inputs[0]):
-            for result in step.outputs:
-                shapes = self.flat.shapes[slot], self.flat.shapes[result]
-                place = followed(step, axis, gain.numbers.size, shapes, False)
-                if isinstance(place, str):
-                    raise Refused(place)
-                yield result, place
-        else:
-            raise Refused(f"{step.name} takes what it multiplies")
-
-    def _sink(self, gain: Gain, step: FlatStep, index: int, slot: Slot, axis: int) -> None:
-        site = self._sites.get(index)
-        if site is None or site.activation != slot:
-            raise Refused("it is contracted with something that is no parameter")
-        contracted, _ = step.params["dimension_numbers"]
-        mine, its = contracted[1 - site.place], contracted[site.place]
-        if axis not in mine:
-            raise Refused("a contraction leaves its channels as they are")
-        gain.sinks.append(Sink(site, its[tuple(mine).index(axis)]))
-
-    def _read_elsewhere(self, slot: Slot, gains: set[Slot]) -> str:
-        """Which step reads a parameter other than through its gains; empty if none does."""
-        owned = {slot}
-        for index, step in enumerate(self.flat.steps):
-            if not owned & {*step.inputs} or index not in self.flat.live:
-                continue
-            if step.outputs[0] in self.flat.fixed and step.name in (*CASTS, *MOVES, "add", "sub", "mul"):
-                owned.update(step.outputs)
-            elif not (owned & {*step.inputs}) <= gains:
-                return f"{step.name} reads the parameter too"
-        return ""
+    def _follow(self, gain: Gain) -> str:
+        """Follow the products to where they are contracted; why these cannot take the gain over, if they cannot."""
+        flat = self.flat
+        walk = Walk(flat, LINEAR, gain.numbers.size, {}, gain.step, flat.fixed)
+        for product, labels in gain.labels.items():
+            walk.give(product, labels)
+        walk.run()
+        if not np.array_equal(walk.channels.groups(), np.arange(gain.numbers.size + 1)):
+            return next(iter(walk.reasons), "its channels lie in two ways")
+        gain.labels = {slot: labels for slot, labels in walk.labels.items() if labels.any()}
+        gain.sinks = [x for x in flat.sites if x.weight in gain.labels and x.activation in gain.labels]
+        added = {
+            slot
+            for index in flat.live
+            if flat.steps[index].name in ADDING and {*flat.steps[index].inputs} & gain.labels.keys()
+            for slot in flat.steps[index].inputs
+            if slot in flat.fixed and flat.steps[index].outputs[0] not in flat.fixed
+        }
+        gain.biases = sorted(slot for slot in added if np.any(np.asarray(flat.value(slot))))
+        if {*flat.fixed} & gain.labels.keys() - added - {x.weight for x in gain.sinks}:
+            return "it is contracted with something that is no parameter"
+        return "" if gain.sinks else "no contraction takes the products"
 
     def affine(self, gain: Gain) -> tuple[float, float] | None:
         """`(a, b)` if the gain is `a p + b` of its parameter `p`, number by number; None if it is not."""

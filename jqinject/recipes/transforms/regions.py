@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Slot
+from jqinject.recipes.transforms.axes import operand_axes
 from jqinject.recipes.transforms.transform_steps import RULES
 from jqinject.recipes.transforms.transform_walk import Labels, Walk, relabelled
 
@@ -40,6 +41,7 @@ class Region:
         sinks: sites whose inputs are multiplied by the factors, and whose weights are divided by them.
         sources: sites whose outputs are multiplied by them.
         gains: parameters that values are multiplied by, number by number: those of norms.
+        online: whether nothing that makes the inputs can have the factors, which stay before the sinks.
     """
 
     channels: int
@@ -47,6 +49,22 @@ class Region:
     sinks: tuple[Member, ...]
     sources: tuple[Member, ...]
     gains: tuple[str, ...]
+    online: bool = False
+
+    @classmethod
+    def alone(cls, sites: Sequence[ContractionSite]) -> Region:
+        """The inputs of one parameter's sites, whose factors stay before them.
+
+        Args:
+            sites: the parameter's.
+        """
+        channels = np.arange(1, sites[0].matrices.channels + 1)
+        members = []
+        for site in sites:
+            stack, _, columns = site.matrices.weight.sizes
+            labels = np.broadcast_to(channels.repeat(columns // channels.size), (stack, columns))
+            members.append(Member(site, labels))
+        return cls(channels.size, {}, tuple(members), (), (), online=True)
 
 
 def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
@@ -96,30 +114,25 @@ def _region(walk: Walk, site: ContractionSite) -> Region | None:
         return None
     slots = [slot for slot in flat.parameters if slot in labels]
     parameters = {flat.parameters[slot]: labels[slot] for slot in slots}
-    gains = tuple(flat.parameters[slot] for slot in slots if _is_gain(flat, slot))
+    gains = tuple(flat.parameters[slot] for slot in slots if is_gain(flat, slot))
     return Region(int(np.abs(groups).max()), parameters, tuple(sinks), tuple(sources), gains)
 
 
-def _is_gain(flat: FlatProgram, slot: Slot) -> bool:
+def is_gain(flat: FlatProgram, slot: Slot) -> bool:
     """Whether values that depend on the input are multiplied by a parameter."""
     for step in flat.readers(slot):
         if step.outputs[0] not in flat.fixed:
             if step.name == "mul":
                 return True
-        elif any(_is_gain(flat, output) for output in step.outputs):
+        elif any(is_gain(flat, output) for output in step.outputs):
             return True
     return False
 
 
 def _columns_of(flat: FlatProgram, site: ContractionSite) -> Labels:
     """A channel for each input of a site: labels 1, 2, ... along the axes that it contracts, and those of its stack."""
-    params, shape = flat.steps[site.step].params, flat.shapes[site.activation]
-    axes: Sequence[int] = (1,)
-    if site.operation == "conv_general_dilated":
-        axes = (params["dimension_numbers"].lhs_spec[1],)
-    elif site.operation == "dot_general":
-        contracted, batch = params["dimension_numbers"]
-        axes = (*batch[1 - site.place], *contracted[1 - site.place])
+    sides, shape = operand_axes(flat, flat.steps[site.step]), flat.shapes[site.activation]
+    axes = () if isinstance(sides, str) else sides[1 - site.place].partners
     sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
     return np.arange(1, math.prod(sizes) + 1).reshape(sizes)
 
@@ -142,3 +155,28 @@ def by_region(flat: FlatProgram) -> tuple[list[Region], dict[str, str]]:
                 regions.append(region)
                 taken |= {member.site.name for member in region.sinks}
     return regions, reasons
+
+
+def per_channel(
+    channels: int,
+    numbers: Iterable[tuple[Labels, np.ndarray]],
+    reduce: np.ufunc = np.maximum,
+    start: float = -np.inf,
+) -> np.ndarray:
+    """One number for each channel: of all that are labelled with it.
+
+    Args:
+        channels: how many.
+        numbers: labels, of which those above 0 count, and a number for each.
+        reduce: what is made of two numbers of a channel.
+        start: the result without any.
+
+    Example:
+        >>> per_channel(2, [(np.array([1, 2, 1]), np.array([3.0, 4.0, 5.0]))]).tolist()
+        [5.0, 4.0]
+    """
+    total = np.full(channels, start, np.float32)
+    for labels, x in numbers:
+        own = labels > 0
+        reduce.at(total, labels[own] - 1, x[own])
+    return total

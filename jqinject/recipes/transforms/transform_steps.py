@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatStep, Slot
-from jqinject.recipes.transforms.axes import DotAxes, dot_axes
+from jqinject.recipes.stream.flat_program import CASTS, CONTRACTIONS, MOVES, FlatStep, Slot
+from jqinject.recipes.transforms.axes import OperandAxes, groups_of, operand_axes
 from jqinject.recipes.transforms.transform_walk import Labels, Walk, varies
 
 
@@ -64,30 +64,46 @@ def _moved(walk: Walk, step: FlatStep, data: Sequence[int]) -> None:
 MIXED = "one factor would have to stand in for those of several channels of a contraction"
 
 
-def dot(walk: Walk, step: FlatStep, index: int) -> None:
-    """`dot_general`."""
-    (result,), sides = step.outputs, dot_axes(walk.flat, step)
+def contraction(walk: Walk, step: FlatStep, index: int) -> None:
+    """What one operand is divided by, the other is multiplied by; or both operands' factors are the result's."""
+    (result,), sides = step.outputs, operand_axes(walk.flat, step)
+    if isinstance(sides, str) or step.inputs[0] == step.inputs[1]:
+        for slot in (*step.inputs, result):
+            walk.refuse(slot, sides if isinstance(sides, str) else "it is contracted with itself")
+        return None
     rank = len(walk.shape(result))
-    if step.inputs[0] == step.inputs[1]:
-        return walk.refuse(step.inputs[0], "it is contracted with itself")
     if walk.has(result):
         return _from_result(walk, index, result, sides)
     having = [pair for pair in (sides, sides[::-1]) if walk.has(pair[0].slot)]
-    for side, partner in having:
+    for side, partner in having[:1] if groups_of(step) > 1 else having:
         labels = walk.labels[side.slot]
-        if not varies(labels) & side.contracted:
+        if side.results and not varies(labels) - {*side.results}:
             if len(having) == 1:
                 walk.give(partner.slot, _no_labels(partner.rank))
             walk.give(result, _onto(labels, side.results, rank))
-        elif varies(labels) & side.free:
+        elif varies(labels) - {*side.partners} or (groups_of(step) > 1 and side is not sides[0]):
             walk.refuse(side.slot, MIXED)
         else:
-            walk.give(partner.slot, -_onto(labels, side.partners, partner.rank))
+            walk.give(partner.slot, -_of_partner(walk, step, labels, side, partner))
             walk.give(result, _no_labels(rank))
+    return None
 
 
 def _no_labels(rank: int) -> Labels:
     return np.zeros((1,) * rank, int)
+
+
+def _of_partner(
+    walk: Walk, step: FlatStep, labels: Labels, side: OperandAxes, partner: OperandAxes
+) -> Labels:
+    """Labels of the other operand from those of one; the kernel of a convolution in groups has those of its group."""
+    groups, pairs = groups_of(step), side.partners
+    if groups > 1:
+        rows, columns = step.params["dimension_numbers"].rhs_spec[:2]
+        outs, ins = walk.shape(partner.slot)[rows], walk.shape(partner.slot)[columns]
+        of_groups = np.broadcast_to(labels.reshape(-1), (groups * ins,)).reshape(groups, ins)
+        labels, pairs = np.repeat(of_groups, outs // groups, axis=0), {0: rows, 1: columns}
+    return _onto(labels, pairs, partner.rank)
 
 
 def _onto(labels: Labels, pairs: Mapping[int, int], rank: int) -> Labels:
@@ -101,9 +117,10 @@ def _onto(labels: Labels, pairs: Mapping[int, int], rank: int) -> Labels:
     return moved.reshape(sizes)
 
 
-def _from_result(walk: Walk, index: int, result: Slot, sides: tuple[DotAxes, DotAxes]) -> None:
+def _from_result(walk: Walk, index: int, result: Slot, sides: tuple[OperandAxes, OperandAxes]) -> None:
     labels = walk.labels[result]
-    able = [pair for pair in (sides, sides[::-1]) if varies(labels) <= {*pair[0].results.values()}]
+    pairs = [pair for pair in (sides, sides[::-1]) if pair[0].results]
+    able = [pair for pair in pairs if varies(labels) <= {*pair[0].results.values()}]
     if not able:
         return walk.refuse(result, MIXED)
     having = [pair for pair in able if walk.has(pair[0].slot)]
@@ -114,64 +131,6 @@ def _from_result(walk: Walk, index: int, result: Slot, sides: tuple[DotAxes, Dot
     back = {place: axis for axis, place in carrier.results.items()}
     walk.give(carrier.slot, _onto(labels, back, carrier.rank))
     walk.give(partner.slot, _no_labels(partner.rank))
-
-
-def convolution(walk: Walk, step: FlatStep, index: int) -> None:
-    """`conv_general_dilated`: factors of input and output channels."""
-    spec, groups = step.params["dimension_numbers"], step.params["feature_group_count"]
-    (x, kernel), (result,) = step.inputs, step.outputs
-    if step.params["batch_group_count"] != 1 or x == kernel:
-        for slot in (x, kernel, result):
-            walk.refuse(slot, "the convolution groups its batch, or convolves a value with itself")
-        return
-    rank, (rows, columns) = len(walk.shape(kernel)), spec.rhs_spec[:2]
-    outs, ins = walk.shape(kernel)[rows], walk.shape(kernel)[columns]
-    if walk.has(result):
-        labels = walk.labels[result]
-        if varies(labels) - {spec.out_spec[1]}:
-            return walk.refuse(result, MIXED)
-        walk.give(kernel, _onto(labels.reshape(-1, 1), {0: rows, 1: columns}, rank))
-        walk.give(x, _no_labels(rank))
-    elif walk.has(x):
-        labels = walk.labels[x]
-        if varies(labels) - {spec.lhs_spec[1]}:
-            return walk.refuse(x, MIXED)
-        of_groups = np.broadcast_to(labels.reshape(-1), (groups * ins,)).reshape(groups, ins)
-        of_outputs = np.repeat(of_groups, outs // groups, axis=0)
-        walk.give(kernel, -_onto(of_outputs, {0: rows, 1: columns}, rank))
-        walk.give(result, _no_labels(rank))
-    elif walk.has(kernel):
-        labels = walk.labels[kernel]
-        if varies(labels) - {rows}:
-            why = "the kernel has factors of its input channels or of places in its window"
-            return walk.refuse(kernel, why)
-        walk.give(result, _onto(labels, {rows: spec.out_spec[1]}, rank))
-        walk.give(x, _no_labels(rank))
-
-
-def ragged(walk: Walk, step: FlatStep, index: int) -> None:
-    """`ragged_dot_general`, of rows in groups, each with a matrix of its own."""
-    (x, weight, *rest), (result,) = step.inputs, step.outputs
-    numbers = step.params["ragged_dot_dimension_numbers"]
-    (left, right), (rows_batch, _) = numbers.dot_dimension_numbers
-    plain = (tuple(left), tuple(right), tuple(rows_batch)) == ((1,), (1,), ())
-    if not plain or any(walk.has(slot) for slot in rest):
-        for slot in (*step.inputs, result):
-            walk.refuse(slot, "it is a ragged product of another kind than rows in groups")
-    elif walk.has(result):
-        labels = walk.labels[result]
-        if varies(labels) - {1}:
-            return walk.refuse(result, MIXED)
-        walk.give(weight, labels.reshape(1, 1, -1))
-        walk.give(x, _no_labels(2))
-    elif walk.has(x):
-        labels = walk.labels[x]
-        if varies(labels) - {1}:
-            return walk.refuse(x, MIXED)
-        walk.give(weight, -labels.reshape(1, -1, 1))
-        walk.give(result, _no_labels(2))
-    elif walk.has(weight):
-        walk.refuse(weight, "other numbers of the parameter have factors")
 
 
 Rule = Callable[[Walk, FlatStep, int], None]
@@ -287,11 +246,8 @@ RULES: dict[str, Rule] = (
     | dict.fromkeys(("cumsum", "cummax", "cummin"), along(lambda params: {params["axis"]}))
     | dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), along(_window))
     | {"pad": along(_padded)}
-    | dict.fromkeys(
-        MOVES,
-        moved,
-    )
+    | dict.fromkeys(MOVES, moved)
     | dict.fromkeys(("concatenate", "stack"), joined)
-    | {"dot_general": dot, "conv_general_dilated": convolution, "ragged_dot_general": ragged}
+    | dict.fromkeys(CONTRACTIONS, contraction)
 )
 """What operations say about factors, by name. Any other operation commutes with none."""

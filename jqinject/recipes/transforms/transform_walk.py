@@ -7,14 +7,15 @@ has size 1. `Channels` knows which channels must have the same factor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Mapping
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from jqinject.recipes.stream.flat_program import FlatProgram, FlatStep, Slot
 
 Labels = np.ndarray
+L = TypeVar("L")
 
 
 def compressed(labels: Labels) -> Labels:
@@ -126,44 +127,51 @@ def factors_of(labels: Labels, factors: np.ndarray) -> np.ndarray:
     return np.where(labels == 0, 1, np.where(labels > 0, own, 1 / own)).astype(factors.dtype)
 
 
-class Walk:
-    """Labels of the values of a program, as far as a region's factors reach.
-
-    Each operation is an equation between the labels of what it reads and writes. Labels go from value to value until
-    nothing is new; where two ways give a value different labels, those channels must have the same factor, and where
-    an operation does not commute with a factor, the factor must be 1.
+class Follower(Generic[L]):
+    """Follows what is done to a value to all that has to have it done too: labels go from value to value.
 
     Args:
         flat: the program.
-        rules: for each operation, the equation between the labels of its operands and results.
-        count: of channels.
-        choices: step -> which of its operands carries the factor of a product, where either could.
+        rules: for each operation, what the labels of some of its operands and results say about those of the others.
+        start: index of the operation that the labels begin at; None if it is none.
+        stops: slots beyond which labels are not followed.
+
+    Attributes:
+        labels: of the values that they have come to.
+        done: for messages.
     """
+
+    done = "a factor"
 
     def __init__(
         self,
         flat: FlatProgram,
-        rules: Mapping[str, Callable[[Walk, FlatStep, int], None]],
-        count: int,
-        choices: Mapping[int, int],
+        rules: Mapping[str, Callable[[Any, FlatStep, int], None]],
+        start: int | None = None,
+        stops: Container[Slot] = (),
     ) -> None:
-        self.flat, self.rules, self.choices = flat, rules, choices
-        self.channels = Channels(count)
-        self.labels: dict[Slot, Labels] = {}
-        self.reasons: list[str] = []
-        self.chosen: dict[int, tuple[Slot, ...]] = {}
+        self.flat, self.rules, self._start, self._stops = flat, rules, start, stops
+        self.labels: dict[Slot, L] = {}
         self._waiting: list[Slot] = []
+
+    def refuse(self, slot: Slot, why: str) -> None:
+        """Nothing may be done to a value."""
+        raise NotImplementedError
 
     def run(self) -> None:
         """Follow the labels that were given to slots as far as they go."""
         while self._waiting:
             slot = self._waiting.pop()
+            if slot in self._stops:
+                continue
             self._ends(slot)
             for index in self.flat.touching(slot):
                 step = self.flat.steps[index]
                 rule = self.rules.get(step.name)
+                if index == self._start or index not in self.flat.live:
+                    continue
                 if rule is None:
-                    self.refuse(slot, f"{step.name}{step.where} does not commute with a factor")
+                    self.refuse(slot, f"{step.name}{step.where} does not commute with {self.done}")
                 else:
                     rule(self, step, index)
 
@@ -176,6 +184,38 @@ class Walk:
             self.refuse(slot, "it is a constant")
         elif slot in self.flat.inputs and slot not in self.flat.parameters:
             self.refuse(slot, "it is an input of the model, or state that is no parameter")
+
+
+class Walk(Follower[Labels]):
+    """Labels of the values of a program, as far as a region's factors reach.
+
+    Each operation is an equation between the labels of what it reads and writes. Labels go from value to value until
+    nothing is new; where two ways give a value different labels, those channels must have the same factor, and where
+    an operation does not commute with a factor, the factor must be 1.
+
+    Args:
+        flat: the program.
+        rules: for each operation, the equation between the labels of its operands and results.
+        count: of channels.
+        choices: step -> which of its operands carries the factor of a product, where either could.
+        start: index of the operation that makes the factors; None if values that the program has anyway are multiplied.
+        stops: slots beyond which factors are not followed.
+    """
+
+    def __init__(
+        self,
+        flat: FlatProgram,
+        rules: Mapping[str, Callable[[Any, FlatStep, int], None]],
+        count: int,
+        choices: Mapping[int, int],
+        start: int | None = None,
+        stops: Container[Slot] = (),
+    ) -> None:
+        super().__init__(flat, rules, start, stops)
+        self.choices = choices
+        self.channels = Channels(count)
+        self.reasons: list[str] = []
+        self.chosen: dict[int, tuple[Slot, ...]] = {}
 
     def shape(self, slot: Slot) -> tuple[int, ...]:
         """The shape of a value."""

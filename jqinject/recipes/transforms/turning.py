@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import CASTS, ContractionSite, FlatProgram, FlatStep, Slot
-from jqinject.recipes.transforms.axes import MOVED, SAME, CutBlocks, Refused, dot_axes, followed, is_uniform
+from jqinject.recipes.stream.flat_program import (
+    CASTS,
+    CONTRACTIONS,
+    ContractionSite,
+    FlatProgram,
+    FlatStep,
+    Slot,
+)
+from jqinject.recipes.transforms.axes import (
+    MOVED,
+    SAME,
+    CutBlocks,
+    OperandAxes,
+    Refused,
+    followed,
+    groups_of,
+    is_uniform,
+    operand_axes,
+)
+from jqinject.recipes.transforms.transform_walk import Follower
 
 GAIN = "it is multiplied by numbers that differ, such as a norm's gain, which FoldNorms takes out"
 TWO_VALUES = "two values that depend on the channel are multiplied"
@@ -88,20 +106,19 @@ def _region_of(flat: FlatProgram, site: ContractionSite) -> TurnedRegion | str:
 
 def _contracted(flat: FlatProgram, site: ContractionSite) -> tuple[int, ...]:
     """The axes of a site's input that it contracts; none if it is not followed."""
-    step = flat.steps[site.step]
-    if step.name == "dot_general":
-        return tuple(step.params["dimension_numbers"][0][1 - site.place])
-    return (step.params["dimension_numbers"].lhs_spec[1],) if _is_plain_convolution(step) else ()
+    sides = _sides(flat, flat.steps[site.step])
+    return () if sides is None else sides[1 - site.place].contracted
 
 
-def _is_plain_convolution(step: FlatStep) -> bool:
-    """Whether every output channel of a convolution sees every channel of the image."""
-    if step.name != "conv_general_dilated":
-        return False
-    return step.params["feature_group_count"] == 1 and step.params["batch_group_count"] == 1
+def _sides(flat: FlatProgram, step: FlatStep) -> tuple[OperandAxes, OperandAxes] | None:
+    """The axes of both operands of a contraction without groups of channels; None of other operations."""
+    if step.name not in CONTRACTIONS or groups_of(step) > 1:
+        return None
+    sides = operand_axes(flat, step)
+    return None if isinstance(sides, str) else sides
 
 
-class _Turning:
+class _Turning(Follower[Turned]):
     """Follows a rotation from a value through a program, as far as it reaches.
 
     Args:
@@ -113,67 +130,41 @@ class _Turning:
         Refused: an operation does not commute with the rotation.
     """
 
+    done = "a rotation"
+
     def __init__(self, flat: FlatProgram, slot: Slot, label: Turned) -> None:
-        self.flat, self.region = flat, TurnedRegion(label.block)
-        self._labels: dict[Slot, Turned] = {}
-        self._waiting: list[Slot] = []
+        super().__init__(flat, TURNS)
+        self.region = TurnedRegion(label.block)
         self._give(slot, label)
-        while self._waiting:
-            for index in flat.touching(self._waiting.pop()):
-                if index in flat.live:
-                    self._step(flat.steps[index])
+        self.run()
         for slot, path in flat.parameters.items():
-            if slot in self._labels:
-                self.region.parameters[path] = self._labels[slot].axis
+            if slot in self.labels:
+                self.region.parameters[path] = self.labels[slot].axis
         for site in flat.sites:
-            both = site.activation in self._labels and site.weight in self._labels
-            if both and self._labels[site.activation].axis in _contracted(flat, site):
+            both = site.activation in self.labels and site.weight in self.labels
+            if both and self.labels[site.activation].axis in _contracted(flat, site):
                 self.region.sinks.add(site.name)
 
+    def refuse(self, slot: Slot, why: str) -> None:
+        """See `Follower`."""
+        raise Refused(why)
+
     def _give(self, slot: Slot, label: Turned) -> None:
-        before, flat = self._labels.get(slot), self.flat
-        if before == label:
+        before = self.labels.get(slot)
+        if before == label or (slot in self.flat.unowned and self._is_zero(slot)):
             return
         if before is not None:
             raise Refused("it would be turned in two ways")
-        if slot in flat.ends:
-            raise Refused("it is part of what the model returns")
-        if slot in flat.discrete:
-            raise Refused("it is discrete")
-        if slot in flat.unowned:
-            if self._is_zero(slot):
-                return
+        if slot in self.flat.unowned:
             raise Refused("it is a constant")
-        if slot in flat.inputs and slot not in flat.parameters:
-            raise Refused("it is an input of the model, or state that is no parameter")
-        self._labels[slot] = label
+        self.labels[slot] = label
         self._waiting.append(slot)
 
     def _label(self, *slots: Slot) -> Turned | None:
         """The label of the first of some values that has one."""
-        return next((self._labels[slot] for slot in slots if slot in self._labels), None)
+        return next((self.labels[slot] for slot in slots if slot in self.labels), None)
 
-    def _step(self, step: FlatStep) -> None:
-        if step.name == "dot_general":
-            self._dot(step)
-        elif _is_plain_convolution(step):
-            self._convolution(step)
-        elif step.name in ("square", "integer_pow") or (
-            step.name == "mul" and step.inputs[0] == step.inputs[1]
-        ):
-            self._square(step)
-        elif step.name == "reduce_sum" and self._sums(step):
-            return
-        elif step.name in ("mul", "div"):
-            self._product(step)
-        elif step.name in ("add", "add_any", "sub", "select_n"):
-            self._sum(step)
-        elif step.name in (*CASTS, *MOVED, *SAME, "reshape"):
-            self._moved(step)
-        elif self._label(*step.inputs, *step.outputs) is not None:
-            raise Refused(f"{step.name} does not commute with a rotation")
-
-    def _moved(self, step: FlatStep) -> None:
+    def _moved(self, step: FlatStep, index: int) -> None:
         data = step.inputs if step.name in ("concatenate", "stack") else step.inputs[:1]
         if self._label(*step.inputs[len(data) :]) is not None:
             raise Refused(f"{step.name} picks numbers by it")
@@ -181,7 +172,7 @@ class _Turning:
             for slot in data:
                 for result in step.outputs:
                     source, target = (result, slot) if back else (slot, result)
-                    label = self._labels.get(source)
+                    label = self.labels.get(source)
                     if label is None:
                         continue
                     shapes = self.flat.shapes[slot], self.flat.shapes[result]
@@ -190,7 +181,7 @@ class _Turning:
                         raise Refused(axis)
                     self._give(target, replace(label, axis=axis))
 
-    def _sum(self, step: FlatStep) -> None:
+    def _sum(self, step: FlatStep, index: int) -> None:
         selects = step.name == "select_n"
         operands = step.inputs[1:] if selects else step.inputs
         slots = (*operands, *step.outputs)
@@ -200,7 +191,7 @@ class _Turning:
         if selects and not is_uniform(self.flat, step.inputs[0], label.axis):
             raise Refused("a selection depends on the channel")
         for slot in slots:
-            turns = slot in self._labels or slot not in operands or self.flat.owned(slot)
+            turns = slot in self.labels or slot not in operands or self.flat.owned(slot)
             if self._is_zero(slot):
                 continue
             if turns or not is_uniform(self.flat, slot, label.axis):
@@ -210,12 +201,14 @@ class _Turning:
             else:
                 self.region.keeps_sums = True
 
-    def _product(self, step: FlatStep) -> None:
+    def _product(self, step: FlatStep, index: int) -> None:
         operands, result = step.inputs, step.outputs[0]
+        if operands[0] == operands[1] and step.name == "mul":
+            return self._square(step, index)
         label = self._label(*operands, result)
         if label is None:
-            return
-        carriers = [slot for slot in operands if slot in self._labels]
+            return None
+        carriers = [slot for slot in operands if slot in self.labels]
         if not carriers:
             carriers = [slot for slot in operands if not is_uniform(self.flat, slot, label.axis)]
         if len(carriers) != 1 or (step.name == "div" and carriers[0] != operands[0]):
@@ -226,31 +219,33 @@ class _Turning:
             raise Refused(GAIN if gain else TWO_VALUES)
         for slot in (carriers[0], result):
             self._give(slot, label)
+        return None
 
-    def _square(self, step: FlatStep) -> None:
+    def _square(self, step: FlatStep, index: int) -> None:
         slot, result = step.inputs[0], step.outputs[0]
-        if result in self._labels and slot not in self._labels:
+        if result in self.labels and slot not in self.labels:
             raise Refused("it is a square")
-        if slot in self._labels:
-            if step.params.get("y", 2) != 2 or self._labels[slot].squared:
+        if slot in self.labels:
+            if step.params.get("y", 2) != 2 or self.labels[slot].squared:
                 raise Refused(f"{step.name} does not commute with a rotation")
-            self._give(result, replace(self._labels[slot], squared=True))
+            self._give(result, replace(self.labels[slot], squared=True))
 
-    def _sums(self, step: FlatStep) -> bool:
-        """Whether a sum over turned channels was seen to stay as it is."""
-        label = self._labels.get(step.inputs[0])
+    def _sums(self, step: FlatStep, index: int) -> None:
+        label = self.labels.get(step.inputs[0])
         if label is None or label.axis not in step.params["axes"]:
-            return False
-        if label.squared:
+            self._moved(step, index)
+        elif label.squared:
             self.region.normalized = True
         else:
             self.region.keeps_sums = True
-        return True
 
-    def _dot(self, step: FlatStep) -> None:
-        sides, result = dot_axes(self.flat, step), step.outputs[0]
+    def _contract(self, step: FlatStep, index: int) -> None:
+        sides = _sides(self.flat, step)
+        if sides is None:
+            raise Refused(f"{step.name} does not commute with a rotation")
+        result, refused = step.outputs[0], SIDE_BY_SIDE if step.name == "dot_general" else NEIGHBOURS
         for side, partner in (sides, sides[::-1]):
-            label = self._labels.get(side.slot)
+            label = self.labels.get(side.slot)
             if label is None:
                 continue
             if label.axis in side.contracted and not label.squared:
@@ -258,32 +253,26 @@ class _Turning:
             elif label.axis in side.free and not label.squared:
                 self._give(result, Turned(side.results[label.axis], label.block))
             else:
-                raise Refused(SIDE_BY_SIDE)
-        label = self._labels.get(result)
+                raise Refused(refused)
+        label = self.labels.get(result)
         if label is None:
             return
         for side in sides:
             for axis in side.free:
                 if side.results[axis] == label.axis and not label.squared:
                     return self._give(side.slot, Turned(axis, label.block))
-        raise Refused(SIDE_BY_SIDE)
-
-    def _convolution(self, step: FlatStep) -> None:
-        spec, (x, kernel), result = step.params["dimension_numbers"], step.inputs, step.outputs[0]
-        ends = ((x, spec.lhs_spec[1], spec.rhs_spec[1]), (result, spec.out_spec[1], spec.rhs_spec[0]))
-        for slot, axis, of_kernel in ends:
-            label = self._labels.get(slot)
-            if label is not None:
-                if label.squared or label.axis != axis:
-                    raise Refused(NEIGHBOURS)
-                self._give(kernel, Turned(of_kernel, label.block))
-        label = self._labels.get(kernel)
-        if label is not None:
-            if label.axis not in spec.rhs_spec[:2]:
-                raise Refused(NEIGHBOURS)
-            for slot, axis, of_kernel in ends:
-                if label.axis == of_kernel:
-                    self._give(slot, Turned(axis, label.block))
+        raise Refused(refused)
 
     def _is_zero(self, slot: Slot) -> bool:
         return slot in self.flat.fixed and not np.any(np.asarray(self.flat.value(slot)))
+
+
+TURNS: dict[str, Callable[[_Turning, FlatStep, int], None]] = {
+    **dict.fromkeys((*CASTS, *MOVED, *SAME, "reshape"), _Turning._moved),
+    **dict.fromkeys(("add", "add_any", "sub", "select_n"), _Turning._sum),
+    **dict.fromkeys(("mul", "div"), _Turning._product),
+    **dict.fromkeys(("square", "integer_pow"), _Turning._square),
+    **dict.fromkeys(CONTRACTIONS, _Turning._contract),
+    "reduce_sum": _Turning._sums,
+}
+"""What operations do with a rotation, by name; any other operation commutes with none."""
