@@ -67,7 +67,7 @@ def in_slices(inputs: Sequence[Tracked]) -> Passed:
     return Passed(arrays, inside)
 
 
-class Part(NamedTuple):
+class LoopPart(NamedTuple):
     """Arrays of one input of a loop.
 
     Attributes:
@@ -83,7 +83,7 @@ def _is_quantized_weight(x: Tracked) -> bool:
     return x.is_weight and (is_quantized(x.value) or x.chosen is not None)
 
 
-def _parts_of(x: Tracked) -> list[Part]:
+def _parts_of(x: Tracked) -> list[LoopPart]:
     low_rank, unrounded, chosen = x.low_rank, x.unrounded, x.chosen
     if low_rank is not None or unrounded is not None:
         x = replace(x, low_rank=None, unrounded=None, chosen=None, twins={})
@@ -96,10 +96,12 @@ def _parts_of(x: Tracked) -> list[Part]:
             numbers = {name: part.value for name, part in zip(layers, slices, strict=True)}
             return replace(x, stored=behind(x.value, numbers), twins={})
 
-        parts.append(Part([Tracked(array, x.origin) for array in layers.values()], with_stored))
+        parts.append(LoopPart([Tracked(array, x.origin) for array in layers.values()], with_stored))
     if unrounded is not None:
         parts.append(
-            Part([Tracked(unrounded)], lambda x, slices: replace(x, unrounded=slices[0].value, chosen=chosen))
+            LoopPart(
+                [Tracked(unrounded)], lambda x, slices: replace(x, unrounded=slices[0].value, chosen=chosen)
+            )
         )
     if low_rank is not None:
 
@@ -107,11 +109,11 @@ def _parts_of(x: Tracked) -> list[Part]:
             a, b = (part.value for part in slices)
             return replace(x, low_rank=replace(low_rank, a=a, b=b))
 
-        parts.append(Part([Tracked(low_rank.a), Tracked(low_rank.b)], with_low_rank))
+        parts.append(LoopPart([Tracked(low_rank.a), Tracked(low_rank.b)], with_low_rank))
     return parts
 
 
-def _value_of(x: Tracked) -> Part:
+def _value_of(x: Tracked) -> LoopPart:
     tensor = x.value
     inner: Any = tensor
     if is_grouped(tensor):
@@ -119,7 +121,7 @@ def _value_of(x: Tracked) -> Part:
         inner = None if along == 0 else tensor.grouped if tensor.as_it_lies is None else tensor.as_it_lies
     numbers = _numbers(inner) if _is_quantized_weight(x) and shape_of(x) else None
     if numbers is None:
-        return Part([x], lambda _, slices: slices[0])
+        return LoopPart([x], lambda _, slices: slices[0])
     length = shape_of(x)[0]
     full = {
         name: array if array.ndim == 0 else full_rank(array, inner.ndim) for name, array in numbers.items()
@@ -134,7 +136,7 @@ def _value_of(x: Tracked) -> Part:
         layer = _tensor_like(inner, {**same, **own})
         return x.with_value(tensor.moved(layer, tensor.groups) if is_grouped(tensor) else layer)
 
-    return Part([Tracked(full[name], x.origin) for name in sliced], inside)
+    return LoopPart([Tracked(full[name], x.origin) for name in sliced], inside)
 
 
 def _numbers(tensor: QuantTensor) -> dict[str, jax.Array] | None:

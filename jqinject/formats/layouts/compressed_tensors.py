@@ -25,7 +25,7 @@ from jqinject.ops import FloatGrid, IntGrid
 
 
 @dataclass(frozen=True)
-class Layout:
+class FormatLayout:
     """How the numbers of a module lie in its tensors.
 
     Attributes:
@@ -49,13 +49,13 @@ class Layout:
 E4M3_SCALES = "float8_e4m3fn"
 PACKED_INTEGERS = "pack-quantized"
 LAYOUTS = {
-    PACKED_INTEGERS: Layout(packed=True),
-    "int-quantized": Layout(),
-    "float-quantized": Layout(E4M3),
-    "nvfp4-pack-quantized": Layout(E2M1, True, E4M3_SCALES, 16),
-    "mxfp4-pack-quantized": Layout(E2M1, True, "uint8", 32),
-    "mxfp6-pack-quantized": Layout(E2M3, True, "uint8", 32),
-    "mxfp8-quantized": Layout(E4M3, False, "uint8", 32),
+    PACKED_INTEGERS: FormatLayout(packed=True),
+    "int-quantized": FormatLayout(),
+    "float-quantized": FormatLayout(E4M3),
+    "nvfp4-pack-quantized": FormatLayout(E2M1, True, E4M3_SCALES, 16),
+    "mxfp4-pack-quantized": FormatLayout(E2M1, True, "uint8", 32),
+    "mxfp6-pack-quantized": FormatLayout(E2M3, True, "uint8", 32),
+    "mxfp8-quantized": FormatLayout(E4M3, False, "uint8", 32),
 }
 NAIVE, MIXED, DENSE = "naive-quantized", "mixed-precision", "dense"
 FORMATS = (*LAYOUTS, NAIVE)

@@ -340,6 +340,10 @@ class _QuantLayer(nnx.Module):
         return overrides_of(cls, cls.override_slots(), quantizers)
 
 
+class _QuantTensorLayer(_QuantLayer):
+    options = (RETURN._replace(default=True),)
+
+
 class Results(Generic[InArrays, InQuantTensors]):
     """Declares the types of a layer that returns arrays, and of the same layer that returns QuantTensors.
 
@@ -387,9 +391,4 @@ if TYPE_CHECKING:
         def __new__(cls, *_: object, **__: object) -> Any: ...
 
 else:
-    QuantLayer = _QuantLayer
-
-    class QuantTensorLayer(_QuantLayer):
-        """Abstract: a layer that returns QuantTensors by default."""
-
-        options = (RETURN._replace(default=True),)
+    QuantLayer, QuantTensorLayer = _QuantLayer, _QuantTensorLayer

@@ -122,7 +122,7 @@ def _shifted(by: int) -> Callable[[FlatStep, Shape, Shape], dict[int, int]]:
 
 
 @dataclass(frozen=True)
-class OperandAxes:
+class ContractedAxes:
     """Where the axes of one operand of a contraction go.
 
     Attributes:
@@ -150,7 +150,7 @@ def groups_of(step: FlatStep) -> int:
     return step.params.get("feature_group_count", 1)
 
 
-def operand_axes(flat: FlatProgram, step: FlatStep) -> tuple[OperandAxes, OperandAxes] | str:
+def operand_axes(flat: FlatProgram, step: FlatStep) -> tuple[ContractedAxes, ContractedAxes] | str:
     """The axes of both operands of a contraction; a sentence if they are not followed.
 
     Those of a convolution are its channels, and those of a ragged product the columns of its rows: a factor of other
@@ -183,7 +183,7 @@ def operand_axes(flat: FlatProgram, step: FlatStep) -> tuple[OperandAxes, Operan
         for i in (0, 1)
     ]
     sides = zip(step.inputs, shapes, contracted, partners, results, strict=False)
-    first, second = (OperandAxes(slot, len(x), tuple(own), *ends) for slot, x, own, *ends in sides)
+    first, second = (ContractedAxes(slot, len(x), tuple(own), *ends) for slot, x, own, *ends in sides)
     return first, second
 
 

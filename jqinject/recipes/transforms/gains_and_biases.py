@@ -34,8 +34,10 @@ def _added(walk: Walk, step: FlatStep, index: int) -> None:
     return RULES["add"](walk, step, index)
 
 
-LINEAR = {name: RULES[name] for name in (*CASTS, *MOVES, "neg", "mul", "div", "dot_general")}
-LINEAR |= dict.fromkeys(ADDING, _added)
+LINEAR = {
+    **{name: RULES[name] for name in (*CASTS, *MOVES, "neg", "mul", "div", "dot_general")},
+    **dict.fromkeys(ADDING, _added),
+}
 """What a gain of either sign, or 0, commutes with."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jqinject.recipes.stream.flat_program import CASTS, CONTRACTIONS, MOVES, FlatStep, Slot
-from jqinject.recipes.transforms.axes import OperandAxes, groups_of, operand_axes
+from jqinject.recipes.transforms.axes import ContractedAxes, groups_of, operand_axes
 from jqinject.recipes.transforms.transform_walk import Labels, Walk, varies
 
 
@@ -94,7 +94,7 @@ def _no_labels(rank: int) -> Labels:
 
 
 def _of_partner(
-    walk: Walk, step: FlatStep, labels: Labels, side: OperandAxes, partner: OperandAxes
+    walk: Walk, step: FlatStep, labels: Labels, side: ContractedAxes, partner: ContractedAxes
 ) -> Labels:
     """Labels of the other operand from those of one; the kernel of a convolution in groups has those of its group."""
     groups, pairs = groups_of(step), side.partners
@@ -117,7 +117,7 @@ def _onto(labels: Labels, pairs: Mapping[int, int], rank: int) -> Labels:
     return moved.reshape(sizes)
 
 
-def _from_result(walk: Walk, index: int, result: Slot, sides: tuple[OperandAxes, OperandAxes]) -> None:
+def _from_result(walk: Walk, index: int, result: Slot, sides: tuple[ContractedAxes, ContractedAxes]) -> None:
     labels = walk.labels[result]
     pairs = [pair for pair in (sides, sides[::-1]) if pair[0].results]
     able = [pair for pair in pairs if varies(labels) <= {*pair[0].results.values()}]

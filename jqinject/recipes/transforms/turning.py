@@ -18,8 +18,8 @@ from jqinject.recipes.stream.flat_program import (
 from jqinject.recipes.transforms.axes import (
     MOVED,
     SAME,
+    ContractedAxes,
     CutBlocks,
-    OperandAxes,
     Refused,
     followed,
     groups_of,
@@ -110,7 +110,7 @@ def _contracted(flat: FlatProgram, site: ContractionSite) -> tuple[int, ...]:
     return () if sides is None else sides[1 - site.place].contracted
 
 
-def _sides(flat: FlatProgram, step: FlatStep) -> tuple[OperandAxes, OperandAxes] | None:
+def _sides(flat: FlatProgram, step: FlatStep) -> tuple[ContractedAxes, ContractedAxes] | None:
     """The axes of both operands of a contraction without groups of channels; None of other operations."""
     if step.name not in CONTRACTIONS or groups_of(step) > 1:
         return None
