@@ -2,7 +2,8 @@
 
 `inspect_checkpoint` lists arrays (`python -m jqinject inspect`), without JAX; `read_checkpoint` opens a quantized
 checkpoint, in any of the layouts of `layouts`; `load` puts it into a model; `load_brevitas` does so with a Brevitas
-state dict; `save` writes a frozen model.
+state dict; `attention_from_torch` and `recurrent_state_from_torch` turn float states of torch into Flax's; `save`
+writes a frozen model.
 """
 
 import importlib as _importlib
@@ -32,6 +33,8 @@ if _typing.TYPE_CHECKING:
     from jqinject.formats.stored_matrix import InputFormat as InputFormat
     from jqinject.formats.stored_matrix import Matrix as Matrix
     from jqinject.formats.stored_matrix import StoredMatrix as StoredMatrix
+    from jqinject.formats.torch_state import attention_from_torch as attention_from_torch
+    from jqinject.formats.torch_state import recurrent_state_from_torch as recurrent_state_from_torch
 else:
     _PLACES = {
         "checkpoint": ("Checkpoint", "read_checkpoint"),
@@ -41,6 +44,7 @@ else:
         "loading.parameter_names": ("FUSED", "TUNIX", "TUNIX_GEMMA3", "Name"),
         "saving.save": ("save",),
         "stored_matrix": ("InputFormat", "Matrix", "StoredMatrix"),
+        "torch_state": ("attention_from_torch", "recurrent_state_from_torch"),
     }
     _PLACE_OF = {name: f"{__name__}.{place}" for place, names in _PLACES.items() for name in names}
 

@@ -49,8 +49,6 @@ from jqinject.nn.recurrent_cells import QuantOptimizedLSTMCell as QuantOptimized
 from jqinject.nn.recurrent_cells import QuantSimpleCell as QuantSimpleCell
 from jqinject.nn.recurrent_layers import QuantLSTM as QuantLSTM
 from jqinject.nn.recurrent_layers import QuantRNN as QuantRNN
-from jqinject.nn.torch_state import attention_from_torch as attention_from_torch
-from jqinject.nn.torch_state import recurrent_state_from_torch as recurrent_state_from_torch
 
 # `help(jqinject.nn)` describes these.
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]

@@ -16,7 +16,6 @@ from jqinject.dot import kernel_axes_of
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.nn.base import (
     WITH_SCHEME,
-    ContractsMatrix,
     LayerGeometry,
     Out,
     PlacedContraction,
@@ -24,6 +23,7 @@ from jqinject.nn.base import (
     Results,
     WrongFeaturesError,
     check_features,
+    matrix_geometry,
 )
 from jqinject.nn.base.keywords import (
     QuantEinsumKeywords,
@@ -35,7 +35,7 @@ from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
 @final
-class QuantLinear(ContractsMatrix, QuantWeightLayer[Out], nnx.Linear):
+class QuantLinear(QuantWeightLayer[Out], nnx.Linear):
     """`nnx.Linear` with quantizers: y = x_q @ W_q + b_q.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -82,6 +82,7 @@ class QuantLinear(ContractsMatrix, QuantWeightLayer[Out], nnx.Linear):
     """
 
     options = WITH_SCHEME
+    geometry = matrix_geometry
 
     _results: Results[QuantLinear[jax.Array], QuantLinear[AnyQuantTensor]]
 
@@ -178,7 +179,7 @@ def _of_general(
 
 
 @final
-class QuantLoRALinear(ContractsMatrix, QuantWeightLayer[Out], nnx.LoRALinear):
+class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
     """`nnx.LoRALinear` on a quantized kernel: y = x_q @ W_q + b_q + x_q @ A @ B, with A and B in float.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -222,6 +223,7 @@ class QuantLoRALinear(ContractsMatrix, QuantWeightLayer[Out], nnx.LoRALinear):
 
     returns_accumulator = False
     _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product
+    geometry = matrix_geometry
 
     _results: Results[QuantLoRALinear[jax.Array], QuantLoRALinear[AnyQuantTensor]]
 

@@ -251,8 +251,8 @@ class QuantLSTM(QuantRecurrentStack[Out]):
     quantizes its input; the others get what is quantized already.
 
     Source: Brevitas's `QuantLSTM`. Differs from Brevitas: parameters are those of `nnx.LSTMCell` (kernels are
-    (in, out); `recurrent_state_from_torch` converts); no slot has a quantizer by default; initial states of several
-    layers in one direction are understood; an override without effect is an error.
+    (in, out); `jqinject.formats.recurrent_state_from_torch` converts); no slot has a quantizer by default; initial
+    states of several layers in one direction are understood; an override without effect is an error.
 
     Args:
         input_size: features of the input.
@@ -366,8 +366,8 @@ class QuantRNN(QuantRecurrentStack[Out]):
 
     Source: Brevitas's `QuantRNN`. Differs from Brevitas: no slot has a quantizer by default; that of the sums has no
     prefix of its own, and its learned scale does not begin with a random number added; kernels are (in, out)
-    (`recurrent_state_from_torch` converts); initial states of several layers in one direction are understood; an
-    override without effect is an error.
+    (`jqinject.formats.recurrent_state_from_torch` converts); initial states of several layers in one direction are
+    understood; an override without effect is an error.
 
     Args:
         input_size: features of the input.

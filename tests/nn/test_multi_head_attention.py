@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 import jqinject
-from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention, attention_from_torch
+from jqinject.formats import attention_from_torch
+from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8BiasPerTensorFloatInternalScaling,

@@ -14,6 +14,7 @@ import jqinject
 from jqinject.core import QuantStat
 from jqinject.core.state import flat_parts
 from jqinject.dot import FrozenParam
+from jqinject.formats import recurrent_state_from_torch
 from jqinject.nn import (
     QuantGRUCell,
     QuantLSTM,
@@ -21,7 +22,6 @@ from jqinject.nn import (
     QuantOptimizedLSTMCell,
     QuantRNN,
     QuantSimpleCell,
-    recurrent_state_from_torch,
 )
 from jqinject.nn.base.slots import slots_of
 from jqinject.quant import Int8WeightPerChannelFloat, Int32Bias

@@ -14,7 +14,7 @@ import jqinject
 from jqinject import IntQuantTensor
 from jqinject.catalogue import entry_of
 from jqinject.catalogue.entries import ready_made
-from jqinject.catalogue.examples import kind_of, left_to_users, wiring_of
+from jqinject.catalogue.examples import example_of, kind_of, left_to_users
 from jqinject.dot import FrozenParam
 from jqinject.nn import (
     QuantConv,
@@ -100,8 +100,8 @@ def fits(name, layer):
 def mechanism(name):
     """What a layer may have to do with: the component that quantizes, what shares a scale, where it comes from."""
     entry = entry_of(name)
-    wiring = wiring_of(ready_made()[name], {})
-    return entry.kind, wiring.value.__name__, entry.granularity, entry.scaling
+    quantizer = example_of(ready_made()[name], {}).proxy.tensor_quant
+    return entry.kind, type(quantizer).__name__, entry.granularity, entry.scaling
 
 
 # Of quantizers with the same parts one is tried in layers of every kind; the others are in the exhaustive table.

@@ -215,14 +215,10 @@ def of_matrix(in_features: int, out_features: int) -> LayerGeometry:
     )
 
 
-class ContractsMatrix:
-    """Mixin: a layer whose weight is a matrix (in, out), contracted with the last axis of the input."""
+def _of_matrix_layer(layer: Any) -> LayerGeometry:
+    return of_matrix(layer.in_features, layer.out_features)
 
-    __slots__ = ()
-    in_features: Any
-    out_features: Any
 
-    @property
-    def geometry(self) -> LayerGeometry:
-        """The axes of the matrix and the input."""
-        return of_matrix(self.in_features, self.out_features)
+matrix_geometry = property(
+    _of_matrix_layer, doc="A matrix (in, out) is contracted with the last axis of the input."
+)

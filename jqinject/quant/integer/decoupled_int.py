@@ -156,13 +156,12 @@ class AccumulatorAwareZeroCenterWeightQuant(AccumulatorAwareWeightQuant):
 class Int4WeightPerTensorFloatDecoupled(WeightPerTensorFloatDecoupledL2Param):
     """4-bit narrow signed weights: rounded by the l2-norm of the channel maxima, rescaled by a learned scale.
 
-        Example:
-            >>> import jax
-    from flax import nnx
-            >>> from jqinject.nn import QuantLinear
-            >>> fc = QuantLinear(8, 4, weight_quant=Int4WeightPerTensorFloatDecoupled, rngs=nnx.Rngs(0))
-            >>> bool(fc.weight_quant.pre_scale() == fc.weight_quant.scale())  # until the scale is trained
-            True
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(8, 4, weight_quant=Int4WeightPerTensorFloatDecoupled, rngs=nnx.Rngs(0))
+        >>> bool(fc.weight_quant.pre_scale() == fc.weight_quant.scale())  # until the scale is trained
+        True
     """
 
     bit_width = 4
@@ -195,17 +194,16 @@ class Int8WeightNormL2PerChannelFixedPoint(WeightNormPerChannelFloatDecoupled):
 class Int8AccumulatorAwareWeightQuant(AccumulatorAwareWeightQuant):
     """8-bit narrow signed weights so small that no accumulator of `accumulator_bit_width` bits (32) overflows: A2Q.
 
-        Example:
-            >>> import jax
-    from flax import nnx
-            >>> from jqinject.nn import QuantLinear
-            >>> from jqinject.quant import Int8ActPerTensorFloat
-            >>> fc = QuantLinear(
-            ...     64, 4, weight_quant=Int8AccumulatorAwareWeightQuant, weight_accumulator_bit_width=16,
-            ...     input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
-            >>> worst = abs(fc.quant_weight().int()).sum(axis=0) * 128  # inputs are -128 .. 127
-            >>> bool((worst <= 2**15 - 1).all())
-            True
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> from jqinject.quant import Int8ActPerTensorFloat
+        >>> fc = QuantLinear(
+        ...     64, 4, weight_quant=Int8AccumulatorAwareWeightQuant, weight_accumulator_bit_width=16,
+        ...     input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+        >>> worst = abs(fc.quant_weight().int()).sum(axis=0) * 128  # inputs are -128 .. 127
+        >>> bool((worst <= 2**15 - 1).all())
+        True
     """
 
     bit_width = 8

@@ -9,7 +9,8 @@ import numpy as np
 from flax import nnx
 
 import jqinject
-from jqinject.nn import QuantMultiHeadAttention, attention_from_torch
+from jqinject.formats import attention_from_torch
+from jqinject.nn import QuantMultiHeadAttention
 from jqinject.quant_tensor import as_array
 from tests.brevitas_defaults import ATTENTION
 from tests.golden._config import CannotDrive, Settings, reading
