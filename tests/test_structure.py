@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3982,
     "inject": 1348,
-    "model": 6010,
+    "model": 6013,
     "native": 201,
     "nn": 3538,
     "odml": 347,

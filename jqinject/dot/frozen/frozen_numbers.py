@@ -146,6 +146,7 @@ def frozen_numbers(
         ValueError: its bit width is unknown because the model is abstract and the bit width is learned.
 
     Example:
+        >>> from jqinject.quant_tensor import IntQuantTensor
         >>> weight = IntQuantTensor.from_int(jnp.array([[2, -1]], jnp.int8), jnp.array([[0.5]]))
         >>> numbers, form = frozen_numbers(weight, (1,), False, None, ScaleForms())
         >>> numbers["value"], quant_tensor_of(numbers, form).value
@@ -283,6 +284,7 @@ def has_low_bits(x: object) -> bool:
     """Whether it is a quantized tensor whose payload takes at most 8 bits, of constant widths.
 
     Example:
+        >>> from jqinject.quant_tensor import IntQuantTensor
         >>> has_low_bits(IntQuantTensor.from_int(jnp.array([2]), 0.5)), has_low_bits(jnp.ones(1))
         (True, False)
     """

@@ -76,7 +76,7 @@ def block_product(
     )
     for factor in (left.factor, right.factor):
         y = y if factor is None else y * factor
-    return y.reshape(dims.out_shape(lhs.shape, rhs.shape))
+    return dims.ordered(y.reshape(dims.plain.out_shape(lhs.shape, rhs.shape)))
 
 
 def _axis(x: GroupwiseFloatQuantTensor) -> int:

@@ -72,7 +72,7 @@ def product(
     if choice.kernel == "blocks":
 
         def by_blocks() -> jax.Array:
-            return dims.ordered(block_product(a.tensor, b.tensor, dims).astype(dtype))
+            return block_product(a.tensor, b.tensor, dims).astype(dtype)
 
         plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, like)
         return platform_dependent(default=plain, cuda=by_blocks)

@@ -119,6 +119,7 @@ def load(
     Example:
         >>> from pathlib import Path
         >>> import tempfile
+        >>> import numpy as np
         >>> from safetensors.numpy import save_file
         >>> folder = Path(tempfile.mkdtemp())
         >>> codes, scale = np.ones((4, 8), np.int8), np.full(4, 2.0, np.float32)

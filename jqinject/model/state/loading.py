@@ -425,13 +425,19 @@ def _other_forms(state: object, index: ModelIndex) -> list[str]:
     source = _forms(ModelIndex(state)) if isinstance(state, nnx.Module) else {}
     problems = []
     for path, form in _forms(index).items():
-        for entry in fields(form):
-            there, own = (getattr(x, entry.name) for x in (source.get(path, form), form))
-            if there != own:
-                problems.append(
-                    f"{place_name(path)}: is frozen with {entry.name}={there}, the model needs {own}"
-                )
+        own, there = _facts(form), _facts(source.get(path, form))
+        problems += [
+            f"{place_name(path)}: is frozen with {name}={there.get(name)}, the model needs {own.get(name)}"
+            for name in {**own, **there}
+            if there.get(name) != own.get(name)
+        ]
     return problems
+
+
+def _facts(form: FrozenForm) -> dict[str, Any]:
+    """What is static in frozen numbers, by name; of their grid, what it consists of."""
+    grid = {entry.name: getattr(form.grid, entry.name) for entry in fields(form.grid)}
+    return {**{entry.name: getattr(form, entry.name) for entry in fields(form)}, "grid": type(form.grid), **grid}
 
 
 def _forms(index: ModelIndex) -> dict[Path, FrozenForm]:
