@@ -437,7 +437,11 @@ def _other_forms(state: object, index: ModelIndex) -> list[str]:
 def _facts(form: FrozenForm) -> dict[str, Any]:
     """What is static in frozen numbers, by name; of their grid, what it consists of."""
     grid = {entry.name: getattr(form.grid, entry.name) for entry in fields(form.grid)}
-    return {**{entry.name: getattr(form, entry.name) for entry in fields(form)}, "grid": type(form.grid), **grid}
+    return {
+        **{entry.name: getattr(form, entry.name) for entry in fields(form)},
+        "grid": type(form.grid),
+        **grid,
+    }
 
 
 def _forms(index: ModelIndex) -> dict[Path, FrozenForm]:
