@@ -23,7 +23,7 @@ from jqinject.nn.base import (
     Results,
     WrongFeaturesError,
     check_features,
-    matrix_geometry,
+    of_matrix,
 )
 from jqinject.nn.base.keywords import (
     QuantEinsumKeywords,
@@ -82,7 +82,6 @@ class QuantLinear(QuantWeightLayer[Out], nnx.Linear):
     """
 
     options = WITH_SCHEME
-    geometry = matrix_geometry
 
     _results: Results[QuantLinear[jax.Array], QuantLinear[AnyQuantTensor]]
 
@@ -90,6 +89,11 @@ class QuantLinear(QuantWeightLayer[Out], nnx.Linear):
         self, in_features: int, out_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantLinearKeywords]
     ) -> None:
         self._init_layer(locals())
+
+    @property
+    def geometry(self) -> LayerGeometry:
+        """A matrix (in, out) is contracted with the last axis of the input."""
+        return of_matrix(self.in_features, self.out_features)
 
 
 @final
@@ -223,7 +227,6 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
 
     returns_accumulator = False
     _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product
-    geometry = matrix_geometry
 
     _results: Results[QuantLoRALinear[jax.Array], QuantLoRALinear[AnyQuantTensor]]
 
@@ -237,6 +240,11 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
         **more: Unpack[QuantLoRALinearKeywords],
     ) -> None:
         self._init_layer(locals())
+
+    @property
+    def geometry(self) -> LayerGeometry:
+        """A matrix (in, out) is contracted with the last axis of the input."""
+        return of_matrix(self.in_features, self.out_features)
 
     def _parent_forward(self, parameter_view: object, inputs: jax.Array, out_sharding: object) -> jax.Array:
         return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)

@@ -436,12 +436,9 @@ def _other_forms(state: object, index: ModelIndex) -> list[str]:
 
 def _facts(form: FrozenForm) -> dict[str, Any]:
     """What is static in frozen numbers, by name; of their grid, what it consists of."""
-    grid = {entry.name: getattr(form.grid, entry.name) for entry in fields(form.grid)}
-    return {
-        **{entry.name: getattr(form, entry.name) for entry in fields(form)},
-        "grid": type(form.grid),
-        **grid,
-    }
+    grid: Any = form.grid
+    facts = {entry.name: getattr(x, entry.name) for x in (form, grid) for entry in fields(x)}
+    return facts | {"grid": type(grid)}
 
 
 def _forms(index: ModelIndex) -> dict[Path, FrozenForm]:

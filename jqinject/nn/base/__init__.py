@@ -9,7 +9,6 @@ from jqinject.nn.base.layer_schemes import SchemeLike as SchemeLike
 from jqinject.nn.base.placed_contraction import ContractingLayer as ContractingLayer
 from jqinject.nn.base.placed_contraction import LayerArrays as LayerArrays
 from jqinject.nn.base.placed_contraction import PlacedContraction as PlacedContraction
-from jqinject.nn.base.placed_contraction import matrix_geometry as matrix_geometry
 from jqinject.nn.base.placed_contraction import of_matrix as of_matrix
 from jqinject.nn.base.quant_layer import Arguments as Arguments
 from jqinject.nn.base.quant_layer import Out as Out

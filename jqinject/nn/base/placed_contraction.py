@@ -213,12 +213,3 @@ def of_matrix(in_features: int, out_features: int) -> LayerGeometry:
         input_channels=(in_features,),
         output_channels=(out_features,),
     )
-
-
-def _of_matrix_layer(layer: Any) -> LayerGeometry:
-    return of_matrix(layer.in_features, layer.out_features)
-
-
-matrix_geometry = property(
-    _of_matrix_layer, doc="A matrix (in, out) is contracted with the last axis of the input."
-)
