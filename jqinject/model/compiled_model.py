@@ -21,8 +21,8 @@ from jqinject.model.walk import listed, place_name
 from jqinject.program import CALL, Call, Method, checked_method, dotted
 from jqinject.program.jaxpr import Body, Equation
 
-HELD = 2
-"""Arguments of the compiled function before those of the call: the arrays that it holds."""
+OWN_ARGUMENTS = 2
+"""How many arguments of the compiled function come before those of the call: the arrays of the model."""
 ARRAYS = (jax.Array, np.ndarray)
 MODES = ("deterministic", "use_running_average")
 """The attributes that `model.eval()` sets."""
@@ -119,7 +119,7 @@ def _options_of(model: nnx.Module, call: Call, donate: Collection[str]) -> dict[
             )
 
     def numbers(chosen: Collection[str]) -> tuple[int, ...]:
-        return tuple(HELD + place for place, name in enumerate(names) if name in chosen)
+        return tuple(OWN_ARGUMENTS + place for place, name in enumerate(names) if name in chosen)
 
     return {
         "static_argnums": numbers(static),

@@ -227,5 +227,4 @@ def test_small_negative_numbers_in_two_levels_are_kept():
     """They are rounded to -0, whose code is nan's in e2m1."""
     x = jnp.full((2, 16), -1e-6).at[0, 0].set(3.0)
     kept = QuantCheckpoint(act_quant=NVFP4TrainingAct)(x)
-    np.testing.assert_allclose(kept[0], jnp.zeros(16).at[0].set(3.0), atol=1e-6)
-    assert bool(jnp.isfinite(kept).all())
+    np.testing.assert_array_equal(kept, jnp.zeros((2, 16)).at[0, 0].set(3.0))

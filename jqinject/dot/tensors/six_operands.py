@@ -29,7 +29,7 @@ from jqinject.dot.tensors.residuals import KeptOperands, floats_of, shaped_like
 from jqinject.ops.observe import mapped_with, summed_like
 from jqinject.ops.packing import LowBitTree
 from jqinject.ops.ste import backward_only, explain_forward_mode, first_order
-from jqinject.quant_tensor import QuantTensor, as_array, on_integers, on_minifloats
+from jqinject.quant_tensor import as_array, is_quantized, on_integers, on_minifloats
 
 ProductName = Literal["fprop", "dgrad", "wgrad"]
 Pair = tuple[LabelledTensor, LabelledTensor]
@@ -256,7 +256,7 @@ def contract_operands(
     of_dgrad, of_wgrad = (None if by.partner is None else by.partner.labels for by in backward)
     stored = (on_minifloats(rhs.tensor) or on_integers(rhs.tensor)) and rhs.tensor.is_stored
     values = lhs.tensor, None if stored else rhs.tensor
-    left, right = (x.carrier if isinstance(x, QuantTensor) else x for x in values)
+    left, right = (x.carrier if is_quantized(x) else x for x in values)
     static = _Static(plan, lhs.labels, rhs.labels, (of_dgrad, of_wgrad), stored)
     operands = KeptOperands(
         _without_value(lhs.tensor),
@@ -271,7 +271,7 @@ def contract_operands(
 
 def _without_value(x: Any) -> Any:
     """What a derivative rule takes of an operand: of a tensor that keeps a payload only this."""
-    return x.without_value() if isinstance(x, QuantTensor) else x
+    return x.without_value() if is_quantized(x) else x
 
 
 def _forward(
