@@ -246,8 +246,10 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
         """A matrix (in, out) is contracted with the last axis of the input."""
         return of_matrix(self.in_features, self.out_features)
 
-    def _contracted(self, x: Any, *operands: Any) -> tuple[jax.Array, jax.Array | None]:
-        y, token = super()._contracted(x, *operands)
+    def _contracted(
+        self, x: Any, weight: Any, bias: Any, grad_quant: Any, out_sharding: object
+    ) -> tuple[jax.Array, jax.Array | None]:
+        y, token = super()._contracted(x, weight, bias, grad_quant, out_sharding)
         return y + self.lora(as_array(x)), token
 
 

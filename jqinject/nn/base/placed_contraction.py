@@ -235,7 +235,7 @@ class StaticContraction(NamedTuple):
 
     layer: type[ContractingLayer]
     contraction: ContractionKind
-    placed: Placement | None
+    placed: Any
     whole_zero_points: bool
     dtype: Any
     preferred_element_type: Any

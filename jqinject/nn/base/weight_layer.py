@@ -317,6 +317,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         if bias is not None:
             by_weight = attributes.get("bias_quant") is not None
             bias = self._quantized_bias(x, None if stored else weight) if by_weight else bias[...]
+        y: Any
         y, token = self._contracted(x, weight, bias, grad_quant, out_sharding)
         if stored and self.return_quant_tensor:
             weight = self._quantized_weight(x)
