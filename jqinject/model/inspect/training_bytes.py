@@ -109,12 +109,14 @@ def _readers(body: Body) -> dict[int, str]:
     return dict.fromkeys((place for place in returned if place is not None), "") | sites
 
 
-def size_of(x: jax.Array | jax.ShapeDtypeStruct) -> int:
+def size_of(x: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> int:
     """Bytes of an array."""
     return math.prod(x.shape) * x.dtype.itemsize
 
 
 FLOAT32 = 4
+State = nnx.State[Any, Any]
+Optimizer = nnx.Optimizer[Any] | optax.GradientTransformation
 LEAVES = (QuantWeightLayer, QuantActLayer, QuantCheckpoint, OpQuantizers, QuantizedOp)
 
 
@@ -232,7 +234,7 @@ def checked_optimizer(optimizer: object) -> None:
 
 
 def training_bytes(
-    model: nnx.Module, call: Call, optimizer: object, sites: Mapping[str, str]
+    model: nnx.Module, call: Call, optimizer: Optimizer, sites: Mapping[str, str]
 ) -> TrainingBytes:
     """Trace a training step, and count its bytes.
 
@@ -273,9 +275,7 @@ def _trained(model: nnx.Module, optimizer: object) -> Any:
     return nnx.LoRAParam if jax.tree.leaves(nnx.state(model, nnx.LoRAParam)) else nnx.Param
 
 
-def _states(
-    optimizer: nnx.Optimizer[Any] | optax.GradientTransformation, trained: nnx.State
-) -> tuple[int, int]:
+def _states(optimizer: Optimizer, trained: State) -> tuple[int, int]:
     """Bytes of an optimizer's states, and with all moments in float32."""
     if isinstance(optimizer, nnx.Optimizer):
         states = nnx.as_pure(optimizer.opt_state)
@@ -325,10 +325,10 @@ class _Steps:
             run: a method of `ObservedRuns` that returns the outputs.
         """
         outputs: list[jax.Array] = []
-        trees: list[jax.tree_util.PyTreeDef] = []
+        trees: list[Any] = []
 
-        def forward(trained: nnx.State, rest: nnx.State, arrays: list[jax.Array]) -> list[jax.Array]:
-            def differentiated(trained: nnx.State) -> list[jax.Array]:
+        def forward(trained: State, rest: State, arrays: list[jax.Array]) -> list[jax.Array]:
+            def differentiated(trained: State) -> list[jax.Array]:
                 # Variables of the trace that differentiates, which the model may write to.
                 state = nnx.merge_state(trained, jax.tree.map(lambda x: x, rest))
                 return [x for x in run(self._runs, state, arrays) if jnp.issubdtype(x.dtype, jnp.floating)]
