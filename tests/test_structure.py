@@ -21,7 +21,7 @@ CODE_LINES = {
     "demo": 356,
     "dot": 4245,
     "export": 673,
-    "formats": 3982,
+    "formats": 3942,
     "inject": 1348,
     "model": 5915,
     "native": 201,
