@@ -109,7 +109,8 @@ def _blocks(
         start = number * size
         if scales == "block" and group_size is not None:
             first = places // group_size * group_size
-            grid = grid.replaced((first >= start) & (first < start + size), measured(working))
+            begins = (first >= start) & (first < start + size)
+            grid = jax.tree.map(partial(jnp.where, begins), measured(working), grid)
         rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
         within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
 

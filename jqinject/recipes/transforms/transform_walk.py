@@ -221,10 +221,6 @@ class Walk(Follower[Labels]):
         """Whether some number of a value has a factor."""
         return slot in self.labels and bool(self.labels[slot].any())
 
-    def is_settled(self, slot: Slot) -> bool:
-        """Whether it is known that a value has no factor."""
-        return slot in self.labels and not self.has(slot)
-
     def is_zero(self, slot: Slot) -> bool:
         """Whether a value is known, and 0: every factor leaves it as it is."""
         return slot in self.flat.unowned and self.flat.is_zero(slot)
