@@ -121,7 +121,7 @@ class ContractionSite:
         """The path of the module that contracts the parameter."""
         return self.operand.rpartition(".")[0]
 
-    def weights(self, parameter: object) -> Any:
+    def weights(self, parameter: Any) -> Any:
         """The numbers of the parameter that are contracted here, as matrices `(stack, rows, columns)`."""
         return self.matrices.weight.matrices(self.places.taken(parameter))
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 from jqinject.program.jaxpr import Equation
 
 Axes = Shape = tuple[int, ...]
+X = TypeVar("X", jax.Array, np.ndarray)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ class Places:
     def _at(self) -> np.ndarray | slice | None:
         return self.scattered if self.start is None else slice(self.start, self.start + self.size)
 
-    def taken(self, parameter: Any) -> Any:
+    def taken(self, parameter: X) -> X:
         """The operand.
 
         Args:
@@ -127,11 +128,11 @@ class Moved:
         axes = (*stack, *rows, *columns)
         return cls(axes, tuple(shape[axis] for axis in axes), (stacked, high, wide))
 
-    def matrices(self, x: Any) -> Any:
+    def matrices(self, x: X) -> X:
         """The array as matrices `(stack, rows, columns)`."""
         return x.transpose(self.axes).reshape(self.sizes)
 
-    def array(self, x: Any) -> Any:
+    def array(self, x: X) -> X:
         """Matrices as the array."""
         back = sorted(range(len(self.axes)), key=self.axes.__getitem__)
         return x.reshape(self.shape).transpose(back)

@@ -143,7 +143,7 @@ class Stream:
         self.quantize_input, self.transform_input = quantize_input, transform_input
         self.parameters: dict[str, jax.Array] = {}
         self.updates, self.on_host = dict(updates or {}), on_host
-        traces: dict[Any, _Traced] = {}
+        traces: dict[object, _Traced] = {}
         self.batches: list[Batch] = []
         for call in calls:
             key = (call.frame, tuple((np.shape(x), np.dtype(x.dtype)) for x in call.arrays))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -187,17 +186,17 @@ def sign_alone(walk: Walk, step: FlatStep) -> None:
             walk.refuse(slot, f"{step.name} compares it with something that is not 0")
 
 
-def along(axes_of: Callable[[Mapping[str, Any]], set[int]], *, removed: bool = False) -> Rule:
+def along(axes_of: Callable[[FlatStep], set[int]], *, removed: bool = False) -> Rule:
     """Operations that mix the numbers along some axes, and commute with a factor that is the same along them.
 
     Args:
-        axes_of: from the equation's parameters to the axes.
+        axes_of: from an operation to the axes.
         removed: whether the result lacks them.
     """
 
     def rule(walk: Walk, step: FlatStep) -> None:
         x, result = step.inputs[0], step.outputs[0]
-        axes = axes_of(step.params)
+        axes = axes_of(step)
         for slot in step.inputs[1:]:
             if not walk.is_zero(slot) and not walk.is_infinite(slot):
                 for refused in (x, result, slot):
@@ -217,14 +216,13 @@ def along(axes_of: Callable[[Mapping[str, Any]], set[int]], *, removed: bool = F
     return rule
 
 
-def _window(params: Mapping[str, Any]) -> set[int]:
-    return {axis for axis, size in enumerate(params["window_dimensions"]) if size > 1} | {
-        axis for axis, size in enumerate(params["window_strides"]) if size > 1
-    }
+def _window(step: FlatStep) -> set[int]:
+    sizes = zip(step.params["window_dimensions"], step.params["window_strides"], strict=True)
+    return {axis for axis, pair in enumerate(sizes) if max(pair) > 1}
 
 
-def _padded(params: Mapping[str, Any]) -> set[int]:
-    return {axis for axis, config in enumerate(params["padding_config"]) if any(config)}
+def _padded(step: FlatStep) -> set[int]:
+    return {axis for axis, config in enumerate(step.params["padding_config"]) if any(config)}
 
 
 RULES: dict[str, Rule] = (
@@ -234,9 +232,9 @@ RULES: dict[str, Rule] = (
     | {"mul": product, "div": quotient}
     | dict.fromkeys(("sign", "gt", "ge", "lt", "le", "eq", "ne"), sign_alone)
     | dict.fromkeys(
-        ("reduce_sum", "reduce_max", "reduce_min"), along(lambda params: set(params["axes"]), removed=True)
+        ("reduce_sum", "reduce_max", "reduce_min"), along(lambda step: {*step.params["axes"]}, removed=True)
     )
-    | dict.fromkeys(("cumsum", "cummax", "cummin"), along(lambda params: {params["axis"]}))
+    | dict.fromkeys(("cumsum", "cummax", "cummin"), along(lambda step: {step.params["axis"]}))
     | dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), along(_window))
     | {"pad": along(_padded)}
     | dict.fromkeys((*MOVES, "concatenate", "stack"), moved)

@@ -205,7 +205,7 @@ class Walk(Follower[Labels]):
     def __init__(
         self,
         flat: FlatProgram,
-        rules: Mapping[str, Callable[[Any, FlatStep], None]],
+        rules: Mapping[str, Callable[[Walk, FlatStep], None]],
         count: int,
         choices: Mapping[Slot, int],
         start: int | None = None,
