@@ -18,8 +18,9 @@ from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.nn.base.layer_schemes import OPS
 from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.nn.base.placed_contraction import promoted, unallocated
 from jqinject.nn.base.slots import is_on
-from jqinject.nn.base.weight_layer import QuantWeightLayer, promoted, unallocated
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram, change_class
 from jqinject.program.class_swap import ClassMixin, derived_class
 
