@@ -20,8 +20,9 @@ from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.nn.base.placed_contraction import promoted, unallocated
 from jqinject.nn.base.slots import is_on
-from jqinject.nn.base.weight_layer import QuantWeightLayer, promoted, unallocated
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, QuantizedProgram, change_class
 from jqinject.program.class_swap import ClassMixin, derived_class
 

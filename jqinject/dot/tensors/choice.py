@@ -189,6 +189,22 @@ def choose(
     )
 
 
+def checked_contraction(where: str, contraction: ContractionKind) -> ContractionKind:
+    """A contraction that a user asked for.
+
+    Args:
+        where: the user's callable, for the error text.
+        contraction: checked.
+
+    Raises:
+        ValueError: it is not one of `ContractionKind`.
+    """
+    if contraction not in KINDS:
+        kinds = ", ".join(map(repr, KINDS))
+        raise ValueError(f"{where}: contraction must be one of {kinds}, got {contraction!r}")
+    return contraction
+
+
 def check_choice(
     choice: ChosenKernel, where: Dimensions | Convolution | Ragged | None, numbers: ContractionKind
 ) -> None:

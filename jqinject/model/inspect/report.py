@@ -342,14 +342,14 @@ def report_of(
     unseen, covered = uncalibrated(ModelIndex(model)), Coverage(sites.rows)
     if not numbers:
         return ContractionReport(tuple(rows.values()), covered, None, unseen, training)
-    measured = measure(sites.weights.model, call, switched, reference)
+    numbers_of, output_sqnr_db = measure(sites.weights.model, call, switched, reference)
     modules = {
         name: rows.get(name, SiteRow(name, layer=type(node).__name__))
         for name, node in _modules(sites).items()
-        if name in rows or name in measured.entries
+        if name in rows or name in numbers_of
     }
-    layers = (replace(row, numbers=measured.entries.get(path)) for path, row in (modules | rows).items())
-    return ContractionReport(tuple(layers), covered, measured.output_sqnr_db, unseen, training)
+    layers = (replace(row, numbers=numbers_of.get(path)) for path, row in (modules | rows).items())
+    return ContractionReport(tuple(layers), covered, output_sqnr_db, unseen, training)
 
 
 def _modules(sites: SiteTable) -> dict[str, nnx.Module]:
