@@ -18,17 +18,15 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.freezing import check_finite, freeze
-from jqinject.model.frozen_weights import freeze_weight
+from jqinject.model.frozen_weights import WeightHolder, freeze_weight
 from jqinject.model.state.checkpoint_entries import problem_of
 from jqinject.model.state.loading import proxies_beside, reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.freeze_layer import frozen_param, numbers_from_host
 from jqinject.proxy import stack_of
 
 STEP = 2**20  # bytes
-WeightHolder = QuantWeightLayer | ParameterSite
 
 
 class FreedMemory:

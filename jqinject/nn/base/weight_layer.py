@@ -117,11 +117,9 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         if arguments.get("scheme") is not None:
             arguments = by_scheme(self, arguments["scheme"], arguments, rngs)
         contraction = arguments.get("contraction", "auto")
-        if contraction != "auto":
-            checked_contraction(type(self).__name__, contraction)
         super()._init_quantizers(arguments, overrides, rngs)
         if contraction != "auto":
-            self.contraction = contraction
+            self.contraction = checked_contraction(type(self).__name__, contraction)
             self._check_function(contraction)
         check_input_for_weight(self)
 
