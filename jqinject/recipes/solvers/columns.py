@@ -24,6 +24,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 def round_columns(
     weights: jax.Array,
     factor: jax.Array,
+    grid: MatrixGrid,
     measure: Measure,
     *,
     block_size: int,
@@ -40,7 +41,8 @@ def round_columns(
     Args:
         weights: `(stack, rows, columns)`, float32.
         factor: `U`, upper triangular, `(stack, columns, columns)`.
-        measure: from matrices to the quantizer's grid.
+        grid: of the weights, with a scale for each number.
+        measure: from matrices to the quantizer's grid, for scales that change.
         block_size: columns in a block.
         scales: when scales are measured.
         group_size: of the quantizer; None for no groups, whose scales are measured with the first block.
@@ -55,7 +57,6 @@ def round_columns(
     more = -columns % size
     if scales == "block" and group_size is None:
         scales = "original"
-    grid = measure(weights).spread(weights.shape)
     working, values, padded = _blocks(
         _padded(weights, more),
         _padded_factor(factor, more),
@@ -68,6 +69,8 @@ def round_columns(
         group_size,
     )
     working, values = working[..., :columns], values[..., :columns]
+    if scales == "original":
+        return values, grid, values
     if scales == "live":
         grid = measure(working).spread(weights.shape)
         return grid.nearest(working), grid, working
@@ -106,7 +109,8 @@ def _blocks(
         start = number * size
         if scales == "block" and group_size is not None:
             first = places // group_size * group_size
-            grid = grid.replaced((first >= start) & (first < start + size), measured(working))
+            begins = (first >= start) & (first < start + size)
+            grid = jax.tree.map(partial(jnp.where, begins), measured(working), grid)
         rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
         within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
 
@@ -169,7 +173,8 @@ class InOrder:
         self.weights, self.original = ordered(weights, order), ordered(problem.original, order)
         self.room = room_of(solver, problem, weights, order)
         self._problem, self._order, self._back = problem, order, jnp.argsort(order, axis=1)
-        self.grid = self.measure(ordered(problem.weights, order))
+        self._fixed = problem.measure(problem.weights)
+        self.grid = self._fixed.spread(weights.shape).ordered(order)
 
     def measure(self, working: jax.Array) -> MatrixGrid:
         """The quantizer's grid of matrices in this order."""
@@ -178,7 +183,10 @@ class InOrder:
 
     def solution(self, values: jax.Array, grid: MatrixGrid, working: jax.Array) -> Solution:
         """The solution in the problem's order, of arrays in this one."""
-        grid, values, working = jax.tree.map(lambda x: ordered(x, self._back), (grid, values, working))
+        # An array for each number is not stored where fewer scales, or the values themselves, say the same.
+        grid = self._fixed if grid is self.grid else grid.ordered(self._back)
+        last, values = values, ordered(values, self._back)
+        working = values if working is last else ordered(working, self._back)
         return Solution(values, grid.scale, grid.zero_point, working, complete=self.room is not None)
 
 

@@ -127,11 +127,12 @@ class GPTQ:
         check_factor(factor, self.damping)
         columns = InOrder(self, problem, weights, order)
         # Scales that do not change belong to the weights as they were given, dead inputs and all.
-        measure = (lambda _: columns.grid) if self.scales == "original" else columns.measure
+        grid = columns.grid if self.scales == "original" else columns.measure(columns.weights)
         rounded = round_columns(
             columns.weights,
             factor,
-            measure,
+            grid,
+            columns.measure,
             block_size=self.block_size,
             scales=self.scales,
             group_size=problem.group_size,
@@ -326,7 +327,7 @@ class Qronos:
         check_factor(factor, self.damping)
         after, left = grid.columns(slice(1, None)), None if room is None else room.after(1)
         values, _, _ = round_columns(
-            corrected, factor, lambda _: after, block_size=self.block_size, room=left
+            corrected, factor, after, columns.measure, block_size=self.block_size, room=left
         )
         values, working = (jnp.concatenate([x, values], axis=-1) for x in (head, first))
         return columns.solution(values, grid, working)

@@ -202,10 +202,6 @@ class MatrixGrid:
         """
         return jax.tree.map(lambda x: x[..., at], self)
 
-    def replaced(self, where: jax.Array, grid: MatrixGrid) -> MatrixGrid:
-        """The grid with the scales and zero points of another one in some columns; both are for each number."""
-        return jax.tree.map(partial(jnp.where, where), grid, self)
-
     def ordered(self, order: jax.Array) -> MatrixGrid:
         """The grid with its columns in another order; scales are for each number.
 

@@ -51,8 +51,7 @@ class _Traced:
         for index in range(self.at, end):
             step = self.flat.steps[index]
             if step.outputs and step.outputs[0] in self.flat.fixed:
-                results = step.run(*(self.fixed[slot] for slot in step.inputs))
-                self.fixed.update(zip(step.outputs, results, strict=True))
+                self.flat.evaluated(step.outputs[0], self.fixed)
             else:
                 for batch in self.batches:
                     batch.run(step)

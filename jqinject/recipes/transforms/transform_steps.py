@@ -157,7 +157,8 @@ def product(walk: Walk, step: FlatStep) -> None:
         carrier = having[0]
         walk.give(result, walk.labels[carrier])
     elif walk.has(result):
-        able = [slot for slot in operands if slot not in walk.flat.unowned and not walk.is_settled(slot)]
+        # An operand that has labels, and they are 0, is known to have no factor.
+        able = [slot for slot in operands if slot not in walk.flat.unowned and slot not in walk.labels]
         able.sort(key=lambda slot: not walk.flat.owned(slot))
         if not able:
             return walk.refuse(result, "neither operand of a product can have the factors")

@@ -221,10 +221,6 @@ class Walk(Follower[Labels]):
         """Whether some number of a value has a factor."""
         return slot in self.labels and bool(self.labels[slot].any())
 
-    def is_settled(self, slot: Slot) -> bool:
-        """Whether it is known that a value has no factor."""
-        return slot in self.labels and not self.has(slot)
-
     def is_zero(self, slot: Slot) -> bool:
         """Whether a value is known, and 0: every factor leaves it as it is."""
         return slot in self.flat.unowned and self.flat.is_zero(slot)
@@ -233,13 +229,12 @@ class Walk(Follower[Labels]):
         """Whether a value is known, and infinite: every factor leaves it as it is."""
         return slot in self.flat.unowned and bool(np.all(np.isinf(np.asarray(self.flat.value(slot)))))
 
-    def give(self, slot: Slot, labels: Labels, where: np.ndarray | bool = True, why: str = "") -> None:
+    def give(self, slot: Slot, labels: Labels, where: np.ndarray | bool = True) -> None:
         """Say which labels a value has.
 
         Args:
             labels: broadcasting to the value.
             where: the numbers that they are for; others stay, as far as nothing else is known.
-            why: what asks for it, for the report.
         """
         shape = self.flat.shapes[slot]
         if labels.ndim != len(shape):
@@ -257,7 +252,7 @@ class Walk(Follower[Labels]):
                 self._waiting.append(slot)
             return
         if self.channels.join(before, np.where(where, labels, before)):
-            self.reasons.append(why or "values with different factors are added, or one has two factors")
+            self.reasons.append("values with different factors are added, or one has two factors")
 
     def refuse(self, slot: Slot, why: str) -> None:
         """The factors of a value must be 1."""

@@ -90,14 +90,13 @@ def _region_of(flat: FlatProgram, site: ContractionSite) -> TurnedRegion | str:
     if not contracted:
         return f"{site.operation} is not followed"
     axis = contracted[-1]
-    block, tried = flat.shapes[site.activation][axis], set[int]()
+    block = flat.shapes[site.activation][axis]
     while True:
-        tried.add(block)
         try:
             return _Turning(flat, site.activation, Turned(axis, block)).region
         except Refused as refused:
             why = refused.args[0]
-            if not isinstance(why, CutBlocks) or why.size in tried or why.size < 2:
+            if not isinstance(why, CutBlocks) or why.size < 2:
                 return str(why)
             block = why.size
 
