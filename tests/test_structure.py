@@ -29,7 +29,7 @@ CODE_LINES = {
     "odml": 347,
     "ops": 1639,
     "optim": 287,
-    "program": 3405,
+    "program": 3377,
     "proxy": 891,
     "quant": 1779,
     "quant_tensor": 1170,
