@@ -29,7 +29,7 @@ CODE_LINES = {
     "odml": 347,
     "ops": 1641,
     "optim": 287,
-    "program": 3392,
+    "program": 3377,
     "proxy": 901,
     "quant": 1779,
     "quant_tensor": 1170,
