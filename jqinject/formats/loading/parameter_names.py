@@ -84,7 +84,9 @@ class Name:
         """
         of_all = {place: f"{{{place}}}" for place in PLACE.findall(" ".join(self.files))} | {**texts}
         files, models = (
-            side.format(**of_all) if isinstance(side, str) else tuple(one.format(**of_all) for one in side)
+            side.format(**of_all)
+            if isinstance(side, str)
+            else tuple(pattern.format(**of_all) for pattern in side)
             for side in (self.file, self.model)
         )
         return replace(self, file=files, model=models)
