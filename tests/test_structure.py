@@ -21,7 +21,7 @@ CODE_LINES = {
     "demo": 356,
     "dot": 4236,
     "export": 673,
-    "formats": 3942,
+    "formats": 3937,
     "inject": 1348,
     "model": 5689,
     "native": 201,
