@@ -263,12 +263,13 @@ def bit_width(value: object, where: str, *, least: int = 1) -> int:
         ValueError: when it is not in `least` .. 32.
     """
     try:
-        return between(least, 32, integer)(value, where, "bit_width")
+        return _BITS[least](value, where, "bit_width")
     except TypeError as error:
         cure = "Write bit_width = 8; for a learned bit width use BitWidthParameter."
         raise TypeError(f"{error} {cure}") from None
 
 
+_BITS = {least: between(least, 32, integer) for least in (1, 2)}
 _OF_STEPS = (
     ": the scale is made from the statistics of that many training steps. For a scale without statistics use "
     "ParameterScaling."
@@ -298,7 +299,7 @@ def shape(value: object, where: str, name: str) -> tuple[int, ...]:
         ValueError: when a size is negative.
     """
     sizes = integers(value, where, name)
-    if any(size < 0 for size in sizes):
+    if min(sizes, default=0) < 0:
         raise ValueError(f"{where}: {name} has a negative size: {sizes}.")
     return sizes
 

@@ -12,6 +12,7 @@ from jqinject.inject.links import this as this
 from jqinject.inject.names import check_declarations as check_declarations
 from jqinject.inject.names import declared_names as declared_names
 from jqinject.inject.names import requested_names as requested_names
+from jqinject.inject.names import unasked_names as unasked_names
 from jqinject.inject.overrides import check_lets as check_lets
 from jqinject.inject.overrides import check_overrides as check_overrides
 from jqinject.inject.resolver import resolve as resolve

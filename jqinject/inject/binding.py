@@ -1,13 +1,16 @@
 """`Binding`: an injector and its overrides as one frozen value, fit for the static part of a module."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, TypeVar, final
+from weakref import WeakValueDictionary
 
 from jqinject.inject.injector import InjectorMeta
-from jqinject.inject.keys import injector_key, snapshot
+from jqinject.inject.keys import injector_key, key_of, snapshot
 from jqinject.inject.resolver import resolve
 from jqinject.inject.show import brief
+
+_Fact = TypeVar("_Fact")
 
 
 @final
@@ -39,7 +42,8 @@ class Binding:
         DependencyError: an override that no injector may declare.
     """
 
-    __slots__ = ("__weakref__", "_hash", "_key", "base", "injector", "overridden", "overrides")
+    _derived: WeakValueDictionary[Hashable, "Binding"]
+    _facts: dict[Callable[[Any], object], Any]
     _hash: int
     _key: Hashable
     base: Any
@@ -53,20 +57,27 @@ class Binding:
                 "a binding takes an injector (a class that derives from ExtendedInjector), got "
                 f"{brief(injector)}"
             )
-        overrides_by_name = dict(overrides or {})
-        for name, value in overrides_by_name.items():
-            overrides_by_name[name] = snapshot(value)
+        overrides_by_name = {name: snapshot(value) for name, value in (overrides or {}).items()}
         applied = injector.let(**overrides_by_name) if overrides_by_name else injector
         key = injector_key(applied)
-        for name, value in (
-            ("base", injector),
-            ("overrides", MappingProxyType(overrides_by_name)),
-            ("injector", applied),
-            ("overridden", MappingProxyType(applied.__overrides__)),
-            ("_key", key),
-            ("_hash", hash(key)),
-        ):
-            object.__setattr__(self, name, value)
+        named, overridden = map(MappingProxyType, (overrides_by_name, applied.__overrides__))
+        vars(self).update(base=injector, overrides=named, injector=applied, overridden=overridden)
+        vars(self).update(_key=key, _hash=hash(key), _facts={}, _derived=WeakValueDictionary())
+
+    @classmethod
+    def of(cls, injector: Any) -> "Binding":
+        """The binding of an injector without overrides: one object, remembered by the injector."""
+        binding = injector.__binding__ if isinstance(injector, InjectorMeta) else None
+        if binding is None:
+            binding = cls(injector)
+            type.__setattr__(injector, "__binding__", binding)
+        return binding
+
+    def once(self, function: Callable[[Any], _Fact]) -> _Fact:
+        """What a function of a module returns for `injector`: computed at the first call, then remembered."""
+        if function not in self._facts:
+            self._facts[function] = function(self.injector)
+        return self._facts[function]
 
     def resolve(self, name: str, /, *, trace: set[str] | None = None, **names: object) -> Any:
         """The result of a name, with more names given for this access (see `jqinject.inject.resolve`)."""
@@ -77,8 +88,12 @@ class Binding:
         return name in self.injector.__dependencies__
 
     def let(self, **overrides: object) -> "Binding":
-        """A binding with more overrides; the new ones win."""
-        return Binding(self.base, {**self.overrides, **overrides})
+        """A binding with more overrides; the new ones win. Equal overrides give the same object, while it lives."""
+        key = frozenset((name, key_of(value)) for name, value in overrides.items())
+        derived = self._derived.get(key)
+        if derived is None:
+            derived = self._derived[key] = Binding(self.base, {**self.overrides, **overrides})
+        return derived
 
     def __eq__(self, other: object) -> bool:
         if self is other:

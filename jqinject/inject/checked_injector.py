@@ -2,12 +2,10 @@
 
 import copyreg
 from typing import Any
-from weakref import WeakSet
 
+from jqinject.inject.binding import Binding
 from jqinject.inject.injector import ExtendedInjector, InjectorMeta, reduced
 from jqinject.inject.overrides import check_lets
-
-_CHECKED: "WeakSet[CheckedInjectorMeta]" = WeakSet()  # classes never change, so once is enough
 
 
 class CheckedInjectorMeta(InjectorMeta):
@@ -32,10 +30,13 @@ class CheckedInjectorMeta(InjectorMeta):
 
     def __getattr__(cls, attrname: str) -> Any:
         result = super().__getattr__(attrname)
-        if attrname in cls.__assembles__ and cls not in _CHECKED:
-            check_lets(cls, cls.__assembles__)
-            _CHECKED.add(cls)
+        if attrname in cls.__assembles__:
+            Binding.of(cls).once(_check_assembled)
         return result
+
+
+def _check_assembled(injector: CheckedInjectorMeta) -> None:
+    check_lets(injector, injector.__assembles__)
 
 
 copyreg.pickle(CheckedInjectorMeta, reduced)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from jqinject.inject.binding import Binding
 from jqinject.inject.dependencies_library import DependencyError
 from jqinject.inject.errors import did_you_mean, lines
 from jqinject.inject.injector import InjectorMeta
-from jqinject.inject.links import PARENT, show, steps_of
+from jqinject.inject.links import PARENT, show
 from jqinject.inject.names import asked_at
 from jqinject.inject.resolver import Resolution, Scope, rewired, scope_of
 from jqinject.inject.show import brief
@@ -279,13 +279,12 @@ class _Explainer:
             following = rewired(name, result)
         except Exception as error:
             return Node(name, "computed", None, origin, (), via, f"{type(error).__name__}: {error}")
-        if following is None:
+        if following.kind == "PLAIN":
             return Node(name, "computed", result, origin, (), via)
         return self._wired(scope, name, following, origin, path, via)
 
     def _link(self, scope: Scope, name: str, spec: Spec, origin: Origin, path: Path, via: Nodes) -> Node:
-        steps = steps_of(spec.target)
-        where, rest = scope, list(steps)
+        where, rest = scope, list(spec.target.__expression__)
         while rest[0] == PARENT:
             if where.outer is None:
                 text = f"{show(spec.target)} climbs out of {where.title}, which is not nested in another"

@@ -38,7 +38,7 @@ class ValueFunction(Value):
     """
 
     __function__: Callable[..., Any]
-    choices: tuple[type, ...] = ()
+    choices: tuple[type, ...] | None = None
 
     def __init__(self, function: Callable[..., object]) -> None:
         function = function.__func__ if isinstance(function, staticmethod) else function
@@ -71,10 +71,11 @@ else:
 
 
 def choices(*classes: type) -> Callable[[Callable[..., Any]], Any]:
-    """Declare which component classes a `@value` function may return, so that their argument names are known.
+    """Declare that a `@value` function only chooses, and among which component classes.
 
-    Only the check of overrides depends on it: a name that only one of these classes asks for is then known,
-    whichever branch is taken.
+    The check of overrides depends on the classes: a name that only one of them asks for is then known, whichever
+    branch is taken. What is chosen depends on the arguments alone. Where these are plain names of the injector, the
+    function is called once for the injector, not at every access.
 
     >>> class Wide:
     ...     def __init__(self, margin=0): ...

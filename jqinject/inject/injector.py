@@ -39,6 +39,8 @@ _NOTHING_DECLARED: dict[str, object] = {
     "__overrides__": {},
     "__around__": (),
     "__deciders__": (),
+    "__chosen__": {},
+    "__binding__": None,
 }
 
 _HIDDEN = {*_NOTHING_DECLARED, "__wrapped__", "_subs_tree"}
@@ -51,11 +53,14 @@ class InjectorMeta(InjectorType):
     __declared__: Mapping[str, Spec]
     __defaults__: bool
     __made_by__: tuple[Any, ...]
+    # The names that `let` redeclared on top of class statements, with the last value of each.
     __overrides__: Mapping[str, object]
-    """The names that `let` redeclared on top of class statements, with the last value of each."""
     __around__: tuple["InjectorMeta", Mapping[str, object]] | tuple[()]
+    # The injectors that this one consists of: the first that declares a name decides it.
     __deciders__: Sequence["InjectorMeta"]
-    """The injectors that this one consists of: the first that declares a name decides it."""
+    # What functions of `@choices` selected from its plain names, and its `Binding` without overrides: both remembered.
+    __chosen__: dict[str, Spec]
+    __binding__: Any
 
     def __new__(
         mcs, class_name: str, bases: tuple[type, ...], namespace: dict[str, object], *, defaults: bool = False
@@ -67,7 +72,7 @@ class InjectorMeta(InjectorType):
         own = {name: namespace[name] for name in namespace if name not in _PYTHONS_OWN}
         _check_names(class_name, own)
         declared = {name: spec_of(name, dependency) for name, dependency in own.items()}
-        facts = {**_NOTHING_DECLARED, "__declared__": declared, "__defaults__": defaults}
+        facts = {**_NOTHING_DECLARED, "__declared__": declared, "__defaults__": defaults, "__chosen__": {}}
         cls = type.__new__(mcs, class_name, bases, {**python_names, **facts})
         injectors = [base for base in cls.__mro__ if isinstance(base, InjectorMeta)]
         deciders = sorted(injectors, key=lambda base: base.__defaults__)
@@ -199,6 +204,7 @@ def nest(cls: InjectorMeta, outer: InjectorMeta, names: dict[str, object]) -> An
     """The nested injector `cls` with `outer` around it."""
     nested = _make((cls,), ("nested", cls, outer, names), cls.__overrides__)
     type.__setattr__(nested, "__around__", (outer, names))
+    type.__setattr__(nested, "__chosen__", cls.__chosen__)
     return nested
 
 

@@ -24,7 +24,6 @@ import numpy as np
 from jqinject.inject.arrays import ArrayLike
 from jqinject.inject.dependencies_library import This, Value
 from jqinject.inject.injector import InjectorMeta
-from jqinject.inject.links import steps_of
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -137,7 +136,7 @@ _TABLE: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
     ((set, frozenset), _set),
     (Mapping, _mapping),
     (slice, lambda value: (slice, key_of((value.start, value.stop, value.step)))),
-    (This, lambda value: (This, key_of(steps_of(value)))),
+    (This, lambda value: (This, key_of(value.__expression__))),
     (Value, lambda value: (Value, Same(value.__function__))),
     (types.MethodType, lambda value: (types.MethodType, Same(value.__self__), Same(value.__func__))),
     (

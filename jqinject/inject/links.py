@@ -37,7 +37,7 @@ class Link(This):
         raise TypeError(f"{self!r} is a link, not a sequence: it is followed when the injector is resolved")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, This) and steps_of(self) == steps_of(other)
+        return isinstance(other, This) and self.__expression__ == other.__expression__
 
     def __hash__(self) -> int:
         return hash(tuple(repr(step) for step in self.__expression__))
@@ -55,18 +55,13 @@ else:
     this = Link(())
 
 
-def steps_of(link: This) -> tuple[Step, ...]:
-    """The path of a link, also of one made by the `dependencies` library itself."""
-    return link.__expression__
-
-
 def show(link: This) -> str:
     """A link as it is written.
 
     >>> show((this << 1).scale["k"])
     "(this << 1).scale['k']"
     """
-    steps = steps_of(link)
+    steps = link.__expression__
     climbed = sum(1 for step in steps if step == PARENT)
     start = f"(this << {climbed})" if climbed else "this"
     rest = (f".{symbol}" if kind == "." else f"[{symbol!r}]" for kind, symbol in steps[climbed:])
@@ -75,7 +70,7 @@ def show(link: This) -> str:
 
 def check_link(where: str, link: This) -> None:
     """Refuse a link that names nothing: bare `this`, bare `this << 1`, or an item that is not a name."""
-    for step in steps_of(link):
+    for step in link.__expression__:
         if step == PARENT:
             continue
         if not isinstance(step[1], str):

@@ -1,11 +1,12 @@
 """The names that an injector knows, and the check of those that its classes declare."""
 
+from collections import Counter
 from collections.abc import Set
 
 from jqinject.inject.arguments import arguments_of_class, arguments_of_function
 from jqinject.inject.errors import lines, misspelling_of
 from jqinject.inject.functions import ValueFunction
-from jqinject.inject.links import PARENT, steps_of
+from jqinject.inject.links import PARENT
 from jqinject.inject.specs import InjectorClass, Spec
 
 _LIBRARY = __name__.partition(".")[0]
@@ -55,7 +56,7 @@ def asked_at(injector: InjectorClass, depth: int) -> frozenset[str]:
 
 
 def _pointed_at(spec: Spec, depth: int) -> set[str]:
-    steps = steps_of(spec.target)
+    steps = spec.target.__expression__
     climbed = sum(1 for step in steps if step == PARENT)
     return {steps[climbed][1]} if climbed == depth else set()
 
@@ -68,7 +69,7 @@ def arguments_asked(spec: Spec) -> set[str]:
         return set()
     requested = set(arguments_of_function(spec.target).names)
     if isinstance(spec.declared, ValueFunction):
-        for cls in spec.declared.choices:
+        for cls in spec.declared.choices or ():
             requested.update(arguments_of_class(cls).names)
     return requested
 
@@ -94,37 +95,30 @@ def check_declarations(injector: InjectorClass, *, also_requested: Set[str] = fr
     Raises:
         TypeError: names every such declaration, with the known name that it resembles.
     """
-    doubtful: dict[str, InjectorClass] = {}
-    for cls in injector.__deciders__:
-        if cls.__made_by__ or cls.__module__.partition(".")[0] != _LIBRARY:
-            for name in cls.__declared__:
-                if name not in also_requested and _stands_once(name, injector):
-                    doubtful[name] = cls
-    if not doubtful:
-        return
-    requested = asked_at(injector, depth=0) | also_requested
-    meant = {
-        name: misspelling_of(name, requested | _declared_behind(injector, cls))
-        for name, cls in doubtful.items()
-        if name not in requested
-    }
-    texts = [
-        lines(
-            f"{doubtful[name].__name__} declares {name!r}, which would have no effect: nothing asks for it",
-            f"did you mean {near!r}?",
-        )
-        for name, near in meant.items()
-        if near
-    ]
+    texts: list[str] = []
+    for name in sorted(unasked_names(injector) - also_requested):
+        index, cls = next((i, c) for i, c in enumerate(injector.__deciders__) if name in c.__declared__)
+        behind = {
+            overridden
+            for decider in injector.__deciders__[index + 1 :]
+            for overridden in decider.__declared__
+        }
+        near = misspelling_of(name, asked_at(injector, depth=0) | also_requested | behind)
+        if near:
+            what = f"{cls.__name__} declares {name!r}, which would have no effect: nothing asks for it"
+            texts.append(lines(what, f"did you mean {near!r}?"))
     if texts:
         raise TypeError("\n".join(texts))
 
 
-def _declared_behind(injector: InjectorClass, cls: InjectorClass) -> set[str]:
-    """The names that the classes after `cls` declare, which it may override."""
-    deciders = injector.__deciders__
-    return {name for decider in deciders[deciders.index(cls) + 1 :] for name in decider.__declared__}
-
-
-def _stands_once(name: str, injector: InjectorClass) -> bool:
-    return sum(name in cls.__declared__ for cls in injector.__deciders__) == 1
+def unasked_names(injector: InjectorClass) -> frozenset[str]:
+    """The names that one class alone declares, not one of this library's, and that no declaration asks for."""
+    declared = Counter(name for cls in injector.__deciders__ for name in cls.__declared__)
+    own = {
+        name
+        for cls in injector.__deciders__
+        if cls.__made_by__ or cls.__module__.partition(".")[0] != _LIBRARY
+        for name in cls.__declared__
+        if declared[name] == 1
+    }
+    return frozenset(own - asked_at(injector, depth=0)) if own else frozenset()

@@ -236,6 +236,6 @@ def _who_asks(injector: InjectorClass, name: str) -> str:
 
 def _classes_asking(spec: Spec, name: str) -> set[str]:
     """The declared component, or those that a function chooses from, if they ask for a name."""
-    chosen = spec.declared.choices if isinstance(spec.declared, ValueFunction) else ()
+    chosen = (spec.declared.choices or ()) if isinstance(spec.declared, ValueFunction) else ()
     classes = chosen if spec.kind == "FUNCTION" else (spec.target,)
     return {cls.__name__ for cls in classes if name in arguments_of_class(cls).names}

@@ -1,8 +1,9 @@
 """Resolution: from a declared name to the object, in one pass that only changes its own scratch space.
 
 A `Resolution` is one access. It holds a `Scope` for the injector (and one for every nested injector entered);
-a scope remembers what was built in this access, so that all consumers of a name share it. Injectors and specs
-are only read, so any number of threads resolve at once, and no lock is held while components are built.
+a scope remembers what was built in this access, so that all consumers of a name share it. Declarations are only
+read, so any number of threads resolve at once, and no lock is held while components are built. What `@choices` chose
+from plain names is remembered for the injector: every access would choose the same.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from typing import Any, Final, cast
 from jqinject.inject.arguments import Arguments
 from jqinject.inject.dependencies_library import DependencyError, InjectorType, This
 from jqinject.inject.errors import MissingNameError, did_you_mean, lines
-from jqinject.inject.links import PARENT, Step, check_link, show, steps_of
+from jqinject.inject.functions import ValueFunction
+from jqinject.inject.links import PARENT, Step, check_link, show
 from jqinject.inject.names import asked_at
 from jqinject.inject.specs import InjectorClass, Spec, is_component, is_ours, spec_of
 
@@ -23,7 +25,6 @@ class _Mark:
 
 _ABSENT: Final = _Mark()
 _BUILDING: Final = _Mark()
-SELF: Final = "__self__"
 
 
 class Scope:
@@ -102,6 +103,11 @@ class Resolution:
         spec = scope.specs.get(name)
         if spec is None:
             raise self._missing(scope, name)
+        chosen = scope.injector.__chosen__.get(name)
+        if chosen is not None and spec.kind == "FUNCTION" and chosen.read.isdisjoint(scope.given):
+            spec = chosen
+            if self.trace is not None and scope is self.root:
+                self.trace |= chosen.read
         if spec.kind == "PLAIN":
             return spec.target
         frame = ResolvedName(scope, name, spec)
@@ -129,10 +135,29 @@ class Resolution:
                 self._trace_nested(scope, spec.target)
                 return spec.target.__nested__(scope.injector, scope.given)
             result = self._call(scope, spec)
+            chooses = isinstance(spec.declared, ValueFunction) and spec.declared.choices is not None
+            if not (chooses or isinstance(result, type | This)):
+                return result
             following = rewired(name, result)
-            if following is None:
+            if chooses:
+                self._remember(scope, name, spec.arguments.names, following)
+            if following.kind == "PLAIN":
                 return result
             spec = following
+
+    def _remember(self, scope: Scope, name: str, arguments: tuple[str, ...], chosen: Spec) -> None:
+        """Remember what a function of `@choices` chose, if every access of the injector would choose it."""
+        read, choices = {*arguments}, scope.injector.__chosen__
+        for argument in arguments:
+            declared = scope.specs.get(argument)
+            if declared is not None and declared.kind != "PLAIN":
+                before = choices.get(argument)
+                if declared.kind != "FUNCTION" or before is None or before.kind != "PLAIN":
+                    return
+                read |= before.read
+        if read.isdisjoint(scope.given):
+            chosen.read = frozenset(read)
+            choices[name] = chosen
 
     def _trace_nested(self, scope: Scope, injector: InjectorClass) -> None:
         """Count everything that a handed-out injector points to as read: it may be read at any time."""
@@ -150,7 +175,7 @@ class Resolution:
             raise DependencyError(lines(str(error), f"needed by: {self.chain()}")) from None
         values = self.arguments(scope, arguments) if arguments.named else {}
         try:
-            return arguments.call(spec.target, values)
+            return arguments.call(spec.target, values) if arguments.positional else spec.target(**values)
         except Exception as error:
             error.add_note(f"while building {self.chain()} in the injector {scope.title}")
             raise
@@ -175,7 +200,7 @@ class Resolution:
 
     def follow(self, scope: Scope, link: This) -> Any:
         """The target of a link. Steps into nested injectors stay in this access, so that everything is shared."""
-        where = self._enter(scope, steps_of(link))
+        where = self._enter(scope, link.__expression__)
         if isinstance(where, Scope):
             outer = where.outer
             if outer is not None:
@@ -200,14 +225,16 @@ class Resolution:
         where: Any = scope
         while rest:
             kind, symbol = rest.pop(0)
-            inside = isinstance(where, Scope)
-            where = self._name(where, symbol, bool(rest)) if inside else self._read(where, kind, symbol)
+            if not isinstance(where, Scope):
+                where = self._read(where, kind, symbol)
+            else:
+                where = self._entered(where, symbol) if rest else self.get(where, symbol)
         return where
 
-    def _name(self, scope: Scope, name: str, more: bool) -> Any:
-        """A name on a link's path; nested injectors and links on the way are entered, not read."""
+    def _entered(self, scope: Scope, name: str) -> Any:
+        """A name on the way of a link; nested injectors and links are entered, not read."""
         spec = scope.specs.get(name)
-        if not more or spec is None or spec.kind not in ("NESTED", "LINK"):
+        if spec is None or spec.kind not in ("NESTED", "LINK"):
             return self.get(scope, name)
         if self.trace is not None and scope is self.root:
             self.trace.add(name)
@@ -219,7 +246,7 @@ class Resolution:
         self.path.append(ResolvedName(scope, name, spec))
         scope.cache[name] = _BUILDING
         try:
-            return self._enter(scope, steps_of(spec.target))
+            return self._enter(scope, spec.target.__expression__)
         finally:
             self.path.pop()
             del scope.cache[name]
@@ -270,14 +297,14 @@ class Resolution:
         return f"{declare}, or give it for one access: {access}"
 
 
-def rewired(name: str, result: object) -> Spec | None:
-    """The spec of a `@value` function's result, if that is a component or a link."""
-    if isinstance(result, type):
-        return Spec("COMPONENT", result, result) if is_component(name, result) else None
+def rewired(name: str, result: object) -> Spec:
+    """Classify the result of a `@value` function: a component, a link, or a plain value."""
+    if isinstance(result, type) and is_component(name, result):
+        return Spec("COMPONENT", result, result)
     if isinstance(result, This):
         check_link(f"what @value {name!r} returned", result)
         return Spec("LINK", result, result)
-    return None
+    return Spec("PLAIN", result, result)
 
 
 def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **names: object) -> Any:
@@ -302,11 +329,5 @@ def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **nam
     Raises:
         DependencyError: a missing name or a circle; an exception of a component keeps its own type.
     """
-    if name not in names and isinstance(injector, InjectorType) and is_ours(cast(Any, injector)):
-        declared: Spec | None = cast(Any, injector).__dependencies__.get(name)
-        if declared is not None and declared.kind == "PLAIN":  # most names, of which nothing is built
-            if trace is not None:
-                trace.add(name)
-            return declared.target
     root = scope_of(injector, names)
     return Resolution(root, trace).get(root, name)

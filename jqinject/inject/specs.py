@@ -15,6 +15,7 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -34,35 +35,36 @@ from jqinject.inject.links import check_link
 Kind = Literal["PLAIN", "COMPONENT", "FUNCTION", "LINK", "NESTED"]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Spec:
-    """A declaration, classified once; never changed afterwards (the arguments are only remembered)."""
+    """A declaration, classified once.
+
+    Attributes:
+        kind: see the table of this module.
+        target: the object: a value, a class, a function, a link or an injector.
+        declared: the declaration itself.
+        read: the names from which `@choices` chose it, itself aside.
+    """
 
     kind: Kind
     target: Any
     declared: Any
-    _arguments: Arguments | None = None
+    read: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def arguments(self) -> Arguments:
         """The names that the component or function asks for.
 
         Raises:
             DependencyError: it cannot be wired by name.
         """
-        arguments = self._arguments
-        if arguments is None:
-            if self.kind == "COMPONENT":
-                arguments = arguments_of_class(self.target)
-                if arguments.refused:
-                    raise DependencyError(
-                        f"component {self.target.__qualname__} cannot be wired: {arguments.refused}"
-                    )
-            elif self.kind == "FUNCTION":
-                arguments = arguments_of_function(self.target)
-            else:
-                arguments = Arguments()
-            self._arguments = arguments
+        if self.kind == "FUNCTION":
+            return arguments_of_function(self.target)
+        arguments = arguments_of_class(self.target) if self.kind == "COMPONENT" else Arguments()
+        if arguments.refused:
+            raise DependencyError(
+                f"component {self.target.__qualname__} cannot be wired: {arguments.refused}"
+            )
         return arguments
 
 
@@ -76,6 +78,7 @@ class InjectorClass(Protocol):
         __made_by__: the call that made it (`"let"`, `"and"` or `"nested"`, with the arguments); empty for a statement.
         __overrides__: the names that `let` redeclared, with the last value of each.
         __around__: the injector that it is nested in and the names passed there; empty if it is not nested.
+        __chosen__: what functions of `@choices` selected from its plain names, as far as any was read.
     """
 
     @property
@@ -90,6 +93,8 @@ class InjectorClass(Protocol):
     def __made_by__(self) -> tuple[Any, ...]: ...
     @property
     def __overrides__(self) -> Mapping[str, object]: ...
+    @property
+    def __chosen__(self) -> dict[str, Spec]: ...
 
 
 def spec_of(name: str, declared: object) -> Spec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -143,6 +144,9 @@ def map_stack(
 ) -> Any:
     """`function(layers, rngs)` for every layer of a stack; the arrays of its results are stacked alike.
 
+    A stack is built layer by layer (`nnx.vmap`, `nnx.split_rngs`), and so are its quantizers (`build_stacked`): all
+    their Variables have its leading axes.
+
     Args:
         function: of unstacked layers; returns a pytree.
         layers: the stacked layers.
@@ -158,20 +162,8 @@ def map_stack(
 
     mapped: Callable[[Any], Any] = of_one
     for size in reversed(sizes):
-        mapped = _over_leading_axis(mapped, size, one_by_one)
+        mapped = partial(jax.lax.map, mapped) if one_by_one else jax.vmap(mapped, axis_size=size)
     return mapped(state)
-
-
-def _over_leading_axis(function: Callable[[Any], Any], size: int, one_by_one: bool) -> Callable[[Any], Any]:
-    def axis_of(leaf: Any) -> int | None:
-        return 0 if leaf.ndim and leaf.shape[0] == size else None
-
-    def at(state: nnx.State[Any, Any], i: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf if axis_of(leaf) is None else leaf[i], state)
-
-    if one_by_one:
-        return lambda state: jax.lax.map(lambda i: function(at(state, i)), jnp.arange(size))
-    return lambda state: jax.vmap(function, in_axes=(jax.tree.map(axis_of, state),), axis_size=size)(state)
 
 
 def borrowed_paths(

@@ -35,6 +35,7 @@ from jqinject.inject import (
     check_declarations,
     reach_of,
     requested_names,
+    unasked_names,
 )
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
@@ -104,11 +105,11 @@ class QuantProxyFromInjector(Answers):
         where: tuple[str, str] = ("", ""),
         stack: tuple[int, ...] = (),
     ) -> None:
-        binding = injector if isinstance(injector, Binding) else Binding(injector)
+        binding = injector if isinstance(injector, Binding) else Binding.of(injector)
         binding = binding.let(**overrides) if overrides else binding
         names = binding.overridden
         if offered:
-            requested = requested_names(binding.injector) - names.keys()
+            requested = binding.once(requested_names) - names.keys()
             binding = binding.let(**{name: value for name, value in offered.items() if name in requested})
         # NNX registers attributes when `__init__` returns; one by one it takes 25 microseconds each.
         attributes = vars(self)
@@ -127,9 +128,10 @@ class QuantProxyFromInjector(Answers):
             raise
         if layer_links.PRE_TRANSFORM in self.reads and binding.declares(layer_links.PRE_TRANSFORM):
             layer_links.declare_transform(self, layer, stack, trace, handed)
-        if names:
-            check(read=metadata.read_by(self, quantizer, trace), passed=handed)
-        check_declarations(binding.injector, also_requested=self.reads | metadata.METADATA | trace)
+        if names and not names.keys() <= (read := metadata.read_by(self, quantizer, trace)):
+            check(read=read, passed=handed)
+        if not binding.once(unasked_names) <= (known := self.reads | metadata.METADATA | trace):
+            check_declarations(binding.injector, also_requested=known)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         self._hold(quantizer)
         layer_links.remember(self, layer_links.LINKS, layer_links.Links(layer))
@@ -283,14 +285,17 @@ class QuantProxyFromInjector(Answers):
         """
         size, dim = groups_of(quantizer) or (None, None)
         if size is None and self.binding.declares("group_size") and not metadata.is_ours(type(quantizer)):
-            size = metadata.declared(self.binding, "group_size", handed)
-            dim = None if size is None else metadata.declared(self.binding, "group_dim", handed)
+            size = self.binding.resolve("group_size", **handed)
+            sized = size is not None and self.binding.declares("group_dim")
+            dim = self.binding.resolve("group_dim", **handed) if sized else None
         if quantizer is not None and said.signed is None:
             raise ValueError(
                 f"{self.binding.base.__name__} does not say whether its integers have a sign.\n"
                 "  cure: declare `signed = True` (weights, most activations) or `signed = False` (after a ReLU)"
             )
         by_input = needs_input_format(quantizer)
+        if size is None and not by_input:
+            return said
         return replace(said, group_size=size, group_dim=dim, requires_quant_input=by_input)
 
     def _hold(self, quantizer: object) -> None:

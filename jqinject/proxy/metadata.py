@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jqinject.core import Packable, Quantized, components_in
-from jqinject.inject import Binding, check_overrides, declared_names
+from jqinject.inject import Binding, ExtendedInjector, check_overrides, declared_names
 from jqinject.ops import IntGrid
 from jqinject.proxy.layer_links import Linked, name_of
 
@@ -108,6 +108,13 @@ def check_names(
     check_overrides(binding.injector, [name for name in names if name not in keywords], **how)
 
 
+# The names from which metadata are read, each with what counts if it is not declared.
+SAID = {
+    **dict.fromkeys(("signed", "narrow_range", "float_to_int_impl_type", "requires_input_scale")),
+    "quantize_zero_point": True,
+}
+
+
 @dataclass(frozen=True)
 class QuantMetadata:
     """The numbers of a quantizer as its injector declares them, read when it is assembled; static in a proxy.
@@ -133,11 +140,6 @@ class QuantMetadata:
     requires_quant_input: bool = False
 
 
-def declared(binding: Binding, name: str, handed: Mapping[str, Any], otherwise: object = None) -> Any:
-    """What an injector declares under a name, as an assembly would read it."""
-    return binding.resolve(name, **handed) if binding.declares(name) else otherwise
-
-
 def quant_metadata_of(binding: Binding, handed: Mapping[str, Any]) -> QuantMetadata:
     """What an injector declares of its integers; None for what it does not declare.
 
@@ -145,23 +147,40 @@ def quant_metadata_of(binding: Binding, handed: Mapping[str, Any]) -> QuantMetad
         binding: the injector.
         handed: what an assembly is handed.
     """
-    flags: dict[str, Any] = {}
+    said = binding.once(_plain_metadata)
+    if said is None:
+        names = filter(binding.declares, SAID)
+        said = _metadata(binding.injector, {name: binding.resolve(name, **handed) for name in names})
+    return said
+
+
+def _plain_metadata(injector: type[ExtendedInjector]) -> QuantMetadata | None:
+    """What an injector declares whatever the layer; None if something is computed."""
+    specs = {name: injector.__dependencies__[name] for name in SAID if name in injector}
+    if any(spec.kind != "PLAIN" for spec in specs.values()):
+        return None
+    return _metadata(injector, {name: spec.target for name, spec in specs.items()})
+
+
+def _metadata(injector: type[ExtendedInjector], declared: Mapping[str, Any]) -> QuantMetadata:
+    said = {**SAID, **declared}
     for name in ("signed", "narrow_range"):
-        flag = declared(binding, name, handed)
-        unsaid = flag is None and (name == "signed" or not binding.declares(name))
+        flag = said[name]
+        unsaid = flag is None and (name == "signed" or name not in declared)
         # 'False' would count as true, and None as false.
         if not unsaid and not isinstance(flag, bool | np.bool_):
             raise TypeError(
-                f"{binding.base.__name__}: {name} must be True or False, got {flag!r} of type {type(flag).__name__}.\n"
+                f"{injector.__name__}: {name} must be True or False, got {flag!r} of type {type(flag).__name__}.\n"
                 f"  cure: {name} = True or {name} = False"
             )
-        flags[name] = None if unsaid else bool(flag)
-    rounding = declared(binding, "float_to_int_impl_type", handed)
+        said[name] = None if unsaid else bool(flag)
+    rounding = said["float_to_int_impl_type"]
     # Zero points of a `scale_shift_zero_point_impl` are what it makes of a distance.
-    shifted = binding.declares("scale_shift_zero_point_impl")
+    shifted = "scale_shift_zero_point_impl" in injector
     return QuantMetadata(
-        **flags,
+        said["signed"],
+        said["narrow_range"],
         rounding_mode=None if rounding is None else str(rounding).upper(),
-        requires_input_scale=bool(declared(binding, "requires_input_scale", handed)),
-        whole_zero_points=not shifted and bool(declared(binding, "quantize_zero_point", handed, True)),
+        requires_input_scale=bool(said["requires_input_scale"]),
+        whole_zero_points=not shifted and bool(said["quantize_zero_point"]),
     )

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import check
-from jqinject.core.check import MOST_STEPS
 from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
+
+_STEPS = check.between(0, check.MOST_STEPS, check.integer)
 
 
 @component
@@ -36,8 +37,7 @@ class DelayWrapper(Component):
     countdown: QuantStat | None = field(default=None, init=False)
 
     def __post_init__(self, quant_delay_steps: int | None) -> None:
-        steps = delay_steps(quant_delay_steps, "DelayWrapper")
-        if steps:
+        if steps := delay_steps(quant_delay_steps, "DelayWrapper"):
             self.countdown = QuantStat(float_array(steps))
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -56,8 +56,7 @@ def delay_steps(quant_delay_steps: int | None, where: str) -> int:
         TypeError: when it is neither None nor an integer.
         ValueError: when it is negative, or more than a counter can hold.
     """
-    steps = check.optional(check.between(0, MOST_STEPS, check.integer))
-    return steps(quant_delay_steps, where, "quant_delay_steps") or 0
+    return 0 if quant_delay_steps is None else _STEPS(quant_delay_steps, where, "quant_delay_steps")
 
 
 class Delayed(Component):
@@ -70,6 +69,5 @@ class Delayed(Component):
     delay: DelayWrapper | None = None
 
     def __post_init__(self, quant_delay_steps: int | None) -> None:
-        steps = delay_steps(quant_delay_steps, type(self).__name__)
-        if steps:
+        if steps := delay_steps(quant_delay_steps, type(self).__name__):
             self.delay = DelayWrapper(steps)

@@ -34,7 +34,7 @@ from jqinject.proxy import (
     links_of,
 )
 from jqinject.quant import QuantizerLike
-from jqinject.quant.enums import ScalingPerOutputType, chooses
+from jqinject.quant.enums import ScalingPerOutputType
 from jqinject.quant_tensor import on_integers
 
 
@@ -269,7 +269,7 @@ def split_overrides(
 def binding_of(quantizer: object) -> Binding | None:
     """The binding of an injector; None of anything else."""
     if inspect.isclass(quantizer) and issubclass(quantizer, ExtendedInjector):
-        return Binding(quantizer)
+        return Binding.of(quantizer)
     return quantizer if isinstance(quantizer, Binding) else None
 
 
@@ -318,7 +318,7 @@ def make_proxy(
     named = binding.let(**overrides) if overrides else binding
     if channel_shape is not None and named.declares("scaling_per_output"):
         shares = named.resolve("scaling_per_output", module=layer)
-        if chooses(shares, ScalingPerOutputType.CHANNEL):
+        if isinstance(shares, str) and shares.lower() == ScalingPerOutputType.CHANNEL.value:
             offered = {**offered, CHANNEL_SHAPE: channel_shape}
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     _check_kind(where, slot, proxy_class, binding.base.__name__)
@@ -376,16 +376,14 @@ def hold_proxies(
         quantizers[name] = quantizer
     by_argument = split_overrides(layer, slots, overrides) if overrides else {}
     facts = layer._facts()
-    proxies = [
-        make_proxy(
-            layer, slot, quantizers.get(slot.argument), by_argument.get(slot.argument, {}), rngs, facts
-        )
-        for slot in slots
-    ]
-    for slot, proxy in zip(slots, proxies, strict=True):
+    proxies: dict[str, Any] = {}
+    for slot in slots:
+        quantizer, named = quantizers.get(slot.argument), by_argument.get(slot.argument, {})
+        proxies[slot.name] = make_proxy(layer, slot, quantizer, named, rngs, facts)
+    for name, proxy in proxies.items():
         if proxy is not None:
             # Not `vars`: a layer that was one of Flax's has its attributes registered already.
-            setattr(layer, slot.name, proxy)
+            setattr(layer, name, proxy)
     for shared in quantizers.values():
         if isinstance(shared, QuantProxyFromInjector):
             shared.add_tracked_module(layer)

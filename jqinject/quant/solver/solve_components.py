@@ -304,7 +304,7 @@ class Choices(ExtendedInjector):
             )
         return impl
 
-    @value
+    @choices()
     def scaling_per_output(
         scaling_per_output_type: Any = None, scaling_per_output_channel: bool | None = None
     ) -> str | None:
