@@ -31,8 +31,8 @@ from flax import nnx
 import jqinject
 import jqinject.quant as q
 from _timing import print_table
-from jqinject.demo import data, train_classifier
-from jqinject.demo.network import Classifier
+from jqinject.demo import classifier
+from jqinject.demo.classifier import Classifier
 from jqinject.demo.recipes import DemoRecipe, Image
 
 FLOAT_EPOCHS = 30
@@ -132,24 +132,29 @@ def quantized(trial: Trial, bits: int, floats: Classifier, seed: int, everywhere
 
 
 def measured(
-    trial: Trial, bits: int, floats: Classifier, digits: data.Digits, seed: int, arguments: argparse.Namespace
+    trial: Trial,
+    bits: int,
+    floats: Classifier,
+    digits: classifier.Digits,
+    seed: int,
+    arguments: argparse.Namespace,
 ) -> float:
     """The accuracy of one model in percent."""
     model = quantized(trial, bits, floats, seed, not arguments.edges_8_bits)
-    train_classifier.calibrate(model, digits, seed)
+    classifier.calibrate(model, digits, seed)
     if trial.trained:
-        train_classifier.train(model, digits, arguments.epochs, LEARNING_RATE, seed, lambda: None)
+        classifier.train(model, digits, arguments.epochs, LEARNING_RATE, seed, lambda: None)
     if trial.rounding:
         model.eval()
-        images = [jnp.asarray(batch) for batch, _ in train_classifier.batches(digits, 1, seed)]
+        images = [jnp.asarray(batch) for batch, _ in classifier.batches(digits, 1, seed)]
         jqinject.learn_rounding(model, images, steps=arguments.rounding_steps, progress=False)
-    return 100 * train_classifier.accuracy(model, digits)
+    return 100 * classifier.accuracy(model, digits)
 
 
-def trained_floats(digits: data.Digits, seed: int, epochs: int) -> Classifier:
+def trained_floats(digits: classifier.Digits, seed: int, epochs: int) -> Classifier:
     """The float classifier."""
     floats = Classifier(None, rngs=nnx.Rngs(seed))
-    train_classifier.train(floats, digits, epochs, LEARNING_RATE, seed, lambda: None)
+    classifier.train(floats, digits, epochs, LEARNING_RATE, seed, lambda: None)
     return floats
 
 
@@ -157,9 +162,9 @@ def collect(arguments: argparse.Namespace, note: Callable[[str], None]) -> dict[
     """Accuracies by row and bits, one for each seed; float ones under 32 bits."""
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
     for seed in range(arguments.seeds):
-        digits = data.load(seed)
+        digits = classifier.load(seed)
         floats = trained_floats(digits, seed, arguments.float_epochs)
-        found["float", 32].append(100 * train_classifier.accuracy(floats, digits))
+        found["float", 32].append(100 * classifier.accuracy(floats, digits))
         for bits in arguments.bits:
             for trial in TRIALS:
                 found[trial.name, bits].append(measured(trial, bits, floats, digits, seed, arguments))

@@ -18,8 +18,8 @@ from byte_lm import ByteLM, Corpus, bits_of_windows, load
 from byte_lm.evaluation import log_losses
 from flax import nnx
 
-from jqinject.demo import data, train_classifier
-from jqinject.demo.network import Classifier
+from jqinject.demo import classifier
+from jqinject.demo.classifier import Classifier
 
 CHECKPOINT = Path(__file__).parents[1] / "data" / "byte_lm.npz"
 CONTEXT, BATCH = 256, 8
@@ -145,9 +145,9 @@ def digits_track(calibration: int) -> Track:
     Args:
         calibration: images of the training set that recipes see.
     """
-    digits = data.load(0)
+    digits = classifier.load(0)
     model = Classifier(None, rngs=nnx.Rngs(0))
-    train_classifier.train(model, digits, DIGITS_EPOCHS, 2e-3, 0, lambda: None)
+    classifier.train(model, digits, DIGITS_EPOCHS, 2e-3, 0, lambda: None)
 
     def images(seed: int) -> list[jax.Array]:
         chosen = np.random.default_rng(seed).permutation(len(digits.train_images))[:calibration]
@@ -155,10 +155,9 @@ def digits_track(calibration: int) -> Track:
         return [jnp.asarray(part) for part in parts]
 
     def batches(seed: int, steps: int) -> Iterator[Batch]:
-        epochs = -(-steps // train_classifier.steps_of(digits, 1))
+        epochs = -(-steps // classifier.steps_of(digits, 1))
         return (
-            batch
-            for _, batch in zip(range(steps), train_classifier.batches(digits, epochs, seed), strict=False)
+            batch for _, batch in zip(range(steps), classifier.batches(digits, epochs, seed), strict=False)
         )
 
     def errors(model: Any) -> np.ndarray:

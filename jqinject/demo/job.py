@@ -8,8 +8,8 @@ from flax import nnx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from jqinject.demo import data, display, measures, train_classifier
-from jqinject.demo.network import Classifier
+from jqinject.demo import classifier, display
+from jqinject.demo.classifier import Classifier, Digits
 from jqinject.demo.recipes import RECIPES, RULE_RECIPES, DemoRecipe, RuleRecipe
 from jqinject.inject import explain
 from jqinject.model import calibrate, freeze, load_state, quantize
@@ -49,7 +49,7 @@ def run(
     Returns:
         The rows of the tables.
     """
-    digits = data.load(seed)
+    digits = classifier.load(seed)
     floats = Classifier(None, rngs=nnx.Rngs(seed))
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows, models = [], []
@@ -57,15 +57,15 @@ def run(
         job = _Job(digits, seed, progress)
         task = job.task("float", float_epochs, 0)
         job.train(floats, float_epochs, task, FLOAT_LEARNING_RATE, seed)
-        reference = train_classifier.accuracy(floats, digits)
+        reference = classifier.accuracy(floats, digits)
         for recipe in recipes:
             model = Classifier(recipe, rngs=nnx.Rngs(seed))
             load_state(model, nnx.state(floats, nnx.Param))
             models.append(model)
             rows.append(job.measured(model, recipe, reference))
         by_rule = [job.by_rule(floats, recipe, reference) for recipe in rule_recipes]
-    display.print_table(console, rows, measures.float_bytes(floats))
-    display.print_rule_table(console, by_rule, measures.float_bytes(floats))
+    display.print_table(console, rows, classifier.float_bytes(floats))
+    display.print_rule_table(console, by_rule, classifier.float_bytes(floats))
     console.print(f"\nWhat the {recipes[-1].name} weights of conv2 are made of (jqinject.explain):\n")
     wiring = explain(models[-1].conv2.weight_quant, module=models[-1].conv2)
     console.print(str(wiring), markup=False, highlight=False, soft_wrap=True)
@@ -77,31 +77,31 @@ def run(
 class _Job(NamedTuple):
     """What all models of the job are trained with."""
 
-    digits: data.Digits
+    digits: Digits
     seed: int
     progress: Progress
 
     def task(self, name: str, epochs: int, more: int = 1) -> TaskID:
         """A bar for some epochs and further steps."""
-        total = more + train_classifier.steps_of(self.digits, epochs)
+        total = more + classifier.steps_of(self.digits, epochs)
         return self.progress.add_task(name, total=total)
 
     def train(self, model: Any, epochs: int, task: TaskID, rate: float, seed: int) -> None:
         """Train a model, step by step of a bar."""
-        train_classifier.train(model, self.digits, epochs, rate, seed, lambda: self.progress.advance(task))
+        classifier.train(model, self.digits, epochs, rate, seed, lambda: self.progress.advance(task))
 
     def measured(self, model: Classifier, recipe: DemoRecipe, reference: float) -> display.Row:
         """The row of a classifier whose float weights are loaded."""
         task = self.task(recipe.name, recipe.epochs)
-        train_classifier.calibrate(model, self.digits, self.seed)
-        loaded = train_classifier.accuracy(model, self.digits)
-        sqnr = measures.weight_sqnr(model)
+        classifier.calibrate(model, self.digits, self.seed)
+        loaded = classifier.accuracy(model, self.digits)
+        sqnr = classifier.weight_sqnr(model)
         self.progress.advance(task)
         trained = None
         if recipe.epochs:
             self.train(model, recipe.epochs, task, QUANT_LEARNING_RATE, self.seed + 1)
-            trained = train_classifier.accuracy(model, self.digits)
-        size = measures.quantized_bytes(model, recipe)
+            trained = classifier.accuracy(model, self.digits)
+        size = classifier.quantized_bytes(model, recipe)
         bits = recipe.weight_bits, recipe.act_bits
         return display.Row(recipe.name, *bits, reference, loaded, trained, size, sqnr)
 
@@ -109,11 +109,11 @@ class _Job(NamedTuple):
         """The row of the float model quantized by a rule."""
         task = self.task(recipe.name, recipe.epochs)
         model = quantize(floats, recipe.rule)
-        batches = train_classifier.batches(self.digits, 1, self.seed)
+        batches = classifier.batches(self.digits, 1, self.seed)
         calibrate(model, (images for images, _ in batches), progress=False)
         self.progress.advance(task)
         if recipe.epochs:
             self.train(model, recipe.epochs, task, QUANT_LEARNING_RATE, self.seed + 1)
         freeze(model)
-        accuracy, size = train_classifier.accuracy(model, self.digits), measures.frozen_bytes(model)
+        accuracy, size = classifier.accuracy(model, self.digits), classifier.frozen_bytes(model)
         return display.RuleRow(recipe.name, recipe.weight_bits, recipe.epochs, reference, accuracy, size)

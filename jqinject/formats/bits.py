@@ -7,16 +7,6 @@ import numpy as np
 _AT_ONCE = 1 << 22  # numbers that are unpacked at a time: one byte is needed for each of their bits
 
 
-def halves(raw: np.ndarray) -> np.ndarray:
-    """Return the codes of blocks of bytes, all low four bits before all high ones, along the last axis.
-
-    Example:
-        >>> halves(np.array([0x21, 0x43], np.uint8)).tolist()
-        [1, 3, 2, 4]
-    """
-    return np.concatenate([raw & 15, raw >> 4], axis=-1)
-
-
 def unpack_stream(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     """Return the integers of streams along the last axis: number `i` occupies bits `i * bits` to `(i + 1) * bits - 1`.
 

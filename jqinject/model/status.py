@@ -1,15 +1,40 @@
 """Switches the quantizers of a whole model off and on again."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 from flax import nnx
 
 from jqinject.dot import FrozenParam
-from jqinject.model.inspect.switching import Change, changed
 from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.proxy import QuantProxyFromInjector
+
+Change = tuple[dict[str, Any], str, object]
+_MISSING = object()
+
+
+@contextmanager
+def changed(changes: list[Change]) -> Generator[None]:
+    """Change attributes within a `with` block.
+
+    This bypasses NNX, which refuses changes to a layer reached through the closure of a transformation. The old values
+    are back before NNX looks at the layer again.
+    """
+    before = [(attributes, name, attributes.get(name, _MISSING)) for attributes, name, _ in changes]
+    try:
+        for attributes, name, value in changes:
+            attributes[name] = value
+        yield
+    finally:
+        for attributes, name, value in reversed(before):
+            if value is _MISSING:
+                attributes.pop(name, None)
+            else:
+                attributes[name] = value
 
 
 @contextmanager

@@ -249,6 +249,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
     options = WITH_SCHEME
     _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_name = "conv_general_dilated"
+    contracts_at_once = False  # the forward of Flax does
     contraction_needs = {
         "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
         "point and with one scale or one for each output channel, and no mask",
@@ -329,6 +330,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
     """
 
     contraction_name = "conv_general_dilated"
+    contracts_at_once = False  # the forward of Flax does
     _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_needs = {
         "int": "an input in integers of at most 8 bits with one scale and one zero point, a signed weight without zero "
@@ -375,7 +377,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
     def _placed(self, shape: tuple[int, ...]) -> PlacedFilters:
         return PlacedFilters.of(self, len(shape), self._terms(), not self.transpose_kernel, 0)
 
-    def _choice(self, x: object, weight: object, integer_gradient: bool = False) -> ChosenKernel | None:
+    def _choice(self, x: object, weight: object, integer_gradient: bool) -> ChosenKernel | None:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.
         array = as_array(x)
         explicit = asked(

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.core.flax_internals import promote_dtype as default_promote_dtype
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.dot.tensors.choice import check_choice, choose
+from jqinject.dot.tensors.choice import check_choice, checked_contraction, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.nn.base import (
     CONTRACTION,
@@ -22,7 +22,6 @@ from jqinject.nn.base import (
     QuantLayer,
     Results,
     act_slot,
-    checked_contraction,
     is_on,
     through,
 )

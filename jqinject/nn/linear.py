@@ -223,7 +223,7 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
     """
 
     takes_batch_norm = False
-    reads_input = True  # A does
+    contracts_at_once = False  # A reads the input too
 
     returns_accumulator = False
     _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product
@@ -246,12 +246,11 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
         """A matrix (in, out) is contracted with the last axis of the input."""
         return of_matrix(self.in_features, self.out_features)
 
-    def _parent_forward(self, parameter_view: object, inputs: jax.Array, out_sharding: object) -> jax.Array:
-        return super()._parent_forward(parameter_view, inputs, out_sharding) + self.lora(inputs)
-
-    def _contract(self, choice: Any, arrays: Any, grad_quant: Any, out_sharding: Any) -> Any:
-        y, token = super()._contract(choice, arrays, grad_quant, out_sharding)
-        return y + self.lora(arrays[0]), token
+    def _contracted(
+        self, x: Any, weight: Any, bias: Any, grad_quant: Any, out_sharding: object
+    ) -> tuple[jax.Array, jax.Array | None]:
+        y, token = super()._contracted(x, weight, bias, grad_quant, out_sharding)
+        return y + self.lora(as_array(x)), token
 
 
 @final

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.flax_internals import ParameterView, change_class
+from jqinject.dot.tensors.choice import checked_contraction
 from jqinject.nn import kv_cache
 from jqinject.nn.base import (
     BIAS,
@@ -30,7 +31,6 @@ from jqinject.nn.base import (
     Slot,
     act_slot,
     check_features,
-    checked_contraction,
     hold_proxies,
     is_on,
     through,

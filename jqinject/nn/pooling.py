@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeAlias, Unpack, final
 
@@ -58,7 +57,8 @@ class QuantWindowLayer(QuantTensorLayer[Out]):
             )
         self._init_layer(arguments)
 
-    def _means(self, x: object) -> Any:
+    def _pooled(self, x: Any) -> Any:
+        """The means of the windows, of an array or a QuantTensor."""
         return avg_pool(x, self.window_shape, self.strides, self.padding)
 
 
@@ -83,10 +83,6 @@ class QuantPoolLayer(QuantWindowLayer[Out]):
     ) -> None:
         self._init_pool(locals())
 
-    @abstractmethod
-    def _pool(self, x: object) -> Any:
-        """What the layer computes, of an array or a QuantTensor."""
-
     def __call__(self, x: Any) -> Out:
         """The pooled tensor.
 
@@ -100,7 +96,7 @@ class QuantPoolLayer(QuantWindowLayer[Out]):
         Raises:
             ValueError: the window has more axes than `x` has spatial ones, or scales vary along one of them.
         """
-        y = through(self.output_quant, self._pool(through(self.input_quant, x)))
+        y = through(self.output_quant, self._pooled(through(self.input_quant, x)))
         return y if self.return_quant_tensor else as_array(y)
 
 
@@ -132,7 +128,7 @@ class QuantMaxPool(QuantPoolLayer[Out]):
 
     _results: Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]
 
-    def _pool(self, x: object) -> Any:
+    def _pooled(self, x: Any) -> Any:
         return max_pool(x, self.window_shape, self.strides, self.padding)
 
 
@@ -179,12 +175,12 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         self.count_include_pad = count_include_pad
         self._init_pool(locals())
 
-    def _pool(self, x: Any) -> Any:
+    def _pooled(self, x: Any) -> Any:
         x = x if on_integers(x) else as_array(x)
         if self.count_include_pad or self.padding == "VALID":
-            return self._means(x)
+            return super()._pooled(x)
         present = jnp.ones((*x.shape[x.ndim - 1 - len(self.window_shape) : -1], 1), x.dtype)
-        return self._means(as_array(x)) / self._means(present)
+        return super()._pooled(as_array(x)) / super()._pooled(present)
 
 
 class QuantTruncLayer(QuantWindowLayer[Out]):
@@ -217,8 +213,8 @@ class QuantTruncLayer(QuantWindowLayer[Out]):
                     f"{type(x).__name__}.\n  cure: return_quant_tensor=True in the layer before, or "
                     "return_quant_tensor=False here, to pool in float"
                 )
-            return self._means(as_array(x))
-        y = through(self.trunc_quant, self._means(x))
+            return self._pooled(as_array(x))
+        y = through(self.trunc_quant, self._pooled(x))
         return y if self.return_quant_tensor else as_array(y)
 
 
@@ -345,7 +341,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         self.output_size = _pair(output_size, "output_size")
         self._init_layer(locals())
 
-    def _means(self, x: Any) -> Any:
+    def _pooled(self, x: Any) -> Any:
         return adaptive_avg_pool(x, self.output_size)
 
 

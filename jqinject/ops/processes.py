@@ -16,6 +16,7 @@ from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
+import jax.core
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.extend.core import Primitive, jaxpr_as_fun
@@ -43,6 +44,11 @@ def spans_processes(tree: object) -> bool:
     """Whether some array in a pytree lies on devices of several processes."""
     leaves = jax.tree.leaves(tree)
     return any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in leaves)
+
+
+def is_traced(tree: object) -> bool:
+    """Whether some array in a pytree is traced: it is then part of a program, and has no numbers."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def lies_here(x: jax.Array) -> bool:

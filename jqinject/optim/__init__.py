@@ -14,8 +14,8 @@ from jqinject.optim.block_format import BlockFloat8 as BlockFloat8
 from jqinject.optim.block_format import BlockFormat as BlockFormat
 from jqinject.optim.block_format import BlockTable as BlockTable
 from jqinject.optim.block_format import StoredBlocks as StoredBlocks
+from jqinject.optim.block_format import dynamic_table as dynamic_table
+from jqinject.optim.block_format import linear_table as linear_table
 from jqinject.optim.low_bit_states import LowBitMoment as LowBitMoment
 from jqinject.optim.low_bit_states import low_bit_states as low_bit_states
 from jqinject.optim.rounded_updates import round_stochastically as round_stochastically
-from jqinject.optim.tables import dynamic_table as dynamic_table
-from jqinject.optim.tables import linear_table as linear_table

@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import optax
 
-from jqinject.optim.block_format import BlockFloat8, BlockTable
+from jqinject.optim.block_format import BlockFloat8, BlockTable, dynamic_table, linear_table
 from jqinject.optim.low_bit_states import SMALLEST, KeepFloat, float32_of, is_embedding, low_bit_states
 from jqinject.optim.rounded_updates import round_stochastically
-from jqinject.optim.tables import dynamic_table, linear_table
 
 Rate = optax.ScalarOrSchedule
 

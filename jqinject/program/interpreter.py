@@ -1,16 +1,15 @@
 """Runs a program equation by equation, with quantizers inserted where a policy wants them.
 
 Some functions have no name in a program: `jax.nn.softmax` is five to nine equations. Such a function is traced for the
-actual shape, and the program's equations are compared with that trace, so the pattern follows the versions of the
-library.
+actual shape, and the program's equations are compared with that trace but for the layout of the arrays, so the pattern
+follows the versions of the library.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from jax.typing import DTypeLike
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import handlers, nested
 from jqinject.program.cache_writes import opened, written
-from jqinject.program.jaxpr import Body, Equation, Function
+from jqinject.program.jaxpr import Body, Equation, Function, Skeleton
 from jqinject.program.kept_state import READ, WRITTEN
 from jqinject.program.operations import FUNCTIONS, operation_of
 from jqinject.program.parameters import follow_stored, parameter
@@ -107,65 +106,27 @@ class Interpreter(Run):
         return handlers.leave_region(self, region, path, self._entered, x)
 
 
-Candidate = tuple[Any, ...]
-"""A function of the pattern's input, and its further arguments: hashable, so that it is traced once for each shape."""
+def _average_pool(x: jax.Array, **window: tuple[int, ...]) -> jax.Array:
+    return jax.lax.reduce_window_sum_p.bind(x, **window) / float(np.prod(window["window_dimensions"]))
 
 
-def _softmaxes(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
-    for axis in first.params["axes"] if len(first.params["axes"]) == 1 else ():
-        yield _softmax, axis
-        # Attention maps it over an axis, which adds transposes.
-        for mapped in range(len(shape)):
-            inner = axis - (mapped < axis)
-            for out in {mapped, 0} if mapped != axis else ():
-                yield _mapped_softmax, inner, mapped, out
-
-
-def _softmax(x: jax.Array, axis: int) -> jax.Array:
-    return jax.nn.softmax(x, axis=axis)
-
-
-def _mapped_softmax(x: jax.Array, axis: int, mapped: int, out: int) -> jax.Array:
-    return jax.vmap(functools.partial(jax.nn.softmax, axis=axis), mapped, out)(x)
-
-
-def _means(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
-    for keepdims in (False, True):
-        yield _mean, tuple(first.params["axes"]), keepdims
-
-
-def _mean(x: jax.Array, axes: tuple[int, ...], keepdims: bool) -> jax.Array:
-    return jnp.mean(x, axis=axes, keepdims=keepdims)
-
-
-def _gelus(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
-    for approximate in (True, False):
-        yield _gelu, approximate
-
-
-def _gelu(x: jax.Array, approximate: bool) -> jax.Array:
-    return jax.nn.gelu(x, approximate=approximate)
-
-
-def _average_pools(first: Equation, shape: tuple[int, ...]) -> Iterator[Candidate]:
-    yield _average_pool, *(tuple(first.params[name]) for name in _WINDOW)
-
-
+Template = tuple[Callable[..., jax.Array], dict[str, object]]
+"""A function of one array, and its further arguments: hashable, so that it is traced once for each shape."""
 _WINDOW = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
 
 
-def _average_pool(x: jax.Array, *window: tuple[int, ...]) -> jax.Array:
-    sums = jax.lax.reduce_window_sum_p.bind(x, **dict(zip(_WINDOW, window, strict=True)))
-    return sums / float(np.prod(window[0]))
-
-
-# The first primitive -> the function's name, and candidates for a first equation.
-TEMPLATES: dict[str, tuple[str, Callable[[Equation, tuple[int, ...]], Iterator[Candidate]]]] = {
-    "reduce_max": ("softmax", _softmaxes),
-    "reduce_sum": ("mean", _means),
-    **dict.fromkeys(("integer_pow", "mul", "square", "neg", "div", "pow", "sqrt"), ("gelu", _gelus)),
-    "reduce_window_sum": ("avg_pool", _average_pools),
-}
+def _templates(first: Equation) -> tuple[str, list[Template]]:
+    """The name of the function that may begin with an equation, and what it may be."""
+    match first.name:
+        case "reduce_max":
+            return "softmax", [(jax.nn.softmax, {})]
+        case "reduce_sum":
+            return "mean", [(jnp.mean, {"axis": tuple(first.params["axes"])})]
+        case "reduce_window_sum":
+            return "avg_pool", [(_average_pool, {name: tuple(first.params[name]) for name in _WINDOW})]
+        case "integer_pow" | "mul" | "square" | "neg" | "div" | "pow" | "sqrt":
+            return "gelu", [(jax.nn.gelu, {"approximate": approximate}) for approximate in (True, False)]
+    return "", []
 
 
 def with_functions(body: Body) -> Body:
@@ -182,22 +143,29 @@ def with_functions(body: Body) -> Body:
 def _function_at(body: Body, start: int) -> Function | None:
     """The known function that begins at an equation, if any."""
     first = body.equations[start]
+    name, templates = _templates(first)
     floats = (at for at in first.variables if jnp.issubdtype(first.inputs[at].dtype, jnp.floating))
-    place = next(floats, None) if first.name in TEMPLATES else None
+    place = next(floats, None) if templates else None
     if place is None:
         return None
-    (name, candidates), operand = TEMPLATES[first.name], first.inputs[place]
+    operand = first.inputs[place]
     # What a function is traced to depends on these settings.
     settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
     patterns = (
-        _traced(candidate, operand.shape, operand.dtype, settings)
-        for candidate in candidates(first, operand.shape)
+        _traced(function, tuple(arguments.items()), operand.shape, operand.dtype, settings)
+        for function, arguments in templates
     )
     functions = (body.matched(start, place, name, pattern) for pattern in patterns)
     return next((function for function in functions if function is not None), None)
 
 
-@functools.lru_cache(maxsize=256)  # of programs of a few equations, without constants
-def _traced(candidate: Candidate, shape: tuple[int, ...], dtype: DTypeLike, settings: object) -> Body:
-    function, *arguments = candidate
-    return Body.of(jax.make_jaxpr(lambda x: function(x, *arguments))(jax.ShapeDtypeStruct(shape, dtype)))
+@functools.lru_cache(maxsize=256)  # of programs of a few equations
+def _traced(
+    function: Callable[..., jax.Array],
+    arguments: tuple[tuple[str, object], ...],
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    settings: object,
+) -> Skeleton:
+    jaxpr = jax.make_jaxpr(functools.partial(function, **dict(arguments)))(jax.ShapeDtypeStruct(shape, dtype))
+    return Body.of(jaxpr).skeleton()

@@ -10,6 +10,7 @@ same rule. Next: `interpreter`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -25,6 +26,8 @@ from jax.extend import core
 from jax.extend.core import Primitive as Primitive
 
 V = TypeVar("V")
+Skeleton = list[tuple[str, Sequence[object], Mapping[str, object]]]
+"""Steps of a computation: primitive, inputs, parameters."""
 
 # Primitives that run their only body once, on their operands as they are.
 CALLS = frozenset(
@@ -41,6 +44,8 @@ LOOPS: Mapping[str, tuple[str, ...]] = {
 }
 # Primitives whose name depends on the version of JAX, or on how they are bound.
 SYNONYMS: Mapping[str, str] = {"pjit": "jit", "checkpoint": "remat2", "copy_p": "copy"}
+# Primitives that leave the numbers of their first operand, and change its shape or the order of its axes.
+LAYOUT = frozenset({"broadcast_in_dim", "reshape", "squeeze", "transpose"})
 LONGEST = 1000  # steps of a while loop that are counted ahead
 EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
 LIBRARIES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (jax, flax))
@@ -223,31 +228,6 @@ class Equation:
 
         return self.replaced(**{name: traced(self.params[name]) for name in LOOPS.get(self.name, ())})
 
-    def _is(self, pattern: Equation, same: dict[Any, Any]) -> bool:
-        """Whether it is another one up to names of variables; note which variables correspond.
-
-        Args:
-            pattern: of a pattern.
-            same: variable of the pattern -> variable of this body.
-        """
-        if self.name != pattern.name or len(self._inputs) != len(pattern._inputs):
-            return False
-        if [x.shape for x in self.outputs] != [x.shape for x in pattern.outputs]:
-            return False
-        pairs = zip(self._inputs, pattern._inputs, strict=True)
-        if not all(_is_same(own, atom, same) for own, atom in pairs) or not self._has_params(pattern.params):
-            return False
-        same.update(zip(pattern._outputs, self._outputs, strict=True))
-        return True
-
-    def _has_params(self, params: Mapping[str, object]) -> bool:
-        # Bodies are traced anew each time, so their text is compared.
-        return params.keys() == self.params.keys() and all(
-            value == self.params[key] or (_is_body(value) and str(value) == str(self.params[key]))
-            for key, value in params.items()
-            if key not in ("jvp_jaxpr_fun", "ctx_mesh")
-        )
-
 
 class Function(Equation):
     """Several equations as one operation, which is a known function of one value. See `Body.matched`.
@@ -369,8 +349,12 @@ class Body:
         """It with some of its equations joined: see `matched`."""
         return Body(self._inputs, self._outputs, equations, self._constants)
 
-    def matched(self, start: int, place: int, name: str, pattern: Body) -> Function | None:
-        """The equations from one on as a function, if they are those that it is traced to.
+    def skeleton(self) -> Skeleton:
+        """What it computes of its only input, whatever the layout of the arrays: comparable."""
+        return _skeleton(self.equations, self._inputs[0])
+
+    def matched(self, start: int, place: int, name: str, pattern: Skeleton) -> Function | None:
+        """The equations from one on as a function, if they compute what it computes.
 
         Args:
             start: index of the first equation.
@@ -378,20 +362,16 @@ class Body:
             name: of the function.
             pattern: the function, traced for one value.
         """
-        end = start + len(pattern.equations)
-        if pattern._constants or not pattern.equations or end > len(self.equations):
+        steps = (at for at in range(start, len(self.equations)) if self.equations[at].name not in LAYOUT)
+        end = next(itertools.islice(steps, len(pattern) - 1, None), -1)
+        own = self.equations[start : end + 1]
+        if not own or _skeleton(own, own[0]._inputs[place]) != pattern:
             return None
-        own = self.equations[start:end]
-        operand = own[0]._inputs[place]
-        same: dict[Any, Any] = {pattern._inputs[0]: operand}
-        if not all(eqn._is(template, same) for eqn, template in zip(own, pattern.equations, strict=True)):
+        inner = {var for eqn in own[:-1] for var in eqn._outputs}
+        later = [*self._outputs, *(atom for eqn in self.equations[end + 1 :] for atom in eqn._inputs)]
+        if not inner.isdisjoint(self._variables(later)):
             return None
-        outputs = [same.get(var) for var in pattern._outputs]
-        inner = {var for eqn in own for var in eqn._outputs}.difference(outputs)
-        later = [*self._outputs, *(atom for eqn in self.equations[end:] for atom in eqn._inputs)]
-        if None in outputs or not inner.isdisjoint(self._variables(later)):
-            return None
-        return Function(name, Body([operand], outputs, own, {}))
+        return Function(name, Body([own[0]._inputs[place]], own[-1]._outputs, own, {}))
 
     @staticmethod
     def _variables(atoms: Sequence[Any]) -> list[jax.Array]:
@@ -492,9 +472,23 @@ def _is_body(part: object) -> bool:
     return hasattr(part, "eqns")
 
 
-def _is_same(own: Any, atom: Any, same: Mapping[Any, Any]) -> bool:
-    """Whether an operand corresponds to one of a pattern."""
-    if isinstance(atom, core.Literal) or isinstance(own, core.Literal):
-        both = isinstance(atom, core.Literal) and isinstance(own, core.Literal)
-        return both and np.array_equal(atom.val, own.val)
-    return same.get(atom) is own
+def _skeleton(equations: Sequence[Equation], operand: core.Var) -> Skeleton:
+    """The names, inputs and plain parameters of equations on one value, those that only change a layout left out."""
+    values: dict[object, object] = {operand: "operand"}
+    steps: Skeleton = []
+    for eqn in equations:
+        inputs = [
+            np.asarray(atom.val).tolist() if isinstance(atom, core.Literal) else values.get(atom)
+            for atom in eqn._inputs
+        ]
+        if eqn.name in LAYOUT:
+            values[eqn._outputs[0]] = inputs[0]
+            continue
+        values |= {var: (len(steps), place) for place, var in enumerate(eqn._outputs)}
+        plain = {
+            name: value
+            for name, value in eqn.params.items()
+            if isinstance(value, int | float | str | np.dtype)
+        }
+        steps.append((eqn.name, inputs, plain))
+    return steps

@@ -341,3 +341,34 @@ def _why_invalid(tensor: QuantTensor) -> str:
         f"{float(upper):.0f}{two}. Operands of different scales (allowed in training mode) and a scale along "
         "the wrong axis lead here. Quantize the tensor again, or use `.value` where no integers are needed."
     )
+
+
+def split_payload(x: Any) -> tuple[Any, Any]:
+    """The arrays of an operand of a contraction, and what is static, compared by value: see `joined_payload`.
+
+    A pytree of an operand that keeps its payload would have the value in its place. This has neither the value nor a
+    Python function to flatten it.
+
+    Args:
+        x: anything; what is no QuantTensor, or keeps no payload on a grid of static widths, stays as it is.
+
+    Example:
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor.from_int(jnp.array([3, -2]), 0.5)
+        >>> joined_payload(*split_payload(x)).value
+        Array([ 1.5, -1. ], dtype=float32)
+    """
+    if not isinstance(x, QuantTensor) or x._payload is None or not isinstance(x.bit_width, int):
+        return x, None
+    arrays = x._payload, x._scale, x._zero_point, x._levels
+    return arrays, (x._grid, x._dtype, x._scale_dtype, x._layout, type(x))
+
+
+def joined_payload(arrays: Any, static: Any) -> Any:
+    """The operand of what `split_payload` returned; a QuantTensor is stored."""
+    if static is None:
+        return arrays
+    payload, scale, zero, levels = arrays
+    grid, dtype, scale_dtype, layout, kind = static
+    tensor = QuantTensor.stored(payload, scale, zero, grid, dtype, scale_dtype, levels)
+    return tensor if layout is None else tensor._like(kind, layout)

@@ -14,7 +14,7 @@ from flax import nnx
 
 from jqinject.core.transforms import Chain, Sized, Transform, along
 from jqinject.inject import Binding
-from jqinject.model.quantizing.rules import Rule, counterpart_of, slots_for, takes_layer
+from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, slots_for, takes_layer
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Call, OpQuantizers, find_sites
@@ -102,7 +102,7 @@ def rule_of(name: str, module: str, model: ModelIndex, rules: Sequence[Rule]) ->
         rules: for it.
     """
     holder, node = _holder_of(name, model)
-    if counterpart_of(node) is not None:
+    if type(node) in COUNTERPARTS:
         return next((rule for rule in rules if takes_layer(rule, node, holder)), NO_RULE), holder
     paths = (name, holder, module)
     took = (rule for rule in rules if rule.takes_weights and any(map(rule.matches, paths)))
@@ -149,8 +149,7 @@ def why_not_online(
     first = sites[0]
     took, _ = rule_of(first.path, first.module, model, rules)
     _, holder = _holder_of(first.path, model)
-    counterpart = counterpart_of(holder)
-    if counterpart is not None and "input_quant" not in slots_for(holder, counterpart, named=False):
+    if type(holder) in COUNTERPARTS and "input_quant" not in slots_for(holder):
         return f"a {type(holder).__name__} has no quantizer of its input"
     convolution = first.operation == "conv_general_dilated"
     if convolution and any(site.matrices.weight.sizes[0] > 1 for site in sites):

@@ -100,7 +100,7 @@ def test_convolutions_use_the_same_entry():
             r"contraction='int' needs two IntQuantTensors.*got an array of float32 and integers of 8 bits",
         ),
         ("fp8", r"contraction='fp8' needs two FloatQuantTensors"),
-        ("int8", r"contraction must be one of 'auto', 'float', 'int', 'fp8'; got 'int8'"),
+        ("int8", r"contraction must be one of 'auto', 'float', 'int', 'fp8', got 'int8'"),
     ],
 )
 def test_numbers_that_the_operands_do_not_have_are_refused(numbers, text):

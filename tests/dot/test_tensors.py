@@ -104,7 +104,7 @@ def test_what_is_contracted_by_itself():
         (tensor(1, (8, 4), bits=12), "int", "got integers of 8 bits and integers of 12 bits"),
         (jnp.ones((8, 4)), "int", "got integers of 8 bits and an array of float32"),
         (tensor(1, (8, 4)), "fp8", "needs two FloatQuantTensors"),
-        (tensor(1, (8, 4)), "bf16", "contraction must be one of 'auto', 'float', 'int', 'fp8'; got 'bf16'"),
+        (tensor(1, (8, 4)), "bf16", "contraction must be one of 'auto', 'float', 'int', 'fp8', got 'bf16'"),
     ],
 )
 def test_contractions_that_can_not_be(rhs, kind, text):

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import export as jax_export
 
 import jqinject
-from jqinject.demo.network import Classifier
+from jqinject.demo.classifier import Classifier
 from jqinject.demo.recipes import CALIBRATION_STEPS, RECIPES
 from jqinject.dot import QDotGeneral
 from jqinject.export._marks import mark_quantizers

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import export as jax_export
 
 import jqinject
-from jqinject.demo.network import Classifier
+from jqinject.demo.classifier import Classifier
 from jqinject.demo.recipes import CALIBRATION_STEPS, RECIPES
 from jqinject.export import stablehlo
 from jqinject.nn import QuantLinear

@@ -177,7 +177,7 @@ def test_blocks_of_every_type_are_what_their_own_library_reads(kind: str) -> Non
     if kind == "NVFP4":  # scales have no sign, and 0x7F is 0
         raw[..., :4] = np.where(raw[..., :4] > 0x70, 0x7F, raw[..., :4] & 0x7F)
     raw = raw.reshape(rows, -1)
-    matrix = gguf_matrix("w", kind, (rows, count * block.numbers), raw.reshape(-1))
+    matrix = gguf_matrix("w", kind, (rows, count * block.numbers), raw)
     expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
     assert np.isfinite(expected).all() and np.unique(expected).size > block.numbers // 2
     np.testing.assert_allclose(matrix.dequantize(), expected, rtol=1e-6, atol=1e-6)

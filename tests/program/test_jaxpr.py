@@ -280,15 +280,26 @@ def test_views_of_one_equation_are_equal():
 
 
 def test_equations_are_a_known_function():
-    pattern = body_of(jax.nn.softmax)
+    pattern = body_of(jax.nn.softmax).skeleton()
     body = body_of(lambda x: jax.nn.softmax(x + 1) * 2)
     function = body.matched(1, 0, "softmax", pattern)
     assert function is not None and function.name == "softmax"
     np.testing.assert_array_equal(function.bind([X])[0], jax.nn.softmax(X))
-    joined = body.with_equations([body.equations[0], function, *body.equations[1 + len(pattern.equations) :]])
+    joined = body.with_equations([body.equations[0], function, *body.equations[1 + function.length :]])
     assert [one.name for one in joined.equations] == ["add", "softmax", "mul"]
     np.testing.assert_array_equal(rebound(joined, X), rebound(body, X))
     assert body_of(lambda x: jnp.exp(x) / jnp.exp(x).sum()).matched(0, 0, "softmax", pattern) is None
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_function_is_known_in_any_layout(axis):
+    pattern = body_of(jax.nn.softmax).skeleton()
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for softmax in (partial(jax.nn.softmax, axis=axis), jax.vmap(jax.nn.softmax, axis, axis)):
+        function = body_of(softmax, x).matched(0, 0, "softmax", pattern)
+        assert function is not None and function.name == "softmax"
+    halves = np.zeros(3, np.float16)
+    assert body_of(jax.nn.softmax, halves).matched(0, 0, "softmax", pattern) is None  # sums in float32
 
 
 def test_equations_whose_inner_values_are_read_are_no_function():
@@ -296,7 +307,7 @@ def test_equations_whose_inner_values_are_read_are_no_function():
         y = jnp.exp(x)
         return jnp.sin(y), y + 1
 
-    pattern = body_of(lambda x: jnp.sin(jnp.exp(x)))
+    pattern = body_of(lambda x: jnp.sin(jnp.exp(x))).skeleton()
     assert body_of(function).matched(0, 0, "f", pattern) is None
     assert body_of(lambda x: jnp.sin(jnp.exp(x)) + 1).matched(0, 0, "f", pattern) is not None
 

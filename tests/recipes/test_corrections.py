@@ -21,7 +21,7 @@ from jqinject.recipes import (
     TweakNorms,
 )
 from jqinject.recipes.passes.correct_biases import Corrected
-from jqinject.recipes.passes.descent import Tweaked
+from jqinject.recipes.passes.descent import Descended
 from jqinject.recipes.quantized_parameter import quantized_parameters
 from jqinject.recipes.stream.flat_program import LeftOut
 
@@ -212,7 +212,7 @@ def test_norms_are_tweaked_until_the_channels_have_their_distribution_back() -> 
         model, rule, batches, progress=False
     )
     (tweaked,) = result.report.steps[1].sites
-    assert isinstance(tweaked, Tweaked) and tweaked.paths == ("norm.scale",)
+    assert isinstance(tweaked, Descended) and tweaked.parts == ("norm.scale",)
     assert tweaked.after < 0.8 * tweaked.before
 
     def distance(served: nnx.Module) -> float:

@@ -9,7 +9,7 @@ from flax import nnx
 from jqinject import Rule
 from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 from jqinject.recipes import LearnedRotation, Recipe
-from jqinject.recipes.passes.descent import Learned, NothingToRotate, cayley_step
+from jqinject.recipes.passes.descent import Descended, cayley_step
 
 W4A4 = Rule(
     weight_quant=Int8WeightPerChannelFloat,
@@ -53,8 +53,8 @@ def test_the_quantized_outputs_come_nearer_and_the_float_ones_stay() -> None:
     result = Recipe(LearnedRotation(steps=20, learning_rate=0.2)).apply(
         Stream(nnx.Rngs(0)), [Rule("into"), W4A4], batches, progress=False
     )
-    (learned,) = (each for each in result.report.steps[0].sites if isinstance(each, Learned))
-    assert learned.kinds == ("R1",) and learned.sizes == (16,)
+    (learned,) = (each for each in result.report.steps[0].sites if isinstance(each, Descended))
+    assert learned.parts == ("R1 of 16",)
     assert learned.after < 0.85 * learned.before
     wanted, found = (
         jnp.concatenate([model(x) for x in batches]) for model in (Stream(nnx.Rngs(0)), result.model)
@@ -66,7 +66,7 @@ def test_the_quantized_outputs_come_nearer_and_the_float_ones_stay() -> None:
 def test_a_model_without_a_stream_is_told() -> None:
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     result = Recipe(LearnedRotation(steps=1)).apply(model, W4A4, [jnp.ones((2, 4))], progress=False)
-    assert result.report.steps[0].sites == (NothingToRotate(),)
+    assert "no residual stream and no values between two weights can be rotated" in str(result.report)
 
 
 @pytest.mark.parametrize("settings", [{"kinds": ("R4",)}, {"steps": 0}, {"learning_rate": 2.0}])

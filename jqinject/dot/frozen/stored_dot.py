@@ -17,18 +17,9 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, scale_of, stores_last
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.integer import Affine
-from jqinject.dot.kernels.stored_rows import (
-    TABLES,
-    as_rows,
-    fitting,
-    rows_of,
-    scales_of,
-    stored_rows,
-)
-from jqinject.native.stored_matmul import StoredRows, float_matmul
+from jqinject.dot.kernels.stored_rows import TABLES, StoredOperand, stored_product
 from jqinject.ops.groups import split_groups
 from jqinject.ops.processes import on_one_device
-from jqinject.ops.sharding import varying_with
 from jqinject.ops.ste import custom_jvp
 
 FLOATS = tuple(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
@@ -162,7 +153,7 @@ def _product(
     x: jax.Array, numbers: Mapping[str, jax.Array], form: FrozenForm, dims: Dimensions
 ) -> jax.Array | None:
     """The contraction by the kernel; None if it does not take it."""
-    groups, shape, free = form.groups, form.stored.shape, len(dims.rhs_free)
+    groups = form.groups
     if form.in_turn is not None or not stores_last(form, dims.rhs_contract):
         return None
     x = x.astype(jnp.float32)
@@ -175,9 +166,6 @@ def _product(
         left = dims.lhs_contract[grouped[0]]
         x = split_groups(x, groups.size, left)
         dims = dims.in_groups(left)
-    rows = rows_of(tuple(x.shape), shape, dims, grouped)
-    if rows is None:
-        return None
     payload, scale = form.stored.payload(numbers["value"]), numbers["scale"]
     zero, factor = numbers.get("zero_point"), numbers.get("scale_factor")
     if payload.dtype == jnp.uint8:
@@ -186,12 +174,5 @@ def _product(
     if factor is not None and factor.size > 1:  # one for each layer of a stack
         scale, factor = scale_of(numbers), None
     packed = numbers["value"] if form.stored.packed_bits else None
-    operand = stored_rows(payload, packed, _table(form), rows, free)
-    if operand is None or not fitting(rows, x, shape, operand[1], free):
-        return None
-    scales, by_column = scales_of(scale, zero, shape, rows, free)
-    left = as_rows(x, rows.lhs, len(dims.lhs_free))
-    y = float_matmul(left, operand[0], scales, StoredRows(operand[1], rows.groups, by_column))
-    y = y if factor is None else y * factor.reshape(())
-    sizes = [x.shape[axis] for axis in dims.lhs_free] + [shape[axis] for axis in dims.rhs_free]
-    return varying_with(y, x, *numbers.values()).reshape(sizes)
+    y = stored_product(x, StoredOperand(payload, packed, _table(form), scale, zero), dims, grouped)
+    return y if y is None or factor is None else y * factor.reshape(())

@@ -23,19 +23,10 @@ from jax.typing import DTypeLike
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding, scale_in_output, varying_pairs
 from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
-from jqinject.dot.kernels.stored_rows import (
-    TABLES,
-    RowLayout,
-    as_rows,
-    fitting,
-    rows_of,
-    scales_of,
-    stored_rows,
-)
-from jqinject.native.stored_matmul import StoredRows, float_matmul, group_matmul
+from jqinject.dot.kernels.stored_rows import TABLES, StoredOperand, stored_product
 from jqinject.ops.grid import IntGrid
-from jqinject.ops.processes import eagerly, on_one_device
-from jqinject.ops.sharding import sharded_as, varying_with
+from jqinject.ops.processes import on_one_device
+from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import nearest
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor
 
@@ -249,10 +240,8 @@ def integer_contraction(
     unsharded = jax.typeof(lhs).sharding.mesh.empty and jax.typeof(rhs).sharding.mesh.empty
     if out_sharding is not None or (not unsharded and are_sharded(lhs, rhs)):
         return divisible(lhs, rhs)
-    traced = isinstance(lhs, jax.core.Tracer) or isinstance(rhs, jax.core.Tracer)
-    run = on_one_device if traced else eagerly
     arrays = (lhs, rhs) if packed is None else (lhs, rhs, packed)
-    return run(Alone(dims, accumulator), divisible, *arrays)
+    return on_one_device(Alone(dims, accumulator), divisible, *arrays)
 
 
 def are_sharded(lhs: jax.Array, rhs: jax.Array) -> bool:
@@ -327,8 +316,7 @@ def _contract_groups(
     by_group = _GroupByGroup(tree, dims.plain.along(pairs), len(pairs), accumulator_dtype)
     if len(pairs) != 1 or accumulator_dtype is not None or are_sharded(lhs.payload, rhs.payload):
         return by_group(*leaves)
-    rows = rows_of(lhs.payload.shape, rhs.payload.shape, dims, pairs)
-    return on_one_device(_ByPlatform(by_group, dims, pairs[0], rows), by_group, *leaves)
+    return on_one_device(_ByPlatform(by_group, dims, pairs), by_group, *leaves)
 
 
 @dataclass(frozen=True)
@@ -352,60 +340,27 @@ class _ByPlatform:
 
     by_group: _GroupByGroup
     dims: Dimensions
-    pair: int
-    rows: RowLayout | None
+    pairs: tuple[int, ...]
 
     def __call__(self, *leaves: jax.Array) -> jax.Array:
         return jax.lax.platform_dependent(*leaves, cpu=self._on_cpu, default=self.by_group)
 
     def _on_cpu(self, *leaves: jax.Array) -> jax.Array:
         lhs, rhs = jax.tree.unflatten(self.by_group.tree, leaves)
-        by_kernel = None if self.rows is None else self._by_kernel(lhs, rhs, self.rows)
-        if by_kernel is not None:
-            return by_kernel
+        packed, table = rhs.packed, TABLES.get(rhs.payload.dtype.name)
+        right = StoredOperand(rhs.payload, packed, table, rhs.scale, rhs.zero_point)
+        integers = (lhs.payload, lhs.scale) if _is_signed_bytes(lhs) else None
+        y = stored_product(lhs.dequantized(), right, self.dims, self.pairs, integers)
+        if y is not None:
+            return y
         sizes = [lhs.payload.shape[axis] for axis in self.dims.lhs_contract]
         sized = all(isinstance(size, int) for size in sizes)  # not in an export for any platform
-        if not sized or math.prod(sizes) >= LEAST_GROUP * sizes[self.pair]:
+        if not sized or math.prod(sizes) >= LEAST_GROUP * sizes[self.pairs[0]]:
             return self.by_group(*leaves)
         return jax.lax.dot_general(lhs.dequantized(), rhs.dequantized(), self.dims.numbers)
-
-    def _by_kernel(self, lhs: Affine, rhs: Affine, rows: RowLayout) -> jax.Array | None:
-        free = (len(self.dims.lhs_free), len(self.dims.rhs_free))
-        shape = rhs.payload.shape
-        stored = stored_rows(rhs.payload, rhs.packed, TABLES.get(rhs.payload.dtype.name), rows, free[1])
-        of_rows = [lhs.payload.shape[axis] for axis in rows.lhs[: free[0]]]
-        if stored is None:
-            return None
-        payload, table = stored
-        scales, by_column = scales_of(rhs.scale, rhs.zero_point, shape, rows, free[1])
-        static = StoredRows(table, rows.groups, by_column)
-
-        def fits(left: jax.Array) -> bool:
-            return fitting(rows, left, shape, table, free[1])
-
-        left = lhs.dequantized()
-        if _is_signed_bytes(lhs) and fits(lhs.payload):
-            integers = as_rows(lhs.payload.astype(jnp.int8), rows.lhs, free[0])
-            y = group_matmul(integers, _scale_of_rows(lhs, rows, free[0]), payload, scales, static)
-        elif fits(left):
-            y = float_matmul(as_rows(left, rows.lhs, free[0]), payload, scales, static)
-        else:
-            return None
-        y = varying_with(y, *jax.tree.leaves((lhs, rhs)))
-        return y.reshape(*of_rows, *(shape[axis] for axis in rows.rhs[: free[1]]))
 
 
 def _is_signed_bytes(x: Affine) -> bool:
     """Whether an operand has signed integers of at most 8 bits and no zero point."""
     dtype = x.payload.dtype
     return x.zero_point is None and dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.signedinteger)
-
-
-def _scale_of_rows(lhs: Affine, rows: RowLayout, free: int) -> jax.Array:
-    """Of the left operand: `(rows, 1)`, or `(rows, groups)`."""
-    shape, order = lhs.payload.shape, rows.lhs
-    scale = lhs.scale.reshape((1,) * (len(shape) - lhs.scale.ndim) + lhs.scale.shape)
-    groups = order[free:-1]
-    full = order[:-1] if any(scale.shape[axis] > 1 for axis in groups) else order[:free]
-    sizes = [shape[axis] if axis in full else size for axis, size in enumerate(scale.shape)]
-    return as_rows(jnp.broadcast_to(scale, sizes), order, free)

@@ -17,8 +17,11 @@ from jqinject.native.stored_matmul import (
     ZERO_DTYPES,
     Scales,
     StoredRows,
+    float_matmul,
+    group_matmul,
     takes_stored,
 )
+from jqinject.ops.sharding import varying_with
 
 TABLES = {"int4": INT4, "uint4": UINT4}
 """What integers in 4 bits stand for, by dtype."""
@@ -37,6 +40,23 @@ class RowLayout(NamedTuple):
     lhs: tuple[int, ...]
     rhs: tuple[int, ...]
     groups: int
+
+
+class StoredOperand(NamedTuple):
+    """A stored operand.
+
+    Attributes:
+        payload: the numbers.
+        packed: the same in 4 bits as they are stored; None if they are bytes.
+        table: what the 16 numbers in 4 bits stand for.
+        scale, zero_point: broadcast against the payload; None for no zero point.
+    """
+
+    payload: jax.Array
+    packed: jax.Array | None
+    table: tuple[float, ...] | None
+    scale: jax.Array
+    zero_point: jax.Array | None
 
 
 def rows_of(
@@ -66,9 +86,7 @@ def as_rows(x: jax.Array, axes: tuple[int, ...], free: int) -> jax.Array:
     return moved.reshape(math.prod(moved.shape[:free]), -1)
 
 
-def packed_rows(
-    packed: jax.Array | None, shape: tuple[int, ...], rows: RowLayout, free: int
-) -> jax.Array | None:
+def packed_rows(packed: jax.Array, shape: tuple[int, ...], rows: RowLayout, free: int) -> jax.Array | None:
     """Numbers in 4 bits, as they were stored with the summed axes last, as rows; None if bytes hold several rows.
 
     Args:
@@ -77,8 +95,6 @@ def packed_rows(
         rows: how they are contracted.
         free: the number of axes that are not summed.
     """
-    if packed is None:
-        return None
     order = [shape[axis] for axis in rows.rhs]
     expected = (*order[:-1], -(-order[-1] // 2))
     several = len(order) - free > 1
@@ -114,36 +130,58 @@ def scales_of(
     return Scales(laid_out(scale, SCALE_DTYPES), zeros), by_column
 
 
-def stored_rows(
-    payload: jax.Array, packed: jax.Array | None, table: tuple[float, ...] | None, rows: RowLayout, free: int
-) -> tuple[jax.Array, tuple[float, ...] | None] | None:
-    """The right operand as rows that the kernels read, and what their numbers stand for; None if it has none.
+def stored_product(
+    x: jax.Array,
+    right: StoredOperand,
+    dims: Dimensions,
+    grouped: tuple[int, ...],
+    integers: tuple[jax.Array, jax.Array] | None = None,
+) -> jax.Array | None:
+    """A contraction with stored numbers by the compiled kernels, float32; None if they do not take it.
 
     Args:
-        payload: the numbers; int8, unless they are packed.
-        packed: the same in 4 bits as stored; None if they are bytes.
-        table: what the 16 numbers in 4 bits stand for.
-        rows: how they are contracted.
-        free: the number of axes that are not summed.
+        x: the left operand, float32.
+        right: the stored operand.
+        dims: of the contraction.
+        grouped: as for `rows_of`.
+        integers: signed bytes and scales that `x` is, which are contracted instead where a kernel takes them.
     """
-    if packed is not None and table is not None:
-        in_rows = packed_rows(packed, payload.shape, rows, free)
-        return None if in_rows is None else (in_rows, table)
-    if payload.dtype != jnp.int8:
+    payload, packed, table, scale, zero = right
+    free = len(dims.lhs_free), len(dims.rhs_free)
+    rows = rows_of(tuple(x.shape), payload.shape, dims, grouped)
+    if rows is None:
         return None
-    return as_rows(payload, rows.rhs, free), None
+    if packed is not None and table is not None:
+        numbers = packed_rows(packed, payload.shape, rows, free[1])
+    else:
+        numbers, table = as_rows(payload, rows.rhs, free[1]) if payload.dtype == jnp.int8 else None, None
+    if numbers is None:
+        return None
+    scales, by_column = scales_of(scale, zero, payload.shape, rows, free[1])
+    static = StoredRows(table, rows.groups, by_column)
+    depth = math.prod(payload.shape[axis] for axis in rows.rhs[free[1] :])
+
+    def fits(left: jax.Array) -> bool:
+        return takes_stored(
+            static, depth, left.size // max(depth, 1), jnp.issubdtype(left.dtype, jnp.floating)
+        )
+
+    if integers is not None and fits(integers[0]):
+        left = as_rows(integers[0].astype(jnp.int8), rows.lhs, free[0])
+        y = group_matmul(left, _scale_of_rows(*integers, rows, free[0]), numbers, scales, static)
+    elif fits(x):
+        y = float_matmul(as_rows(x, rows.lhs, free[0]), numbers, scales, static)
+    else:
+        return None
+    sizes = [x.shape[axis] for axis in dims.lhs_free] + [payload.shape[axis] for axis in dims.rhs_free]
+    return varying_with(y, x, *jax.tree.leaves((payload, packed, scale, zero))).reshape(sizes)
 
 
-def fitting(rows: RowLayout, lhs: jax.Array, shape: tuple[int, ...], table: object, free: int) -> bool:
-    """Whether the kernels are there and take such a product.
-
-    Args:
-        rows: how the numbers are contracted.
-        lhs: the left operand.
-        shape: of the stored numbers.
-        table: what numbers in 4 bits stand for; None for bytes.
-        free: the number of their axes that are not summed.
-    """
-    depth = math.prod(shape[axis] for axis in rows.rhs[free:])
-    static = StoredRows(None if table is None else (0.0,), rows.groups)
-    return takes_stored(static, depth, lhs.size // max(depth, 1), jnp.issubdtype(lhs.dtype, jnp.floating))
+def _scale_of_rows(payload: jax.Array, scale: jax.Array, rows: RowLayout, free: int) -> jax.Array:
+    """Of the left operand: `(rows, 1)`, or `(rows, groups)`."""
+    shape, order = payload.shape, rows.lhs
+    scale = scale.reshape((1,) * (len(shape) - scale.ndim) + scale.shape)
+    groups = order[free:-1]
+    full = order[:-1] if any(scale.shape[axis] > 1 for axis in groups) else order[:free]
+    sizes = [shape[axis] if axis in full else size for axis, size in enumerate(scale.shape)]
+    return as_rows(jnp.broadcast_to(scale, sizes), order, free)

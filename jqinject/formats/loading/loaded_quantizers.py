@@ -28,7 +28,7 @@ from jqinject.formats.loading.matching import PROXIES, CacheScale
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.inject import ExtendedInjector
 from jqinject.model import Rule
-from jqinject.model.quantizing.rules import counterpart_of
+from jqinject.model.quantizing.rules import COUNTERPARTS
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -192,7 +192,7 @@ def contracted_by_model(model: nnx.Module, low_bits: list[Assignment]) -> tuple[
 
 def _layers(model: nnx.Module) -> set[str]:
     """Return the paths of the layers that quantizers go into."""
-    return {place_name(path) for path, node in ModelIndex(model).places if counterpart_of(node) is not None}
+    return {place_name(path) for path, node in ModelIndex(model).places if type(node) in COUNTERPARTS}
 
 
 def input_of(checkpoint: Checkpoint, assignment: Assignment) -> InputFormat | None:

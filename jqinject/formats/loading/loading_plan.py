@@ -272,12 +272,13 @@ def _heads(checkpoint: Checkpoint, rule: Name, name: str) -> int:
 
 def _own_rows(checkpoint: Checkpoint, name: str, match: Match, parameters: Parameters) -> tuple[int, int]:
     """Return the rows of one of the parameters that divide a tensor: as many for each as it has numbers."""
-    source, paths = checkpoint.shape_of(name), [model.format(**match.places) for model in match.rule.models]
+    source, paths = checkpoint.shape_of(name), match.rule.models
     sizes = [math.prod(parameters[path].shape) // math.prod(source[1:]) for path in paths]
     if sum(sizes) != source[0]:
         needed = " + ".join(map(str, sizes))
         raise CheckpointError(f"{name} has {source[0]} rows; its parameters need {needed}")
-    return sum(sizes[: match.part]), sum(sizes[: match.part + 1])
+    part = paths.index(match.path)
+    return sum(sizes[:part]), sum(sizes[: part + 1])
 
 
 def _label(stored: np.dtype, name: str, path: str, dtype: np.dtype) -> str:

@@ -31,16 +31,12 @@ class Match(NamedTuple):
     Attributes:
         path: of the parameter.
         place: in its stack; and of the tensor among those that are joined.
-        part: which of the parameters that divide the tensor it is.
-        rule: that says so.
-        places: texts of the rule's places.
+        rule: that says so, for this parameter.
     """
 
     path: str
     place: tuple[tuple[int | str, ...], int]
-    part: int
     rule: Name
-    places: Mapping[str, str]
 
 
 def by_rules(name: str, rules: Iterable[Name], parameters: Parameters) -> list[Match]:
@@ -56,15 +52,15 @@ def by_rules(name: str, rules: Iterable[Name], parameters: Parameters) -> list[M
             continue
         at, places = match
         stack = tuple(int(text) if (text := places[place]).isdigit() else text for place in rule.stacked())
-        for part, model in enumerate(rule.models):
-            path = model.format(**places)
+        filled = rule.filled(places)
+        for model, path in zip(rule.models, filled.models, strict=True):
             if path not in parameters:
                 hint = did_you_mean(path, list(parameters))
                 why = _deeper(model, places, parameters) or (
                     f"which is not a parameter of the model{'; ' + hint if hint else ''}"
                 )
                 raise ValueError(f"names: {name} is for {path}, {why}")
-            matches.append(Match(path, (stack, at), part, rule, places))
+            matches.append(Match(path, (stack, at), filled))
     return matches
 
 
@@ -86,7 +82,7 @@ def _deeper(model: str, places: Mapping[str, str], parameters: Parameters) -> st
 def by_likeness(name: str, parameters: Parameters, checkpoint: Checkpoint) -> list[Match]:
     """Return the parameter that has the same path, except for the names of the root and the leaf."""
     if checkpoint.is_tree and name in parameters:
-        return [Match(name, ((), 0), 0, Name(name, name), {})]
+        return [Match(name, ((), 0), Name(name, name))]
     called = dict.fromkeys(_paths_like(published_name(name)), published_name(name))
     called = called if checkpoint.method == "gguf" else {}
     called |= dict.fromkeys(_paths_like(name), name)
@@ -95,7 +91,7 @@ def by_likeness(name: str, parameters: Parameters, checkpoint: Checkpoint) -> li
         raise CheckpointError(
             f"{name} may be for {' or '.join(paths)}.\n  cure: names={{{name!r}: {paths[0]!r}}}"
         )
-    return [Match(path, ((), 0), 0, Name(called[path], path), {}) for path in paths]
+    return [Match(path, ((), 0), Name(called[path], path)) for path in paths]
 
 
 def _paths_like(name: str) -> set[str]:

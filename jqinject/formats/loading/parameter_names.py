@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,20 @@ class Name:
     def matches_path(self, path: str) -> tuple[int, dict[str, str]] | None:
         """Return which of the model's patterns a path matches, and the texts of its places; None if it matches none."""
         return _first_match(self.models, path)
+
+    def filled(self, texts: Mapping[str, object]) -> Name:
+        """Return the rule with texts in the place of its places; those without a text stay.
+
+        Example:
+            >>> Name("model.{i}.moe.{e}.weight", "layers.{i}.experts").filled({"i": 3})
+            Name(file='model.3.moe.{e}.weight', model='layers.3.experts', axes=None, sizes={}, rows=None)
+        """
+        of_all = {place: f"{{{place}}}" for place in PLACE.findall(" ".join(self.files))} | {**texts}
+        files, models = (
+            side.format(**of_all) if isinstance(side, str) else tuple(one.format(**of_all) for one in side)
+            for side in (self.file, self.model)
+        )
+        return replace(self, file=files, model=models)
 
     def stacked(self) -> tuple[str, ...]:
         """Return the places that number the matrices of a stack."""

@@ -177,7 +177,7 @@ def _as_they_are(
 ) -> Iterator[tuple[Weight, ParameterArrays | np.ndarray, InputFormat | None]]:
     """Return weights in the axes of the model."""
     for weight in weights:
-        if len(weight.names) > 1 or weight.parts > 1:
+        if len(weight.rule.files) > 1 or len(weight.rule.models) > 1:
             raise CheckpointError(
                 f"{weight.path}: method='jqinject' keeps the matrices of the model, and joins or divides none.\n"
                 "  cure: no names"

@@ -12,6 +12,7 @@ import numpy as np
 
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.own import ParameterArrays
+from jqinject.formats.loading.parameter_names import Name
 from jqinject.formats.saving.saved_inputs import input_format_of
 from jqinject.formats.saving.weights import Weight, group_of_column, in_own_order
 from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, Matrix, joined, minifloat_name
@@ -165,12 +166,12 @@ def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
     for weight in weights:
         parts = waiting.setdefault(weight.name, [])
         parts.append(weight)
-        if len(parts) == weight.parts:
+        if len(parts) == len(weight.rule.models):
             del waiting[weight.name]
             yield from _divided(_joined(sorted(parts, key=_part)))
     for name, parts in waiting.items():
         raise CheckpointError(
-            f"{name} is made of {parts[0].parts} parameters, of which the model has "
+            f"{name} is made of {len(parts[0].rule.models)} parameters, of which the model has "
             f"{_paths(sorted(parts, key=_part))}.\n  cure: a Name of the parameters that the model has"
         )
 
@@ -206,27 +207,27 @@ def _same(a: object, b: object) -> bool:
 
 def _divided(saved: SavedMatrix) -> Iterator[SavedMatrix]:
     weight, matrix, inputs = saved
-    if len(weight.names) == 1:
+    if len(weight.rule.files) == 1:
         yield saved
         return
     start = 0
-    for name, rows in zip(weight.names, _rows(weight, saved.matrix), strict=True):
+    for name, rows in zip(weight.rule.files, _rows(weight, saved.matrix), strict=True):
         own = slice(start, start := start + rows)
         part = matrix[own] if isinstance(matrix, np.ndarray) else matrix.cut(own)
-        yield SavedMatrix(replace(weight, names=(name,)), part, inputs)
+        yield SavedMatrix(replace(weight, rule=Name(name, weight.path)), part, inputs)
 
 
 def _rows(weight: Weight, matrix: Matrix | np.ndarray) -> tuple[int, ...]:
     """Return how many rows each of the matrices has that were joined."""
     rows = matrix.shape[0] if isinstance(matrix, np.ndarray) else matrix.codes.shape[0]
-    names, count = ", ".join(weight.names), len(weight.names)
-    if weight.rows is not None:
-        if sum(weight.rows) != rows:
-            stated = " + ".join(map(str, weight.rows))
+    rule, names, count = weight.rule, ", ".join(weight.rule.files), len(weight.rule.files)
+    if rule.rows is not None:
+        if sum(rule.rows) != rows:
+            stated = " + ".join(map(str, rule.rows))
             raise CheckpointError(f"{weight.path} has {rows} rows; its Name says {stated} for {names}")
-        return weight.rows
+        return rule.rows
     first, *_ = (*weight.known_axes.outputs, "")
-    if weight.sizes.get(first) != count:
+    if rule.sizes.get(first) != count:
         raise CheckpointError(
             f"{weight.path} joins {names}; how many rows each has is not said.\n"
             "  cure: a Name with rows=(...), a number for each; or axes that begin with an axis of the tensors, "
@@ -236,7 +237,7 @@ def _rows(weight: Weight, matrix: Matrix | np.ndarray) -> tuple[int, ...]:
 
 
 def _part(weight: Weight) -> int:
-    return weight.part
+    return weight.rule.models.index(weight.path)
 
 
 def _paths(weights: Sequence[Weight]) -> str:

@@ -6,7 +6,7 @@ Inputs that are permuted before a weight have its columns written in their own o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -36,13 +36,9 @@ class Weight:
 
     Attributes:
         path: in the model.
-        names: in the file: one, or those of the matrices that were joined to make the weight; with a place for each
-            axis of a stack that is taken apart.
+        rule: its names in the file: of one matrix, or of those that were joined to make the weight, with a place for
+            each axis of a stack that is taken apart; and the weights that divide the matrix.
         axes: how the matrix of the file became the weight's axes; None if no rule says it.
-        sizes: of axes that its shape leaves open.
-        stacked: the places in names that number the layers of a stack.
-        part, parts: which of the weights that divide the matrix of the file this is, and of how many.
-        rows: of each of the matrices that were joined, if a rule has them.
         value: of floats, the array; None for frozen numbers.
         numbers, form: of a frozen weight.
         layer: that holds it; None for a parameter without one.
@@ -51,13 +47,8 @@ class Weight:
     """
 
     path: str
-    names: tuple[str, ...]
+    rule: Name
     axes: AxesOfLayout | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    stacked: tuple[str, ...] = ()
-    part: int = 0
-    parts: int = 1
-    rows: tuple[int, ...] | None = None
     value: jax.Array | None = None
     numbers: Mapping[str, jax.Array] | None = None
     form: FrozenForm | None = None
@@ -68,7 +59,7 @@ class Weight:
     @property
     def name(self) -> str:
         """The only name, or the first."""
-        return self.names[0]
+        return self.rule.files[0]
 
     @property
     def module(self) -> str:
@@ -91,7 +82,7 @@ class Weight:
             CheckpointError: a size is open, or does not fit.
         """
         try:
-            return self.known_axes.sizes((), shape, self.sizes)
+            return self.known_axes.sizes((), shape, self.rule.sizes)
         except ValueError as error:
             raise CheckpointError(f"{self.path}: {error}.\n  cure: a Name with sizes={{...}}") from None
 
@@ -117,15 +108,14 @@ class Weight:
         Raises:
             CheckpointError: it has fewer axes than the rule stacks.
         """
-        if len(shape) < len(self.stacked):
+        stacked = self.rule.stacked()
+        if len(shape) < len(stacked):
             raise CheckpointError(
-                f"{self.path} has the shape {shape}, too few axes for a stack of {self.names[0]}.\n"
+                f"{self.path} has the shape {shape}, too few axes for a stack of {self.name}.\n"
                 "  cure: a Name without the place that numbers its matrices"
             )
-        for at in np.ndindex(*shape[: len(self.stacked)]):
-            places = dict(zip(self.stacked, at, strict=True))
-            names = tuple(name.format(**places) for name in self.names) if at else self.names
-            yield at, replace(self, names=names)
+        for at in np.ndindex(*shape[: len(stacked)]):
+            yield at, replace(self, rule=self.rule.filled(dict(zip(stacked, at, strict=True))))
 
 
 def weights_of(
@@ -169,18 +159,13 @@ def _named(path: str, rules: tuple[Name, ...] | None, unchanged: bool) -> Weight
     for rule in sorted(rules or (), key=lambda rule: len(rule.files) + len(rule.models) > 2):
         match = rule.matches_path(path)
         if match is not None:
-            places = match[1] | {place: f"{{{place}}}" for place in rule.stacked()}
-            names = tuple(file.format(**places) for file in rule.files)
-            axes = AxesOfLayout.of(rule.axes) if rule.axes else None
-            return Weight(
-                path, names, axes, rule.sizes, rule.stacked(), match[0], len(rule.models), rule.rows
-            )
+            return Weight(path, rule.filled(match[1]), AxesOfLayout.of(rule.axes) if rule.axes else None)
     if rules is not None:
         raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
     if unchanged:
-        return Weight(path, (path,), UNCHANGED)
+        return Weight(path, Name(path, path), UNCHANGED)
     module, dot, leaf = path.rpartition(".")
-    return Weight(path, (f"{module}{dot}{'weight' if leaf in LEAVES else leaf}",))
+    return Weight(path, Name(f"{module}{dot}{'weight' if leaf in LEAVES else leaf}", path))
 
 
 def _of_frozen(

@@ -71,8 +71,8 @@ class Clipped:
     value: np.ndarray
     scale: np.ndarray
     zero_point: np.ndarray
-    low: float
-    high: float
+    low: float | np.ndarray
+    high: float | np.ndarray
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """The range as values, for each scale."""
@@ -129,7 +129,7 @@ def histogram(calls: Sequence[Clipped]) -> Histogram | None:
             numbers = [call.x / call.scale + call.zero_point for call in calls]
     flat = np.concatenate([x.reshape(-1) for x in numbers])
     flat = flat[np.isfinite(flat)]
-    return _binned(flat, unit, low, high)
+    return _binned(flat, unit, float(low), float(high))
 
 
 def _binned(numbers: np.ndarray, unit: str, low: float, high: float) -> Histogram:
@@ -140,7 +140,7 @@ def _binned(numbers: np.ndarray, unit: str, low: float, high: float) -> Histogra
         first, last = first - 0.5, last + 0.5
     edges = _edges(numbers, first, last)
     counts, _ = np.histogram(numbers, edges)
-    return Histogram(unit, tuple(edges.tolist()), tuple(counts.tolist()), float(low), float(high))
+    return Histogram(unit, tuple(edges.tolist()), tuple(counts.tolist()), low, high)
 
 
 def _edges(numbers: np.ndarray, first: float, last: float) -> np.ndarray:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import jax
@@ -27,7 +26,7 @@ from jqinject.model.inspect.layer_numbers import (
     saturation,
 )
 from jqinject.model.inspect.observed_runs import ObservedRuns, Recorder
-from jqinject.model.walk import ModelIndex, Path, listed, place_name
+from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.program import HELD, Call, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import as_array, is_concrete
@@ -36,19 +35,6 @@ ADVICE = (
     "report(numbers=True) failed while it ran a copy of the model with quantizers switched off: no layer of jqinject's "
     "may be needed quantized by code that is not in a layer of jqinject's.\n  cure: report(model, ...) without numbers"
 )
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The measurements.
-
-    Attributes:
-        entries: path -> numbers of every quantized layer, and of whatever else is quantized.
-        output_sqnr_db: of the quantized model's output against the float model's.
-    """
-
-    entries: dict[str, LayerNumbers]
-    output_sqnr_db: float
 
 
 def sqnr_db(reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]) -> float:
@@ -118,15 +104,19 @@ def _abstract(leaf: object) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct) or not is_concrete(leaf)
 
 
-def _kind(leaf: Any) -> str:
+def _kind(leaf: jax.Array | jax.ShapeDtypeStruct) -> str:
     kind = "a ShapeDtypeStruct" if isinstance(leaf, jax.ShapeDtypeStruct) else "traced"
     return f"{kind} ({leaf.dtype}{list(leaf.shape)})"
 
 
 def measure(
     model: nnx.Module, call: Call, sites: Mapping[str, str], reference: nnx.Module | None
-) -> Measured:
+) -> tuple[dict[str, LayerNumbers], float]:
     """Run a model in float, quantized, and with each entry switched.
+
+    Returns:
+        Path -> numbers of every quantized layer, and of whatever else is quantized; and the ratio of the quantized
+        model's output against the float model's, in decibels.
 
     Args:
         model: in evaluation mode; not changed.
@@ -143,7 +133,10 @@ def measure(
         output = runs.quantized(quantized)
         try:
             floats = runs.floating(in_float)
-            read = [entry for entry in runs.entries if _is_read(quantized, entry)]
+            # Also entries that are read where they cannot be measured by themselves.
+            read = [
+                e for e in runs.entries if any(quantized.calls(e, what) for what in ("quantized", "weight"))
+            ]
             switched = {entry: _sensitivity(runs, entry, floats) for entry in read}
         except Exception as error:
             error.add_note(ADVICE)
@@ -155,7 +148,7 @@ def measure(
     finally:
         in_float.clear()
         quantized.clear()
-    return Measured(entries, sqnr_db(floats, output))
+    return entries, sqnr_db(floats, output)
 
 
 def _with_float_parameters(model: nnx.Module) -> nnx.Module:
@@ -172,20 +165,12 @@ def _with_float_parameters(model: nnx.Module) -> nnx.Module:
     return copy
 
 
-def _is_read(quantized: Recorder, entry: str) -> bool:
-    """Whether a layer is called, or a parameter read, be it where it cannot be measured by itself."""
-    return any(quantized.calls(entry, what) for what in ("quantized", "weight"))
-
-
-def _slots(model: object, runs: ObservedRuns, entry: str) -> list[tuple[str, Any]]:
+def _slots(model: nnx.Module, runs: ObservedRuns, entry: str) -> list[tuple[str, object]]:
     """The quantizers of an entry, by slot."""
-    quantizers: Any = vars(model).get(HELD, {})
-    between = [
-        (slot, quantizers[site])
-        for site, slot in runs.slots.get(entry, {}).items()
-        if site in tuple(quantizers)
-    ]
-    return [*vars(runs.nodes[entry]).items(), *between] if entry in runs.nodes else between
+    quantizers = vars(model).get(HELD, {})
+    own = vars(runs.nodes[entry]).items() if entry in runs.nodes else ()
+    between = runs.slots.get(entry, {}).items()
+    return [*own, *((slot, quantizers[site]) for site, slot in between if site in tuple(quantizers))]
 
 
 def _sensitivity(runs: ObservedRuns, entry: str, reference: list[np.ndarray]) -> tuple[float, float]:
@@ -206,7 +191,11 @@ def _numbers(
     if switched is None:
         return LayerNumbers(calls=0, histories=histories)
     outputs, there = in_float.of(path, "float"), quantized.of(path, "quantized")
-    parts = {part: _clipped(quantized, path, part) for part in ("weight", "input", "output")}
+    records = {part: quantized.of(path, part) for part in ("weight", "input", "output")}
+    parts = {
+        part: [Clipped(*arrays) for arrays in calls if arrays[0].shape == arrays[1].shape]
+        for part, calls in records.items()
+    }
     isolated = accumulated = None
     if outputs and there:
         isolated = sqnr_db([y for y, _ in outputs], [q for _, q in outputs])
@@ -221,21 +210,9 @@ def _numbers(
         only_quantized=switched[0],
         only_float=switched[1],
         saturation=Saturation(**{part: saturation(calls) for part, calls in parts.items()}),
-        histograms=Histograms(
-            weight=histogram(weight),
-            input=histogram(parts["input"]),
-            output=histogram(parts["output"]),
-        ),
+        histograms=Histograms(**{part: histogram(calls) for part, calls in parts.items()}),
         histories=histories,
     )
-
-
-def _clipped(recorder: Recorder, path: str, part: str) -> list[Clipped]:
-    return [
-        Clipped(x, value, scale, zero_point, float(low), float(high))
-        for x, value, scale, zero_point, low, high in recorder.of(path, part)
-        if x.shape == value.shape
-    ]
 
 
 @final
@@ -261,7 +238,7 @@ class SolvedQuant(InnerModule):
         return self.quantizer.by_scale(self.weight.get_value(), scale, zero_point, keep)
 
 
-def solved_weights(model: nnx.Module) -> Mapping[str, tuple[nnx.Param[Any], WeightQuantProxyFromInjector]]:
+def solved_weights(model: nnx.Module) -> dict[str, tuple[nnx.Param[Any], WeightQuantProxyFromInjector]]:
     """Find the weights of a model that are the numbers which a solver chose: path -> parameter and quantizer.
 
     Those that training has moved off the grid since are none of them.
@@ -271,21 +248,17 @@ def solved_weights(model: nnx.Module) -> Mapping[str, tuple[nnx.Param[Any], Weig
     """
     index = ModelIndex(model)
     paths = {id(node): path for path, node in reversed(index.places) if isinstance(node, nnx.Variable)}
-    return dict(_solved(index, paths))
-
-
-def _solved(index: ModelIndex, paths: Mapping[int, Path]) -> Iterator[tuple[str, Any]]:
+    solved: dict[str, tuple[nnx.Param[Any], WeightQuantProxyFromInjector]] = {}
     for holders in index.proxies:
         proxy, layer = holders.proxy, holders.layers[0]
-        if not isinstance(proxy, WeightQuantProxyFromInjector) or not (
-            proxy.committed and proxy.is_quant_enabled
-        ):
-            continue
-        if id(layer.weight) in paths:
-            weight, depth = layer.weight.get_value(), len(stack_of((layer,)))
-            quantized = as_array(quantized_stack(nnx.clone(proxy, graph=True), weight, depth))
-            if bool(jnp.array_equal(quantized, weight)):
-                yield place_name(paths[id(layer.weight)]), (layer.weight, proxy)
+        if isinstance(proxy, WeightQuantProxyFromInjector) and proxy.committed and proxy.is_quant_enabled:
+            path = paths.get(id(layer.weight))
+            if path is not None:
+                weight, depth = layer.weight.get_value(), len(stack_of((layer,)))
+                quantized = as_array(quantized_stack(nnx.clone(proxy, graph=True), weight, depth))
+                if bool(jnp.array_equal(quantized, weight)):
+                    solved[place_name(path)] = layer.weight, proxy
+    return solved
 
 
 def with_float_weights(model: nnx.Module, reference: nnx.Module) -> nnx.Module:

@@ -7,7 +7,7 @@ program: run it as it is, in floats, or by choice. Next: `measured_report`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, final
 
@@ -16,10 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import clipped_fields
-from jqinject.model.inspect.switching import PARTS, Change, QuantizedLayer, changed, quantized_layers
+from jqinject.model.status import Change, changed
 from jqinject.model.walk import ModelIndex
-from jqinject.nn import QuantEmbed
+from jqinject.nn import QuantCheckpoint, QuantEmbed
+from jqinject.nn.activations import QuantActLayer
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import from_holder, on_host, spans_processes
 from jqinject.program import (
     Around,
@@ -30,12 +33,19 @@ from jqinject.program import (
     SplitCall,
     Tracked,
     WeightCall,
-    in_scope,
     intercept,
 )
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_quantized
 
+# slot of a layer: the part of the layer that it quantizes
+PARTS = {"weight_quant": "weight", "input_quant": "input", "output_quant": "output", "act_quant": "output"}
+SLOTS = (*PARTS, "bias_quant", "grad_quant")
+PLAIN_OPS = {
+    "dot_general": jax.lax.dot_general,
+    "einsum_op": jnp.einsum,
+    "conv_general_dilated": jax.lax.conv_general_dilated,
+}
 Arrays = tuple[np.ndarray, ...]
 
 
@@ -91,7 +101,7 @@ class Observer:
     Args:
         sites: what the program contracts by itself: path of a parameter, or name of a contraction of two activations ->
             its entry.
-        layers: the entries that are layers, which are observed where they are called.
+        layers: the paths of the entries that are layers, which are observed where they are called.
         on: True for all as it is, False for all in floats; or entry -> a traced bool.
         others: whether quantizers that belong to no entry are on.
         recorder: records, for each call, as "float" the float output and the quantized output for the same input; or,
@@ -105,7 +115,7 @@ class Observer:
     def __init__(
         self,
         sites: Mapping[str, str],
-        layers: Mapping[str, QuantizedLayer],
+        layers: Collection[str],
         on: bool | Mapping[str, jax.Array],
         *,
         others: bool,
@@ -150,43 +160,79 @@ class Observer:
 
 @final
 class _AtLayer(Around):
-    """Observes the calls of a layer."""
+    """Observes the calls of a layer.
 
-    def __init__(self, layer: QuantizedLayer, observer: Observer) -> None:
-        self.layer, self.observer = layer, observer
+    Args:
+        path: of the layer.
+        original: the layer of the observed model, whose quantizers are as the user has switched them.
+        observer: says what is done.
+    """
 
-    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    def __init__(self, path: str, original: nnx.Module, observer: Observer) -> None:
+        self.path, self.observer = path, observer
+        slots = vars(original)
+        self.disabled = {slot: slots[slot].disable_quant for slot in SLOTS if slots.get(slot) is not None}
+        self.quantizes_input = _is_on(slots.get("input_quant"))
+
+    def __call__(self, layer: nnx.Module, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """See `Around`."""
-
-        def run() -> Any:
-            return call(*args, **kwargs)
-
-        as_it_is = self.observer.on is True
-        listened = partial(self._listened, layer, run) if as_it_is else run
-        quantized = self.layer.quantized(layer, listened, alone=not as_it_is)
+        run = partial(call, *args, **kwargs)
+        with changed(self._changes_quantized(layer)):
+            quantized = run()
         x = args[0] if args else next(iter(kwargs.values()))
-        value = self.observer.output(
-            self.layer.path, as_array(quantized), lambda: self.layer.floating(layer, run, x)
-        )
-        if as_it_is:
+        value = self.observer.output(self.path, as_array(quantized), lambda: self._floating(layer, run, x))
+        if self.observer.on is True:
             return quantized
         # A QuantTensor keeps its scale.
         return quantized.set(value=value) if is_quantized(quantized) else value
 
-    def _listened(self, layer: object, call: Callable[[], Any]) -> Any:
-        """Call a layer whose quantizers are listened to."""
-        attributes = vars(layer)
-        listeners: list[Change] = [
-            (
-                attributes,
-                slot,
-                Listener(attributes[slot], partial(self.observer.quantizer, self.layer.path, part)),
-            )
-            for slot, part in PARTS.items()
-            if attributes.get(slot) is not None
-        ]
-        with changed(listeners):
-            return call()
+    def _changes_quantized(self, layer: nnx.Module) -> list[Change]:
+        """What lets a layer run with its quantizers as the user has switched them."""
+        attributes, observer = vars(layer), self.observer
+        if observer.on is True:
+            return [
+                (attributes, slot, Listener(attributes[slot], partial(observer.quantizer, self.path, part)))
+                for slot, part in PARTS.items()
+                if attributes.get(slot) is not None
+            ]
+        changes = _switched(layer, self.disabled)
+        if not self.quantizes_input and isinstance(layer, QuantWeightLayer):
+            # The input may be a float tensor that claims to be quantized.
+            changes.append((attributes, "contraction", "float"))
+        return changes
+
+    def _floating(self, layer: nnx.Module, run: Callable[[], Any], x: object) -> jax.Array:
+        """The output of a layer with its quantizers off, for the input `x`."""
+        if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
+            return as_array(x)
+        changes, attributes = _switched(layer, dict.fromkeys(self.disabled, True)), vars(layer)
+        if isinstance(layer, QuantWeightLayer | QuantActLayer):
+            changes.append((attributes, "return_quant_tensor", False))
+        if isinstance(layer, QuantWeightLayer):
+            changes.append((attributes, "contraction", "float"))
+        op = quantized_op(layer)
+        if op is not None:
+            changes.append((attributes, op.name, PLAIN_OPS[op.name]))
+        with changed(changes):
+            return as_array(run())
+
+
+def _switched(layer: nnx.Module, disabled: Mapping[str, bool]) -> list[Change]:
+    return [(vars(vars(layer)[slot]), "disable_quant", off) for slot, off in disabled.items()]
+
+
+def _is_on(proxy: QuantProxyFromInjector | None) -> bool:
+    return proxy is not None and proxy.is_quant_enabled
+
+
+def _quantizes(node: object) -> bool:
+    """Whether a module is a layer that quantizes in the forward pass."""
+    if quantized_op(node) is not None:
+        return True
+    if not isinstance(node, QuantWeightLayer | QuantActLayer | QuantCheckpoint):
+        return False
+    frozen = isinstance(node, QuantWeightLayer) and node.frozen is not None
+    return frozen or any(_is_on(vars(node).get(slot)) for slot in SLOTS if slot != "grad_quant")
 
 
 class Listener:
@@ -209,18 +255,6 @@ class Listener:
         if self._proxy.is_quant_enabled:
             self._heard(self._proxy, x, quantized)
         return quantized
-
-
-@final
-class _Within(Around):
-    """Marks what a method of a layer contracts as the layer's."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        """See `Around`."""
-        return in_scope(self.path, None, call, args, kwargs)
 
 
 @final
@@ -319,23 +353,27 @@ class ObservedRuns:
     def __init__(self, model: nnx.Module, call: Call, sites: Mapping[str, str]) -> None:
         self._split = SplitCall(model, call)
         self.state, self.arrays = self._split.state, self._split.arrays
-        self.nodes = quantized_layers(model)
-        self._layers = {path: QuantizedLayer.of(path, node) for path, node in self.nodes.items()}
+        self.nodes = {
+            ".".join(map(str, path)): node for path, node in nnx.iter_modules(model) if _quantizes(node)
+        }
         self._sites = sites
-        self.entries = tuple(dict.fromkeys((*self._layers, *sites.values())))
+        self.entries = tuple(dict.fromkeys((*self.nodes, *sites.values())))
         self.slots: Mapping[str, Mapping[str, str]] = {}
         self._has_others = _has_others(model, self.nodes)
         self._mixed: dict[bool, Callable[..., list[jax.Array]]] = {}
 
+    def _observer(
+        self, on: bool | Mapping[str, jax.Array], *, others: bool, recorder: Recorder | None = None
+    ) -> Observer:
+        return Observer(self._sites, self.nodes, on, others=others, recorder=recorder)
+
     def floating(self, recorder: Recorder) -> list[np.ndarray]:
         """Run with every quantizer off, and return the model's outputs, float64."""
-        return self._recorded(
-            Observer(self._sites, self._layers, False, others=False, recorder=recorder), recorder
-        )
+        return self._recorded(self._observer(False, others=False, recorder=recorder), recorder)
 
     def quantized(self, recorder: Recorder) -> list[np.ndarray]:
         """Run the model as it is, and return its outputs, float64."""
-        observer = Observer(self._sites, self._layers, True, others=True, recorder=recorder)
+        observer = self._observer(True, others=True, recorder=recorder)
         outputs = self._recorded(observer, recorder)
         self.slots = observer.slots
         self._has_others = self._has_others or observer.has_others
@@ -355,7 +393,7 @@ class ObservedRuns:
 
         def run(state: Any, arrays: list[Any], chosen: jax.Array) -> list[jax.Array]:
             switches = {entry: chosen[place] for place, entry in enumerate(self.entries)}
-            return self.outputs(state, arrays, Observer(self._sites, self._layers, switches, others=others))
+            return self.outputs(state, arrays, self._observer(switches, others=others))
 
         compiled = self._mixed.setdefault(others, jax.jit(run))
         return _numbers(compiled(self.state, self.arrays, np.array([on[entry] for entry in self.entries])))
@@ -366,7 +404,7 @@ class ObservedRuns:
         Args:
             state, arrays: of the structure of the attributes.
         """
-        return self.outputs(state, arrays, Observer(self._sites, self._layers, False, others=False))
+        return self.outputs(state, arrays, self._observer(False, others=False))
 
     def outputs(self, state: object, arrays: list[Any], observer: Observer | None = None) -> list[jax.Array]:
         """The model's floating-point outputs, for a caller that traces; all its arrays if none is.
@@ -387,22 +425,16 @@ class ObservedRuns:
         """Let an observer see what a copy of the model runs."""
         of_program = _of_program(copy)
         for path, node in list(nnx.iter_modules(copy)):
-            layer = self._layers.get(".".join(map(str, path)))
-            if layer is not None:
-                around = _AtLayer(layer, observer)
-                intercept(node, around)
-                if isinstance(node, QuantEmbed):
-                    intercept(node, around, "attend")
-                    intercept(node, _Within(layer.path), "attend")
-            if (
-                isinstance(node, QuantProxyFromInjector)
-                and not observer.others
-                and id(node) not in of_program
-            ):
+            name = ".".join(map(str, path))
+            if name in self.nodes:
+                around = _AtLayer(name, self.nodes[name], observer)
+                for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
+                    intercept(node, around, method)
+            is_proxy = isinstance(node, QuantProxyFromInjector)
+            if is_proxy and not observer.others and id(node) not in of_program:
                 node.disable_quant = True
         if isinstance(copy, QuantizedProgram):
-            root: Any = copy
-            intercept(root, _AtProgram(observer), "quantizers")
+            intercept(copy, _AtProgram(observer), "quantizers")
 
     def _recorded(self, observer: Observer, recorder: Recorder) -> list[np.ndarray]:
         run = jax.jit(partial(self.outputs, observer=observer))

@@ -15,13 +15,10 @@ from jqinject.model.inspect.model_weights import LAYERS
 from jqinject.model.inspect.weight_flow import Flow, WeightFlow
 from jqinject.nn import QuantEmbed
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope
+from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope, weight_in
 from jqinject.program.jaxpr import Body
+from jqinject.program.scopes import weight_scope
 
-# A number, not the path: a path may contain characters with a meaning in XLA's text.
-MARK = "jqinject_layer({})"
-# A layer's mark, or that of a parameter that a program contracts.
-MARKED = re.compile(r"jqinject_(layer\(\d+|weight\([^)]*)\)")
 PARTS = re.compile(r"jqinject_parts\((\d+)\)")
 DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
 CONTRACTION = re.compile(
@@ -30,6 +27,8 @@ CONTRACTION = re.compile(
     re.MULTILINE,
 )
 OPERAND = re.compile(r"%?([\w.\-]+)\s*$")
+TARGET = re.compile(r'custom_call_target="([^"]*)"')
+PRODUCT = re.compile(r"matmul|gemm|dot|conv", re.IGNORECASE)
 INTEGERS = re.compile(r"[su]\d+")
 
 
@@ -38,13 +37,14 @@ class CompiledContraction:
     """One contraction of a compiled program.
 
     Attributes:
-        mark: of the layer that it is in; outside of layers, of the parameter that it contracts.
+        name: of the layer that it is in; outside of layers, of the parameter that it contracts; as `name_in_scope`
+            writes it.
         operands: dtypes of its operands, in XLA's notation.
         output: dtype of its output.
         parts: into how many partial sums it is split: a sum too long for the output dtype is computed in parts.
     """
 
-    mark: str
+    name: str
     operands: tuple[str, ...]
     output: str
     parts: int = 1
@@ -79,18 +79,17 @@ class RunningProgram:
         split = SplitCall(model, call)
         leaves, tree = jax.tree.flatten(split.state)
         self.reasons: dict[str, str] = {}
-        self._marks: dict[str, str] = {}
+        self._layers: list[str] = []
         self._inputs = [*jax.tree.leaves(split.state, is_leaf=is_low_bit_cache), *split.arrays]
 
         def run(leaves: list[Any], arrays: list[Any]) -> list[Any]:
             copy, copied_call = split.merged(jax.tree.unflatten(tree, leaves), arrays)
             for path, node in nnx.iter_modules(copy):
                 if isinstance(node, LAYERS):
-                    name, mark = ".".join(map(str, path)), f"layer({len(self._marks)}"
-                    self._marks[mark] = name
-                    around = _UnderName(MARK.format(len(self._marks) - 1))
+                    name = ".".join(map(str, path))
+                    self._layers.append(name)
                     for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
-                        intercept(node, around, method)
+                        intercept(node, _UnderName(path), method)
                     if isinstance(node, QuantWeightLayer):
                         intercept(node, _Reason(self.reasons, name), "_choice")
             return jax.tree.leaves(copied_call(copy))
@@ -116,10 +115,12 @@ class RunningProgram:
         Args:
             parameters: path of a parameter that the model contracts by itself -> the name to list it under.
         """
-        names = self._marks | {f"weight({name_in_scope(path)}": name for path, name in parameters.items()}
-        contractions: dict[str, list[CompiledContraction]] = {name: [] for name in names.values()}
-        for contraction in _read(self._traced.lower().compile().as_text() or "", names):
-            contractions[names[contraction.mark]].append(contraction)
+        entries = {path: path for path in self._layers} | dict(parameters)
+        names = {name_in_scope(path): entry for path, entry in entries.items()}
+        contractions: dict[str, list[CompiledContraction]] = {entry: [] for entry in names.values()}
+        for contraction in _read(self._traced.lower().compile().as_text() or ""):
+            if contraction.name in names:
+                contractions[names[contraction.name]].append(contraction)
         return contractions
 
 
@@ -127,11 +128,11 @@ class RunningProgram:
 class _UnderName(Around):
     """Calls a layer under a named scope, which the program's text keeps."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, path: tuple[object, ...]) -> None:
+        self.path = path
 
-    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        with jax.named_scope(self.name):
+    def __call__(self, layer: object, call: Callable[..., object], *args: object, **kwargs: object) -> object:
+        with weight_scope(self.path):
             return call(*args, **kwargs)
 
 
@@ -149,28 +150,18 @@ class _Reason(Around):
         return choice
 
 
-def _read(text: str, names: Mapping[str, str]) -> Iterator[CompiledContraction]:
+def _read(text: str) -> Iterator[CompiledContraction]:
     dtypes = dict(DEFINITION.findall(text))
     for line in CONTRACTION.finditer(text):
-        marks = MARKED.findall(line["rest"])
-        target = re.search(r'custom_call_target="([^"]*)"', line["rest"])
-        if not marks or marks[-1] not in names or (line["op"] == "custom-call" and not _multiplies(target)):
-            continue
-        operands = [OPERAND.search(operand) for operand in _split(line["operands"])[:2]]
-        parts = PARTS.search(line["rest"])
-        yield CompiledContraction(
-            marks[-1],
-            tuple(dtypes.get(operand[1], "?") for operand in operands if operand),
-            line["out"],
-            int(parts[1]) if parts else 1,
-        )
-
-
-def _split(operands: str) -> list[str]:
-    """The operands, whose types may have commas in brackets."""
-    return re.sub(r"[\[{][^\]}]*[\]}]", "", operands).split(",")
-
-
-def _multiplies(target: re.Match[str] | None) -> bool:
-    """Whether a custom call is a library's matrix product or convolution."""
-    return target is not None and re.search(r"matmul|gemm|dot|conv", target[1], re.IGNORECASE) is not None
+        target, parts = TARGET.search(line["rest"]), PARTS.search(line["rest"])
+        # Of custom calls those that are a library's matrix product or convolution.
+        if line["op"] != "custom-call" or (target and PRODUCT.search(target[1])):
+            # The types of operands may have commas in brackets.
+            operands = re.sub(r"[\[{][^\]}]*[\]}]", "", line["operands"]).split(",")[:2]
+            names = [OPERAND.search(operand) for operand in operands]
+            yield CompiledContraction(
+                weight_in(line["rest"]) or "",
+                tuple(dtypes.get(operand[1], "?") for operand in names if operand),
+                line["out"],
+                int(parts[1]) if parts else 1,
+            )

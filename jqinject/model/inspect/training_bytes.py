@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +35,6 @@ VIEWS = frozenset(
 )
 
 
-class Residual(NamedTuple):
-    """Bytes that one site keeps, and reads in place."""
-
-    kept: int
-    in_place: int
-
-
 @dataclass(frozen=True, eq=False)
 class _Source:
     """The array that an array is a view of.
@@ -56,8 +50,8 @@ class _Source:
     stored: bool = True
 
 
-def by_site(forward: Body, backward: Body, variables: Sequence[bool]) -> dict[str, Residual]:
-    """What each site reads of the forward pass.
+def _reads(forward: Body, backward: Body, variables: Sequence[bool]) -> Iterator[tuple[str, bool, int]]:
+    """What each site reads of the forward pass: the site, whether the array is a weight in its place, and its bytes.
 
     Args:
         forward: a program that returns the residuals.
@@ -65,24 +59,18 @@ def by_site(forward: Body, backward: Body, variables: Sequence[bool]) -> dict[st
         variables: for each of the first inputs of the forward program, which are the model's variables, whether it is
             a weight.
     """
-    readers = _readers(backward)
+    readers = _readers(backward.used())
     types = itertools.zip_longest(forward.inputs, variables)
     sources = forward.run([_Source(size_of(x), variable) for x, variable in types], _viewed, _constant)
     counted: set[_Source] = set()
-    residuals: dict[str, Residual] = {}
     for place, source in enumerate(sources):
-        if source is None or place not in readers or source in counted or not source.stored:
-            continue
-        counted.add(source)
-        before = residuals.get(readers[place], Residual(0, 0))
-        if source.variable is None:
-            residuals[readers[place]] = before._replace(kept=before.kept + source.size)
-        elif source.variable:
-            residuals[readers[place]] = before._replace(in_place=before.in_place + source.size)
-    return residuals
+        if source is not None and source.stored and source not in counted and place in readers:
+            counted.add(source)
+            if source.variable is not False:
+                yield readers[place], source.variable is True, source.size
 
 
-def _constant(value: Any) -> _Source | None:
+def _constant(value: np.ndarray | jax.Array) -> _Source | None:
     """Nothing for numbers, of which arrays are made when they are needed."""
     return _Source(size_of(value), stored=False) if np.ndim(value) else None
 
@@ -101,50 +89,34 @@ def _viewed(eqn: Equation, inputs: list[_Source | None]) -> list[_Source | None]
     return [x if x is None or x in inputs else new for x, new in zip(inside, arrays, strict=True)]
 
 
-def _readers(backward: Body) -> dict[int, str]:
-    """Inputs of a backward pass that its outputs depend on -> the site of the first operation that reads them."""
+def _readers(body: Body) -> dict[int, str]:
+    """The inputs of a program that it reads -> the innermost site of the first operation that does."""
     sites: dict[int, str] = {}
 
     def read(eqn: Equation, inputs: list[int | None]) -> list[int | None]:
-        for place in inputs:
+        inside: dict[int, str] = {}  # by operand
+        for part in eqn.bodies:
+            # Operands that the part does not have come first, or others that it has.
+            ahead = len(inputs) - len(part.inputs)
+            inside = {place + ahead: site for place, site in _readers(part).items() if site} | inside
+        own = weight_in(eqn.scopes) or path_in(eqn.scopes) or ""
+        for operand, place in enumerate(inputs):
             if place is not None:
-                sites[place] = sites.get(place) or _site(eqn, [x == place for x in inputs])
+                sites[place] = sites.get(place) or inside.get(operand, own)
         return [None] * len(eqn.outputs)
 
-    returned = backward.used().run(range(len(backward.inputs)), read, lambda value: None)
-    return {**{place: "" for place in returned if place is not None}, **sites}
+    returned = body.run(range(len(body.inputs)), read, lambda value: None)
+    return dict.fromkeys((place for place in returned if place is not None), "") | sites
 
 
-def _site(eqn: Equation, reads: list[bool]) -> str:
-    """The innermost site of an operation that reads an array, also in the programs within it.
-
-    Args:
-        eqn: the operation.
-        reads: which of its operands are the array.
-    """
-    for body in eqn.bodies:
-        sites: list[str] = []
-
-        def read(inner: Equation, inputs: list[bool], sites: list[str] = sites) -> list[bool]:
-            if any(inputs):
-                sites.append(_site(inner, inputs))
-            return [False] * len(inner.outputs)
-
-        ahead = len(reads) - len(
-            body.inputs
-        )  # operands that the body does not have, or others that it has first
-        body.run([False] * -ahead + reads[max(ahead, 0) :], read, lambda value: False)
-        if any(sites):
-            return next(filter(None, sites))
-    return weight_in(eqn.scopes) or path_in(eqn.scopes) or ""
-
-
-def size_of(x: Any) -> int:
-    """Bytes of an array, or of a number."""
-    return math.prod(x.shape) * (x.dtype.itemsize if hasattr(x, "dtype") else np.dtype(type(x)).itemsize)
+def size_of(x: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> int:
+    """Bytes of an array."""
+    return math.prod(x.shape) * x.dtype.itemsize
 
 
 FLOAT32 = 4
+State = nnx.State[Any, Any]
+Optimizer = nnx.Optimizer[Any] | optax.GradientTransformation
 LEAVES = (QuantWeightLayer, QuantActLayer, QuantCheckpoint, OpQuantizers, QuantizedOp)
 
 
@@ -172,7 +144,13 @@ class SiteResiduals:
         """`(kept + in_place) / (float_kept + float_in_place)`: of operands in 8 bits about 0.25 of float32's."""
         if self.float_kept is None or self.float_in_place is None:
             return None
-        return _ratio(self.kept + self.in_place, self.float_kept + self.float_in_place)
+        count, in_float = self.kept + self.in_place, self.float_kept + self.float_in_place
+        return count / in_float if in_float else math.inf if count else 1.0
+
+    def __str__(self) -> str:
+        if self.float_kept is None:
+            return f"{self.kept:,}"
+        return f"{self.kept:,} ({self.float_kept:,} in float; {self.ratio:.3f} of what float reads)"
 
 
 @dataclass(frozen=True)
@@ -208,46 +186,37 @@ class TrainingBytes:
     residuals: tuple[SiteResiduals, ...]
 
     @property
+    def total(self) -> SiteResiduals:
+        """The sums over all sites."""
+        counts = [(row.kept, row.in_place, row.float_kept, row.float_in_place) for row in self.residuals]
+        kept, in_place, *floats = map(
+            sum, zip((0, 0, 0, 0), *((x or 0 for x in row) for row in counts), strict=True)
+        )
+        return SiteResiduals("", kept, in_place, *(floats if all(None not in row for row in counts) else ()))
+
+    @property
     def kept(self) -> int:
         """Of all sites."""
-        return sum(row.kept for row in self.residuals)
+        return self.total.kept
 
     @property
     def float_kept(self) -> int | None:
         """Of all sites; None if weights are frozen."""
-        counts = [row.float_kept for row in self.residuals if row.float_kept is not None]
-        return sum(counts) if len(counts) == len(self.residuals) else None
+        return self.total.float_kept
 
     @property
     def ratio(self) -> float | None:
         """See `SiteResiduals.ratio`, of all sites."""
-        if any(row.ratio is None for row in self.residuals):
-            return None
-        read = sum(row.kept + row.in_place for row in self.residuals)
-        return _ratio(read, sum((row.float_kept or 0) + (row.float_in_place or 0) for row in self.residuals))
+        return self.total.ratio
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The bytes as text: a line of totals, and one for each site."""
         return (
             f"training: parameters {self.parameters:,} bytes, other variables {self.others:,}, optimizer "
-            f"{self.optimizer:,} ({self.float_optimizer:,} in float), kept for the backward pass "
-            f"{_beside(self.kept, self.float_kept, self.ratio)}",
-            *(
-                f"kept by {row.site or 'the model itself'}: {_beside(row.kept, row.float_kept, row.ratio)}"
-                for row in self.residuals
-            ),
+            f"{self.optimizer:,} ({self.float_optimizer:,} in float), kept for the backward pass {self.total}",
+            *(f"kept by {row.site or 'the model itself'}: {row}" for row in self.residuals),
         )
-
-
-def _ratio(part: int, total: int) -> float:
-    return part / total if total else math.inf if part else 1.0
-
-
-def _beside(count: int, in_float: int | None, ratio: float | None) -> str:
-    if in_float is None:
-        return f"{count:,}"
-    return f"{count:,} ({in_float:,} in float; {ratio:.3f} of what float reads)"
 
 
 def checked_optimizer(optimizer: object) -> None:
@@ -265,7 +234,7 @@ def checked_optimizer(optimizer: object) -> None:
 
 
 def training_bytes(
-    model: nnx.Module, call: Call, optimizer: object, sites: Mapping[str, str]
+    model: nnx.Module, call: Call, optimizer: Optimizer, sites: Mapping[str, str]
 ) -> TrainingBytes:
     """Trace a training step, and count its bytes.
 
@@ -281,25 +250,22 @@ def training_bytes(
     wrt = _trained(model, optimizer)
     trained, others = nnx.state(model, wrt, ..., graph=True)
     if not jax.tree.leaves(trained):
+        kind = wrt.__name__ if isinstance(wrt, type) else wrt
         raise ValueError(
             "report(optimizer=...) counts the bytes of training, and the model has no variable that is trained "
-            f"({_name(wrt)}).\n  cure: report(model, ...) without optimizer; or train before freeze(model)"
+            f"({kind}).\n  cure: report(model, ...) without optimizer; or train before freeze(model)"
         )
-    states, in_float = _states(optimizer, trained)
-    steps = _Steps(model, call, wrt, sites)
+    copy = nnx.clone(model, graph=True)
+    copy.train()
+    have_floats = not ModelIndex(copy).frozen_parameters
+    steps = _Steps(copy, call, wrt, sites)
     quantized = steps.residuals(ObservedRuns.outputs)
-    floating = steps.residuals(ObservedRuns.in_floats) if steps.have_floats else None
-    rows = tuple(_row(site, quantized, floating) for site in dict.fromkeys((*quantized, *(floating or ()))))
-    return TrainingBytes(_bytes(trained), _bytes(others), states, in_float, rows)
-
-
-def _row(
-    site: str, quantized: Mapping[str, Residual], floating: Mapping[str, Residual] | None
-) -> SiteResiduals:
-    residual = quantized.get(site, Residual(0, 0))
-    if floating is None:
-        return SiteResiduals(site, *residual)
-    return SiteResiduals(site, *residual, *floating.get(site, Residual(0, 0)))
+    floating = steps.residuals(ObservedRuns.in_floats) if have_floats else None
+    rows: list[SiteResiduals] = []
+    for site in dict.fromkeys(site for site, _ in (*quantized, *(floating or ()))):
+        runs = (quantized,) if floating is None else (quantized, floating)
+        rows.append(SiteResiduals(site, *(run[site, in_place] for run in runs for in_place in (False, True))))
+    return TrainingBytes(_bytes(trained), _bytes(others), *_states(optimizer, trained), tuple(rows))
 
 
 def _trained(model: nnx.Module, optimizer: object) -> Any:
@@ -309,24 +275,16 @@ def _trained(model: nnx.Module, optimizer: object) -> Any:
     return nnx.LoRAParam if jax.tree.leaves(nnx.state(model, nnx.LoRAParam)) else nnx.Param
 
 
-def _name(wrt: object) -> str:
-    return wrt.__name__ if isinstance(wrt, type) else str(wrt)
-
-
-def _states(optimizer: Any, trained: Any) -> tuple[int, int]:
+def _states(optimizer: Optimizer, trained: State) -> tuple[int, int]:
     """Bytes of an optimizer's states, and with all moments in float32."""
     if isinstance(optimizer, nnx.Optimizer):
         states = nnx.as_pure(optimizer.opt_state)
     else:
         states = jax.eval_shape(optimizer.init, nnx.as_pure(trained))
-    sizes = [leaf.size for leaf in jax.tree.leaves(trained)]
-    low, moments = 0, 0
-    for moment in jax.tree.leaves(states, is_leaf=_is_moment):
-        if _is_moment(moment):
-            low += _bytes(moment)
-            moments += 1
-    plain = _bytes(states) - low
-    return low + plain, plain + FLOAT32 * sum(sizes) * moments
+    leaves = jax.tree.leaves(states, is_leaf=_is_moment)
+    moments, total = [leaf for leaf in leaves if _is_moment(leaf)], _bytes(states)
+    count = sum(leaf.size for leaf in jax.tree.leaves(trained))
+    return total, total - _bytes(moments) + FLOAT32 * count * len(moments)
 
 
 def _is_moment(x: object) -> bool:
@@ -341,19 +299,15 @@ class _Steps:
     """Forward and backward passes of a model, traced.
 
     Args:
-        model: it is not changed.
+        copy: of a model, in training mode, to be marked.
         call: of it.
         wrt: filter of what is trained.
         sites: see `ObservedRuns`.
-
-    Attributes:
-        have_floats: whether the float model can be had.
     """
 
-    def __init__(self, model: nnx.Module, call: Call, wrt: Any, sites: Mapping[str, str]) -> None:
-        copy = nnx.clone(model, graph=True)
-        copy.train()
-        self.have_floats = not ModelIndex(copy).frozen_parameters
+    def __init__(
+        self, copy: nnx.Module, call: Call, wrt: nnx.filterlib.Filter, sites: Mapping[str, str]
+    ) -> None:
         leaves = (path for path, node in nnx.iter_modules(copy, graph=True) if _is_leaf(node))
         self._leaves = [".".join(map(str, path)) for path in sorted(leaves, key=len)]
         self._names = {name_in_scope(place): site for place, site in sites.items()}
@@ -364,44 +318,45 @@ class _Steps:
             self._runs.state, lambda path, x: path[0] == 0 and chosen(path[1:], x), ...
         )
 
-    def residuals(self, run: Callable[..., list[Any]]) -> dict[str, Residual]:
-        """What each site keeps.
+    def residuals(self, run: Callable[..., list[jax.Array]]) -> Counter[tuple[str, bool]]:
+        """Bytes of what sites read in the backward pass: (site, whether it is a weight in its place) -> bytes.
 
         Args:
             run: a method of `ObservedRuns` that returns the outputs.
         """
-        traces: list[Any] = []
+        outputs: list[jax.Array] = []
+        trees: list[Any] = []
 
-        def forward(trained: Any, rest: Any, arrays: Any) -> Any:
-            def outputs(trained: Any) -> Any:
+        def forward(trained: State, rest: State, arrays: list[jax.Array]) -> list[jax.Array]:
+            def differentiated(trained: State) -> list[jax.Array]:
                 # Variables of the trace that differentiates, which the model may write to.
                 state = nnx.merge_state(trained, jax.tree.map(lambda x: x, rest))
                 return [x for x in run(self._runs, state, arrays) if jnp.issubdtype(x.dtype, jnp.floating)]
 
-            y, pull = jax.vjp(outputs, trained)
+            y, pull = jax.vjp(differentiated, trained)
             kept, tree = jax.tree.flatten(pull)
-            traces.append((tree, y))
+            outputs[:], trees[:] = y, [tree]
             return kept
+
+        def backward(residuals: list[jax.Array], y: list[jax.Array]) -> Any:
+            return jax.tree.unflatten(trees[0], residuals)(y)
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LostStateWarning)  # a traced step updates nothing
-            program = Body.of(jax.make_jaxpr(forward)(self._trained, self._rest, self._runs.arrays))
-            tree, y = traces[-1]
-            if not y:
+            traced, residuals = jax.make_jaxpr(forward, return_shape=True)(
+                self._trained, self._rest, self._runs.arrays
+            )
+            if not outputs:
                 raise ValueError(
                     "report(optimizer=...) differentiates the model's outputs, and none is floating-point.\n"
                     "  cure: method=lambda model, x, wanted: loss(model(x), wanted)"
                 )
-            count = len(program.outputs)
-            backward = jax.make_jaxpr(
-                lambda *arrays: jax.tree.unflatten(tree, arrays[:count])(list(arrays[count:]))
-            )(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*program.outputs, *y)))
-        residuals: dict[str, Residual] = {}
-        for place, kept in by_site(program, Body.of(backward), self._variables()).items():
-            site = self._site(self._names.get(place, place))
-            before = residuals.get(site, Residual(0, 0))
-            residuals[site] = Residual(before.kept + kept.kept, before.in_place + kept.in_place)
-        return residuals
+            types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs]
+            pulled = jax.make_jaxpr(backward)(residuals, types)
+        counts: Counter[tuple[str, bool]] = Counter()
+        for place, in_place, size in _reads(Body.of(traced), Body.of(pulled), self._variables()):
+            counts[self._site(self._names.get(place, place)), in_place] += size
+        return counts
 
     def _site(self, path: str) -> str:
         """The outermost leaf that a module is, or is in; its own path outside of leaves."""
@@ -409,9 +364,8 @@ class _Steps:
 
     def _variables(self) -> list[bool]:
         """For each array of the model's variables, in the order of a program's inputs, whether it is a weight."""
-        variables = jax.tree.leaves(
-            (self._trained, self._rest), is_leaf=lambda x: isinstance(x, nnx.Variable)
-        )
+        states = (self._trained, self._rest)
+        variables = jax.tree.leaves(states, is_leaf=lambda x: isinstance(x, nnx.Variable))
         return [
             isinstance(variable, nnx.Param | FrozenParam)
             for variable in variables

@@ -17,19 +17,17 @@ from jqinject.program import only_moves, operation_of, path_in, runs_inside
 from jqinject.program.jaxpr import Body, Equation, Scan, While, settled
 
 
-def operations_in(body: Body) -> int:
-    """Count the multiply-adds of a program's contractions.
+def operations_of(equation: Equation) -> int:
+    """Count the multiply-adds of an operation, or of the programs within it.
 
     A loop body counts once per iteration, or once if the trip count is unknown; of several branches, the one with the
     most counts; see `Equation.times`.
     """
-    count = 0
-    for equation in body.equations:
-        own = COUNTS.get(equation.name)
-        inner = [operations_in(part) for part in equation.bodies] if own is None else []
-        within = max(inner) if equation.branches else sum(inner)
-        count += own(equation) if own is not None else equation.times * within
-    return count
+    count = COUNTS.get(equation.name)
+    if count is not None:
+        return count(equation)
+    within = [sum(map(operations_of, body.equations)) for body in equation.bodies]
+    return equation.times * (max(within) if equation.branches else sum(within))
 
 
 def _of_dot(equation: Equation) -> int:
@@ -53,15 +51,10 @@ def _of_ragged_dot(equation: Equation) -> int:
     return equation.outputs[0].size * math.prod(lhs.shape[axis] for axis in summed)
 
 
-def _of_kernel(equation: Equation) -> int:
-    return equation.times * sum(map(operations_in, equation.bodies))
-
-
 COUNTS: dict[str, Callable[[Equation], int]] = {
     "dot_general": _of_dot,
     "conv_general_dilated": _of_convolution,
     "ragged_dot_general": _of_ragged_dot,
-    "pallas_call": _of_kernel,
 }
 
 
@@ -90,35 +83,53 @@ OPAQUE = frozenset({"pallas_call", "ffi_call", "pure_callback"})
 
 
 @dataclass(frozen=True)
-class TracedContraction:
+class Place:
+    """Where in a program an equation is.
+
+    Attributes:
+        path: of the module.
+        times: how often it runs: a loop's body once per iteration (once if the trip count is unknown); of several
+            branches, the one with the most multiply-adds.
+        inside: the operation that it is inside of and that quantizers do not reach into; "" for none.
+        steps: how many steps the loops around it have, of those whose length is known; 1 outside of loops.
+    """
+
+    path: str = ""
+    times: int = 1
+    inside: str = ""
+    steps: int = 1
+
+    def within(self, equation: Equation) -> Place:
+        """Inside a part of the program."""
+        path = path_in(equation.scopes) or self.path
+        steps = self.steps * (equation.times if equation.scan else 1)
+        inside = self.inside or ("" if runs_inside(equation) else equation.name)
+        return Place(path, self.times * equation.times, inside, steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedContraction(Place):
     """One contraction, or one look-up.
 
     Attributes:
         equation: of the program.
         sources: the arrays of the model in the operand that is a weight; empty for two activations.
-        operation: its name, as in rules.
-        path: of the module.
-        times: how often it runs: a loop's body once per iteration (once if the trip count is unknown); of several
-            branches, the one with the most multiply-adds.
         through: as in `Flow`, of the weight.
-        steps: how many steps the loops around it have, of those whose length is known; 1 outside of loops.
-        inside: the operation that it is inside of and that quantizers do not reach into; "" for none.
     """
 
     equation: Equation
     sources: frozenset[str]
-    operation: str
-    path: str
-    times: int
-    through: str = ""
-    inside: str = ""
-    steps: int = 1
+    through: str
+
+    @property
+    def operation(self) -> str:
+        """Its name, as in rules."""
+        return operation_of(self.equation.name).name or self.equation.name
 
     @property
     def operations(self) -> int:
         """Multiply-adds of all its runs; 0 for a look-up."""
-        counts = COUNTS.get(self.equation.name)
-        return 0 if counts is None else self.times * counts(self.equation)
+        return self.times * operations_of(self.equation)
 
     @property
     def kind(self) -> str:
@@ -129,24 +140,6 @@ class TracedContraction:
         if all("int" in name for name in names):
             return "int"
         return "fp8" if all(name.startswith("float8") for name in names) else "float"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in a program an equation is: see `TracedContraction`."""
-
-    path: str = ""
-    times: int = 1
-    inside: str = ""
-    steps: int = 1
-
-    def within(self, equation: Equation) -> Place:
-        """Inside a part of the program."""
-        name = equation.name
-        path = path_in(equation.scopes) or self.path
-        steps = self.steps * (equation.times if equation.scan else 1)
-        inside = self.inside or ("" if runs_inside(equation) else name)
-        return Place(path, self.times * equation.times, inside, steps)
 
 
 class WeightFlow:
@@ -228,19 +221,9 @@ class WeightFlow:
         return replace(x, depends=True)
 
     def _note(self, equation: Equation, weight: Flow, place: Place) -> None:
-        path = path_in(equation.scopes) or place.path
-        operation = operation_of(equation.name).name or equation.name
+        own = vars(replace(place, path=path_in(equation.scopes) or place.path))
         self.contractions.append(
-            TracedContraction(
-                equation,
-                weight.sources,
-                operation,
-                path,
-                place.times,
-                weight.through,
-                place.inside,
-                place.steps,
-            )
+            TracedContraction(**own, equation=equation, sources=weight.sources, through=weight.through)
         )
 
     # --- programs within
@@ -257,9 +240,7 @@ class WeightFlow:
         counts = [sum(contraction.operations for contraction in run) for run in runs]
         most = counts.index(max(counts))
         for number, run in enumerate(runs):
-            self.contractions += (
-                run if number == most else [replace(contraction, times=0) for contraction in run]
-            )
+            self.contractions += [x if number == most else replace(x, times=0) for x in run]
         joined = [_all(flows) for flows in zip(*outputs, strict=True)]
         return [replace(x, depends=True) for x in joined] if inputs[0].depends else joined
 

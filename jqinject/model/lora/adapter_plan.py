@@ -13,9 +13,9 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.quantizing.parameter_sites import PlannedParameter
-from jqinject.model.quantizing.rule_policy import OURS, PlannedSites
-from jqinject.model.quantizing.rules import Rule, idle_rules, matches_path
+from jqinject.model.quantizing.parameter_sites import PlannedParameter, uses_by_path
+from jqinject.model.quantizing.rule_policy import OURS, Plan
+from jqinject.model.quantizing.rules import Rule, matches_path
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted
 from jqinject.proxy import QuantProxyFromInjector
@@ -88,19 +88,16 @@ def _roles(use: WeightUse) -> list[str]:
     return roles
 
 
-def plan_adapters(sites: PlannedSites, rank: Rank) -> tuple[PlannedAdapter, ...]:
+def plan_adapters(plan: Plan, rank: Rank) -> tuple[PlannedAdapter, ...]:
     """The adapters of the parameters that rules take.
 
     Raises:
         ValueError: a pattern of ranks matches nothing that is contracted and taken by a rule.
     """
-    by_path: dict[tuple[Any, ...], list[WeightUse]] = {}
-    for use in sites.uses:
-        by_path.setdefault(use.weight_path, []).append(use)
     planned, candidates, matched = [], [], set()
-    for path, uses in by_path.items():
+    for path, uses in uses_by_path(plan.found.uses).items():
         contractions = tuple(use for use in uses if use.operation != "take")
-        if not any((path, use.operation) in sites.taken for use in contractions):
+        if not any((path, use.operation) in plan.taken for use in contractions):
             continue
         candidates.append(dotted(path))
         pattern = _pattern(rank, path)
@@ -353,17 +350,17 @@ def _listed(paths: list[str]) -> str:
     return ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
 
 
-def check_rules(rules: tuple[Rule, ...], sites: PlannedSites, bases: Mapping[str, PlannedParameter]) -> None:
+def check_bases(plan: Plan) -> None:
     """Refuse rules that take nothing, and quantizers that are proxies."""
-    idle = idle_rules(rules, (), sites.used)
-    if idle:
-        weights = dict.fromkeys(dotted(use.weight_path) for use in sites.uses)
-        shown = "\n".join(f"    {rules[index]}" for index in idle)
+    if plan.idle:
+        weights = dict.fromkeys(dotted(use.weight_path) for use in plan.found.uses)
+        shown = "\n".join(f"    {plan.rules[index]}" for index in plan.idle)
         raise ValueError(
             f"lora: rules that take nothing (the first rule that matches wins):\n{shown}\n"
             f"  weights here: {_listed(list(weights)) or 'none'}\n  cure: mend the path or the order"
         )
-    shared = [name for name, base in bases.items() if isinstance(base.quantizer, QuantProxyFromInjector)]
+    bases = plan.parameters.items()
+    shared = [name for name, base in bases if isinstance(base.quantizer, QuantProxyFromInjector)]
     if shared:
         raise TypeError(
             f"lora: the weight quantizer of {_listed(shared)} is a proxy, and frozen weights have none to share.\n"

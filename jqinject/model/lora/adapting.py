@@ -17,8 +17,8 @@ from jqinject.model.lora.adapter_plan import (
     Rank,
     Start,
     Update,
+    check_bases,
     check_numbers,
-    check_rules,
     check_update,
     checked_rank,
     dense_update,
@@ -29,25 +29,24 @@ from jqinject.model.lora.adapter_plan import (
     refuse_adapted,
     refuse_bias_quantizers,
 )
-from jqinject.model.quantizing.parameter_sites import PlannedParameter, plan_parameters
 from jqinject.model.quantizing.quantize_model import quantize_program
 from jqinject.model.quantizing.rule_policy import (
     Methods,
-    PlannedSites,
+    Plan,
     RulePolicy,
     call_with,
-    plan_sites,
+    has_arguments,
     traced_calls,
 )
 from jqinject.model.quantizing.rules import Rule, check_operations, checked_rules
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.freeze_layer import frozen_param
-from jqinject.program import Call, find_sites, quantized_stack
+from jqinject.program import OpQuantizers, QuantizedProgram, find_sites, quantized_stack
+from jqinject.program.tracked_value import Path
 from jqinject.quant_tensor import as_array
 
 Model = TypeVar("Model", bound=nnx.Module)
-Names = set[tuple[tuple[Any, ...], str]]
 
 
 def lora(
@@ -136,19 +135,17 @@ def lora(
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
     refuse_adapted(index)
-    if not any(call.args or call.kwargs for call in calls):
+    if not has_arguments(calls):
         raise ValueError(
             "lora finds the contractions of a model by tracing it.\n"
             "  cure: lora(model, rules, inputs=(x,), ...), with arrays or jax.ShapeDtypeStructs"
         )
-    policy = RulePolicy(checked, into_layers=True)
-    sites = plan_sites(model, policy, calls)
-    bases = plan_parameters(sites.uses)
-    check_rules(checked, sites, bases)
-    plans = plan_adapters(sites, ranks)
+    plan = Plan.of(model, RulePolicy(checked, into_layers=True), calls)
+    check_bases(plan)
+    adapters = plan_adapters(plan, ranks)
 
-    def adapted(model: object, rngs: nnx.Rngs) -> Any:
-        return _adapted(model, policy, sites, calls, plans, bases, (alpha, dropout), rngs, start, update)
+    def adapted(model: Model, rngs: nnx.Rngs) -> Model:
+        return _adapted(model, plan, adapters, (alpha, dropout), rngs, start, update)
 
     if index.is_abstract:
         return nnx.eval_shape(lambda model: adapted(model, nnx.clone(rngs)), model)
@@ -156,38 +153,41 @@ def lora(
 
 
 def _adapted(
-    model: Any,
-    policy: RulePolicy,
-    sites: PlannedSites,
-    calls: tuple[Call, ...],
-    plans: tuple[PlannedAdapter, ...],
-    bases: Mapping[str, PlannedParameter],
+    model: Model,
+    plan: Plan,
+    planned: tuple[PlannedAdapter, ...],
     numbers: tuple[float | None, float],
     rngs: nnx.Rngs,
     start: Start,
     update: Update,
-) -> Any:
+) -> Model:
     """The model with adapters, its base frozen unless they are inside its quantizers."""
-    quantize_program(model, policy, sites, calls, rngs)
+    quantize_program(model, plan, rngs)
     index = ModelIndex(model)
-    check_finite(index, [site for *_, site in parameter_sites(index)], "lora")
+    sites = {name: site for _, _, name, site in parameter_sites(index)}
+    check_finite(index, [*sites.values()], "lora")
     adapters = {}
-    for plan in plans:
-        name = place_name(plan.path)
-        variable = index.by_name[name]
+    for entry in planned:
+        name = place_name(entry.path)
         factors = None
-        if start == "error" and name in bases:
-            wrong = _rounding_error(model.op_quant.weights[name])
-            factors = nearest_factors(wrong, plan, factor_of_update(plan, numbers[0]))
-        adapters[name] = new_adapter(plan, variable, *numbers, bases.get(name), rngs, factors)
+        if start == "error" and name in plan.parameters:
+            wrong = _rounding_error(sites[name])
+            factors = nearest_factors(wrong, entry, factor_of_update(entry, numbers[0]))
+        base = plan.parameters.get(name)
+        adapters[name] = new_adapter(entry, index.by_name[name], *numbers, base, rngs, factors)
         adapters[name].inside = update == "inside"
-    model.op_quant.adapters = nnx.Dict(adapters)
+    _held(model).adapters = nnx.Dict(adapters)
     if update == "inside":  # whatever follows from the parameter has the update
         return model
     for site in quantized_weights(index):
         freeze_weight(index, site, frozen_param(site))
-    _check_followed(model, policy, calls, plans)
+    _check_followed(model, plan, planned)
     return model
+
+
+def _held(model: nnx.Module) -> OpQuantizers:
+    assert isinstance(model, QuantizedProgram)
+    return model.op_quant
 
 
 def _rounding_error(site: ParameterSite) -> jax.Array:
@@ -225,76 +225,66 @@ def with_low_rank(
     """
     checked = checked_rules(rules)
     calls = traced_calls(model, call_with(inputs), methods, "LowRank")
-    if not any(call.args or call.kwargs for call in calls):
+    if not has_arguments(calls):
         raise ValueError(
             "LowRank finds the contractions of a model by tracing a method of it, and was given a function instead.\n"
             "  cure: Recipe.apply(..., method='encode') in the place of call=..."
         )
     refuse_bias_quantizers(checked, "LowRank")
     model = nnx.clone(model, graph=True)
-    policy = RulePolicy(checked, into_layers=True)
-    sites = plan_sites(model, policy, calls)
-    bases = plan_parameters(sites.uses)
+    plan = Plan.of(model, RulePolicy(checked, into_layers=True), calls)
     if not allow_idle:
-        check_rules(checked, sites, bases)
-    plans = [plan for plan in plan_adapters(sites, checked_rank(rank)) if place_name(plan.path) in bases]
+        check_bases(plan)
+    bases = plan.parameters
     index = ModelIndex(model)
     adapters, planned = {}, {}
-    for wide in plans:
+    for wide in plan_adapters(plan, checked_rank(rank)):
         name = place_name(wide.path)
+        if name not in bases:
+            continue
         variable = index.by_name[name]
         value = variable.get_value()
-        plan = planned[name] = wide.within(value.shape)
-        adapters[name] = new_adapter(
-            plan, variable, None, 0.0, bases[name], None, nearest_factors(value, plan)
-        )
+        entry = planned[name] = wide.within(value.shape)
+        factors = nearest_factors(value, entry)
+        adapters[name] = new_adapter(entry, variable, None, 0.0, bases[name], None, factors)
         rest = value.astype(jnp.float32) - dense_update(adapters[name], value.shape)
         variable.set_value(rest.astype(value.dtype))
-    quantize_program(model, policy, sites, calls, None)
-    model.op_quant.adapters = nnx.Dict(adapters)  # pyright: ignore
-    _check_followed(model, policy, calls, tuple(planned.values()))
+    quantize_program(model, plan, None)
+    _held(model).adapters = nnx.Dict(adapters)
+    _check_followed(model, plan, tuple(planned.values()))
     return model, planned
 
 
-def _check_followed(
-    model: nnx.Module, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
-) -> None:
-    """See that every contraction has its update.
+def _check_followed(model: nnx.Module, plan: Plan, planned: tuple[PlannedAdapter, ...]) -> None:
+    """See that every contraction has its update, and note look-ups whose rows are not contracted.
 
     A parameter that is indexed before it is contracted is from then on dequantized first, so that the update follows.
 
     Raises:
-        ValueError: one has none.
+        ValueError: a contraction has none.
     """
-    adapted, missing = _without_update(model, policy, calls, plans)
-    if not missing:
-        _note_lookups(model, plans, adapted)
-        return
-    nodes = dict(ModelIndex(model).places)
-    for plan in missing:
-        variable = nodes[tuple(map(str, plan.path))]
-        if isinstance(variable, FrozenParam):
-            variable.set_metadata(**{READS_WHOLE: True})
-    adapted, missing = _without_update(model, policy, calls, plans)
+    adapted, missing = _without_update(model, plan, planned)
     if missing:
-        shown = "\n".join(f"    {place_name(plan.path)}: {plan.uses[0].name}" for plan in missing)
+        nodes = dict(ModelIndex(model).places)
+        for entry in missing:
+            variable = nodes[tuple(map(str, entry.path))]
+            if isinstance(variable, FrozenParam):
+                variable.set_metadata(**{READS_WHOLE: True})
+        adapted, missing = _without_update(model, plan, planned)
+    if missing:
+        shown = "\n".join(f"    {place_name(entry.path)}: {entry.uses[0].name}" for entry in missing)
         raise ValueError(
             f"lora: these weights change on their way to a contraction, so that an update cannot follow:\n{shown}\n"
             "  cure: rank={pattern: rank} that leaves them out"
         )
-    _note_lookups(model, plans, adapted)
+    for entry in planned:
+        alone = tuple(name for name in entry.lookups if (entry.path, name) not in adapted)
+        _held(model).adapters[place_name(entry.path)].lookups = alone
 
 
 def _without_update(
-    model: nnx.Module, policy: RulePolicy, calls: tuple[Call, ...], plans: tuple[PlannedAdapter, ...]
-) -> tuple[Names, list[PlannedAdapter]]:
+    model: nnx.Module, plan: Plan, planned: tuple[PlannedAdapter, ...]
+) -> tuple[set[tuple[Path, str]], list[PlannedAdapter]]:
     """What is adapted, and the plans of which a contraction is not."""
-    adapted = find_sites(model, policy, calls).adapted
-    return adapted, [plan for plan in plans if any((plan.path, use.name) not in adapted for use in plan.uses)]
-
-
-def _note_lookups(model: Any, plans: tuple[PlannedAdapter, ...], adapted: Names) -> None:
-    """Let adapters know the look-ups whose rows are used otherwise than in a contraction."""
-    for plan in plans:
-        alone = tuple(name for name in plan.lookups if (plan.path, name) not in adapted)
-        model.op_quant.adapters[place_name(plan.path)].lookups = alone
+    adapted = find_sites(model, plan.policy, plan.calls).adapted
+    return adapted, [e for e in planned if any((e.path, use.name) not in adapted for use in e.uses)]

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.inspect.coverage import coverage_of
-from jqinject.model.quantizing.parameter_sites import plan_parameters
-from jqinject.model.quantizing.rule_policy import (
-    NO_SITES,
-    OURS,
-    PlannedSites,
-    RulePolicy,
-    needs_inputs,
-    plan_sites,
-)
-from jqinject.model.quantizing.rules import LayerRule, Rule, idle_rules, nearest_pattern
+from jqinject.model.quantizing.rule_policy import OURS, Plan, RulePolicy, has_arguments, needs_inputs
+from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, nearest_pattern
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.program import HELD, Call, QuantizedProgram
 
@@ -31,28 +22,14 @@ NOT_CONTRACTED = (
 )
 
 
-def have_inputs(calls: Iterable[Call]) -> bool:
-    """Whether any of the calls to trace has arguments."""
-    return any(call.args or call.kwargs for call in calls)
-
-
-def check_rules(
-    index: ModelIndex,
-    model: nnx.Module,
-    rules: tuple[Rule, ...],
-    entries: tuple[LayerRule, ...],
-    calls: tuple[Call, ...],
-    allow_idle: bool,
-) -> PlannedSites:
-    """Refuse rules that do not fit the model, before anything is built.
-
-    Returns:
-        What the rules quantize outside of layers.
-    """
-    traces = needs_inputs(index, rules)
-    _refuse_quantized(index, model, bool(entries), traces)
-    has_inputs = have_inputs(calls)
-    if not entries and not traces and not has_inputs:
+def check_model(
+    index: ModelIndex, model: nnx.Module, rules: tuple[Rule, ...], calls: tuple[Call, ...]
+) -> None:
+    """Refuse a model that rules cannot be applied to, before it is traced."""
+    traces, has_inputs = needs_inputs(index, rules), has_arguments(calls)
+    has_layers = any(type(module) in COUNTERPARTS for module in index.modules)
+    _refuse_quantized(index, model, has_layers, traces)
+    if not has_layers and not traces and not has_inputs:
         raise ValueError(
             f"{type(model).__name__} has no layer of Flax's own classes; what it contracts by itself is found by "
             "tracing it.\n  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs"
@@ -63,32 +40,29 @@ def check_rules(
             "  cure: quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs; "
             "methods={'encode': (x,)} for other methods than its call"
         )
-    becomes_a_layer = any(entry.path == place_name(()) and entry.slots for entry in entries)
-    sites = plan_sites(model, RulePolicy(rules), calls) if has_inputs and not becomes_a_layer else NO_SITES
-    planned = plan_parameters(sites.uses)
-    if not allow_idle:
-        _check_caches(rules, sites)
-    used = sites.used
-    idle = idle_rules(rules, entries, used)
-    if idle and not allow_idle:
-        weights = dict.fromkeys(place_name(use.weight_path) for use in sites.uses)
-        names = [*(entry.path for entry in entries), *weights]
-        near = {index: nearest_pattern(rules[index], names) for index in idle}
-        shown = "\n".join(f"    {rules[index]}{near[index]}" for index in idle)
+
+
+def check_plan(index: ModelIndex, model: nnx.Module, plan: Plan) -> None:
+    """Refuse rules that take nothing, and rules that quantize nothing."""
+    rules, layers = plan.rules, plan.layers.values()
+    _check_caches(plan)
+    if plan.idle:
+        weights = dict.fromkeys(place_name(use.weight_path) for use in plan.found.uses)
+        names = [*(entry.path for entry in layers), *weights]
+        shown = "\n".join(f"    {rules[at]}{nearest_pattern(rules[at], names)}" for at in plan.idle)
         paths = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        unreached = _unreached(index, model, [rules[number] for number in idle], calls, names)
+        unreached = _unreached(index, model, [rules[at] for at in plan.idle], plan.calls, names)
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n"
             f"  layers here: {paths or 'none'}\n{unreached}"
             "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
         )
-    if not (planned or sites.sites or allow_idle or any(entry.slots for entry in entries)):
+    if not (plan.parameters or plan.found.sites or any(entry.slots for entry in layers)):
         shown = "\n".join(f"    {rule}" for rule in rules)
         raise ValueError(
             f"these rules quantize nothing: what they match stays float.\n{shown}\n"
             "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
         )
-    return sites
 
 
 def _unreached(
@@ -107,7 +81,7 @@ def _unreached(
         calls: that were traced.
         reached: paths of layers, and of parameters that are contracted.
     """
-    sizes = asked_bytes(index, rules) if have_inputs(calls) else {}
+    sizes = asked_bytes(index, rules) if has_arguments(calls) else {}
     names = [name for name in sizes if not {name, name.rpartition(".")[0]} & {*reached}]
     reasons = {missed.parameter: missed.why for missed in coverage_of(model, calls).missed} if names else {}
     lines = [f"    {name}: {reasons.get(name, NOT_CONTRACTED)}\n" for name in names[:SHOWN]]
@@ -115,16 +89,16 @@ def _unreached(
     return "  weights that they match, and that are not reached:\n" + "".join(lines) + more if names else ""
 
 
-def _check_caches(rules: tuple[Rule, ...], sites: PlannedSites) -> None:
+def _check_caches(plan: Plan) -> None:
     """Refuse a rule for caches that takes none."""
     idle = [
         rule
-        for number, rule in enumerate(rules)
-        if rule.quantizer("cache_quant") is not None and number not in sites.caches.values()
+        for number, rule in enumerate(plan.rules)
+        if rule.quantizer("cache_quant") is not None and number not in plan.caches.values()
     ]
     if idle:
-        hint = did_you_mean(idle[0].path, sites.caches)
-        names = ", ".join(sites.caches) or "none; caches are float arrays among the arguments, or Variables"
+        hint = did_you_mean(idle[0].path, plan.caches)
+        names = ", ".join(plan.caches) or "none; caches are float arrays among the arguments, or Variables"
         raise ValueError(
             f"{idle[0]} finds no cache to quantize{'; ' + hint if hint else '.'}\n  caches that the calls write: "
             f"{names}\n  cure: inputs that hold a cache, as in a step of generation; mend the path or the order"
@@ -185,55 +159,33 @@ def is_asked(path: str, rules: Sequence[Rule]) -> bool:
     return False
 
 
-def reached_paths(
-    index: ModelIndex, plan: Mapping[int, LayerRule], planned: Collection[str]
-) -> frozenset[str]:
-    """The paths of the modules and parameters whose weights the rules quantize.
-
-    Args:
-        index: of the float model.
-        plan: its layers, by id.
-        planned: paths of the parameters that it contracts by itself and that get a quantizer.
-    """
-    layers = (
-        ".".join(path)
-        for path, node in index.places
-        if (entry := plan.get(id(node))) is not None and {"weight_quant", "contraction"} & {*entry.slots}
-    )
-    return frozenset((*layers, *planned))
-
-
-def warn_of_low_coverage(
-    sizes: Mapping[str, int],
-    reached: Collection[str],
-    model: Any,
-    calls: Sequence[Call],
-    rules: Sequence[Rule],
-) -> None:
+def warn_of_low_coverage(index: ModelIndex, model: nnx.Module, plan: Plan) -> None:
     """Warn if less than half of the bytes that the rules ask for are reached.
 
     Args:
-        sizes: see `asked_bytes`.
-        reached: see `reached_paths`.
+        index: of the float model.
         model: the quantized model.
-        calls: that were traced.
-        rules: the rules.
+        plan: by which it was quantized.
 
     Warns:
         LowCoverageWarning: with the coverage line, and the largest weights that are not reached.
     """
-    reached_bytes = sum(size for path, size in sizes.items() if {path, path.rpartition(".")[0]} & {*reached})
+    sizes = asked_bytes(index, plan.rules)
+    weights = {"weight_quant", "contraction"}
+    layers = (".".join(path) for path, entry in plan.layers.items() if weights & {*entry.slots})
+    reached = {*layers, *plan.parameters, *dict(plan.unstored)}
+    reached_bytes = sum(size for path, size in sizes.items() if {path, path.rpartition(".")[0]} & reached)
     if reached_bytes >= HALF * sum(sizes.values()):
         return
-    covered = coverage_of(model, calls, rules)
-    missed = [row for row in covered.missed if is_asked(row.parameter, rules)]
+    covered = coverage_of(model, plan.calls, plan.rules)
+    missed = [row for row in covered.missed if is_asked(row.parameter, plan.rules)]
     if reached_bytes >= HALF * (reached_bytes + sum(row.float_bytes for row in missed)):
         return  # the others are only added or multiplied
     shown = "".join(f"\n    {row.parameter} ({row.size:,} numbers): {row.why}" for row in missed[:SHOWN])
     more = f"\n    and {len(missed) - SHOWN} more" if len(missed) > SHOWN else ""
     cure = (
         "jqinject.coverage(model, *inputs) lists every weight with why it stays float"
-        if calls
+        if plan.calls
         else "quantize(model, rules, inputs=(x,)), with arrays or jax.ShapeDtypeStructs: what a model contracts by "
         "itself is found by tracing it"
     )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from flax import nnx
 
 from jqinject.core._protocols import groups_of
-from jqinject.inject import Binding, DependencyError, ExtendedInjector
+from jqinject.inject import Binding, DependencyError
 from jqinject.model.walk import ModelIndex, Path
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.base.slots import warn_of_cut_groups
+from jqinject.nn.base.slots import binding_of, warn_of_cut_groups
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import WeightUse, dotted
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
@@ -21,6 +21,7 @@ from jqinject.quant import ScalingPerOutputType
 
 OPERAND = "operand"
 """The role of a scheme's own quantizers, which take any operand; as a parameter's they are quantizers of weights."""
+Proxy = TypeVar("Proxy", bound=QuantProxyFromInjector)
 ROWS = ("dot_general", "einsum")
 """Contractions of rows and columns."""
 
@@ -49,17 +50,22 @@ class PlannedParameter:
     summed: tuple[int, ...] = ()
 
 
+def uses_by_path(uses: Iterable[WeightUse]) -> dict[tuple[Any, ...], list[WeightUse]]:
+    """Return the uses of each parameter, by its path."""
+    by_path: dict[tuple[Any, ...], list[WeightUse]] = {}
+    for use in uses:
+        by_path.setdefault(use.weight_path, []).append(use)
+    return by_path
+
+
 def plan_parameters(uses: Iterable[WeightUse]) -> dict[str, PlannedParameter]:
     """The parameters that rules quantize, by their paths as text.
 
     Raises:
         ValueError: two contractions of one parameter have different quantizers, or leave no axis for scales.
     """
-    by_path: dict[tuple[Any, ...], list[WeightUse]] = {}
-    for use in uses:
-        by_path.setdefault(use.weight_path, []).append(use)
     planned = {}
-    for path, own in by_path.items():
+    for path, own in uses_by_path(uses).items():
         quantizers = list(dict.fromkeys(use.quantizer for use in own if use.quantizer is not None))
         if len(quantizers) > 1:
             raise ValueError(
@@ -103,9 +109,7 @@ def _planned(path: tuple[object, ...], uses: list[WeightUse], quantizer: object)
 
 def _has_one_scale(quantizer: object) -> bool:
     """Whether an injector declares one scale for the whole tensor."""
-    binding = quantizer if isinstance(quantizer, Binding) else None
-    if isinstance(quantizer, type) and issubclass(quantizer, ExtendedInjector):
-        binding = Binding(quantizer)
+    binding = binding_of(quantizer)
     declarations = {"scaling_per_output_type": ScalingPerOutputType.TENSOR, "channelwise_axes": ()}
     return binding is not None and any(_said(binding, name) == value for name, value in declarations.items())
 
@@ -152,22 +156,7 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
         site.weight_quant = quantizer
         quantizer.add_tracked_module(site)
         return site
-    is_injector = isinstance(quantizer, type) and issubclass(quantizer, ExtendedInjector)
-    if not (is_injector or isinstance(quantizer, Binding)):
-        raise TypeError(
-            f"{name} takes an injector (a class that derives from ExtendedInjector), got {quantizer!r:.80}"
-        )
-    declared = quantizer if isinstance(quantizer, Binding) else Binding(quantizer)
-    kind = (
-        declared.resolve("proxy_class") if declared.declares("proxy_class") else WeightQuantProxyFromInjector
-    )
-    if kind.role == OPERAND:
-        kind = WeightQuantProxyFromInjector
-    if kind.role not in (WeightQuantProxyFromInjector.role, QuantProxyFromInjector.role):
-        raise TypeError(
-            f"{name} is a weight, and {declared.base.__name__} is not for these: its proxy is a {kind.__name__}.\n"
-            "  cure: a quantizer of weights, such as Int8WeightPerChannelFloat"
-        )
+    declared, kind = checked_binding(name, quantizer, WeightQuantProxyFromInjector, (OPERAND,))
     proxy = kind(
         declared.base,
         site,
@@ -186,6 +175,44 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
         )
     _check_groups(name, declared.base.__name__, proxy.tensor_quant, site)
     return site
+
+
+CURES = {
+    "weight": "Int8WeightPerChannelFloat",
+    "activation": "Int8ActPerTensorMinMax",
+    "gradient": "Int8DynamicGradPerTensorFloat",
+}
+
+
+def checked_binding(
+    name: str, quantizer: object, kind: type[Proxy], also: tuple[str, ...] = ()
+) -> tuple[Binding, type[Proxy]]:
+    """Return a quantizer's declaration, and the class of its proxy.
+
+    Args:
+        name: of the tensor.
+        quantizer: an injector, or a binding of one.
+        kind: the class of proxies for such a tensor.
+        also: other roles of quantizers that fit, by a proxy of `kind`.
+
+    Raises:
+        TypeError: it is not an injector, or is one for tensors of another role.
+    """
+    declared = binding_of(quantizer)
+    if declared is None:
+        raise TypeError(
+            f"{name} takes an injector (a class that derives from ExtendedInjector), got {quantizer!r:.80}"
+        )
+    own = declared.resolve("proxy_class") if declared.declares("proxy_class") else kind
+    if own.role in also:
+        return declared, kind
+    if own.role not in (kind.role, QuantProxyFromInjector.role):
+        article = "an" if kind.role == "activation" else "a"
+        raise TypeError(
+            f"{name} is {article} {kind.role}, and {declared.base.__name__} is not for these: its proxy is a "
+            f"{own.__name__}.\n  cure: a quantizer of {kind.role}s, such as {CURES[kind.role]}"
+        )
+    return declared, own
 
 
 def _check_groups(name: str, declared: str, quantizer: object, site: ParameterSite) -> None:

@@ -15,35 +15,21 @@ from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.dot.schemes.scheme_fits import check_random_numbers
 from jqinject.model.caches import check_cache_quantizer
 from jqinject.model.frozen_weights import geometry_of, op_slot
-from jqinject.model.quantizing.check_rules import (
-    asked_bytes,
-    check_rules,
-    have_inputs,
-    reached_paths,
-    warn_of_low_coverage,
-)
-from jqinject.model.quantizing.parameter_sites import parameter_site, plan_parameters, tied_to_layers
+from jqinject.model.quantizing.check_rules import check_model, check_plan, warn_of_low_coverage
+from jqinject.model.quantizing.parameter_sites import parameter_site, tied_to_layers
 from jqinject.model.quantizing.rule_policy import (
     Methods,
-    PlannedSites,
+    Plan,
     RulePolicy,
     call_with,
-    held_at,
+    has_arguments,
+    quantizer_at,
     traced_calls,
-    unstored_weights,
 )
-from jqinject.model.quantizing.rules import (
-    LayerRule,
-    Rule,
-    check_operations,
-    checked_rules,
-    counterpart_of,
-    plan_layers,
-)
+from jqinject.model.quantizing.rules import COUNTERPARTS, LayerRule, Rule, check_operations, checked_rules
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.layer_schemes import scheme_op
 from jqinject.program import (
-    CALL,
     HELD,
     CacheSite,
     Call,
@@ -61,14 +47,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 class Provider(Protocol):
     """Rules that quantize a model themselves: `jqinject.odml.OdmlQat`."""
 
-    def quantize(self, model: object, *inputs: object, **kwargs: object) -> Any: ...
-
-
-@runtime_checkable
-class MethodsProvider(Provider, Protocol):
-    """A provider that quantizes several methods of a model."""
-
-    def quantize_calls(self, model: object, calls: Sequence[Call]) -> Any: ...
+    def quantize_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any: ...
 
 
 def quantize(
@@ -141,7 +120,7 @@ def quantize(
         )
     calls = traced_calls(model, call_with(inputs), methods, "quantize")
     if isinstance(rules, Provider) and not isinstance(rules, type):
-        return _quantize_by(rules, model, calls)
+        return rules.quantize_calls(model, calls)
     checked = checked_rules(cast("Rule | Iterable[Rule]", rules))
     check_operations(checked)
     for rule in checked:
@@ -151,121 +130,77 @@ def quantize(
             )
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
-    entries, plan = plan_layers(index, checked)
-    sites = check_rules(index, model, checked, entries, calls, allow_idle)
-    within = (name for name, _ in unstored_weights(sites.sites.values()))
-    sizes, reached = (
-        asked_bytes(index, checked),
-        reached_paths(index, plan, {*plan_parameters(sites.uses), *within}),
-    )
-    if index.is_abstract:
-        quantized = planned_model(model, checked, sites, calls, rngs)
-    else:
-        quantized = _quantized(model, index, checked, plan, sites, calls, rngs)
-    warn_of_low_coverage(sizes, reached, quantized, calls, checked)
+    check_model(index, model, checked, calls)
+    plan = Plan.of(model, RulePolicy(checked), calls)
+    if not allow_idle:
+        check_plan(index, model, plan)
+    apply = planned_model if index.is_abstract else _quantized
+    quantized = apply(model, plan, rngs)
+    warn_of_low_coverage(index, quantized, plan)
     return quantized
 
 
-def planned_model(
-    model: object,
-    rules: tuple[Rule, ...],
-    sites: PlannedSites,
-    calls: tuple[Call, ...],
-    rngs: nnx.Rngs | None = None,
-) -> Any:
-    """The abstract quantized model, of shapes alone.
+def planned_model(model: Model, plan: Plan, rngs: nnx.Rngs | None = None) -> Model:
+    """Return the abstract quantized model, of shapes alone.
 
     Args:
         model: a float NNX module, concrete or abstract.
-        rules: for it.
-        sites: what they quantize outside of layers.
-        calls: that were traced to find it.
+        plan: of it.
         rngs: see `quantize`.
     """
-
-    def traced(model: nnx.Module) -> Any:
-        index = ModelIndex(model)
-        return _quantized(model, index, rules, plan_layers(index, rules)[1], sites, calls, rngs)
-
-    return nnx.eval_shape(traced, model)
+    return nnx.eval_shape(lambda model: _quantized(model, plan, rngs), model)
 
 
-def _quantized(
-    model: nnx.Module,
-    index: ModelIndex,
-    rules: tuple[Rule, ...],
-    plan: Mapping[int, LayerRule],
-    sites: PlannedSites,
-    calls: tuple[Call, ...],
-    rngs: nnx.Rngs | None,
-) -> Any:
+def _quantized(model: Model, plan: Plan, rngs: nnx.Rngs | None) -> Model:
     """A model whose layers and program have the quantizers of the rules; changed in place."""
-    _quantize_layers(index.modules, rules, plan, rngs)
-    policy = RulePolicy(rules)
-    outside = sites.sites or any(use.quantizer is not None for use in sites.uses)
-    if outside or throws_away(model, policy, calls if have_inputs(calls) else ()):
-        quantize_program(model, policy, sites, calls, rngs)
+    _quantize_layers(dict(ModelIndex(model).places), plan, rngs)
+    outside = plan.found.sites or any(use.quantizer is not None for use in plan.found.uses)
+    if outside or throws_away(model, plan.policy, plan.calls if has_arguments(plan.calls) else ()):
+        quantize_program(model, plan, rngs)
     return model
 
 
-def _quantize_by(provider: Provider, model: object, calls: tuple[Call, ...]) -> Any:
-    if any(call.method != CALL for call in calls):
-        if isinstance(provider, MethodsProvider):
-            return provider.quantize_calls(model, calls)
-        raise ValueError(
-            f"{type(provider).__name__} quantizes the model's call, not other methods.\n  cure: inputs=...; or rules"
-        )
-    args, kwargs = (calls[0].args, calls[0].kwargs) if calls else ((), {})
-    return provider.quantize(model, *args, **kwargs)
-
-
-def _quantize_layers(
-    layers: list[Any], rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], rngs: nnx.Rngs | None
-) -> None:
+def _quantize_layers(nodes: Mapping[Path, Any], plan: Plan, rngs: nnx.Rngs | None) -> None:
     reuse = LayerReuse()
-    for layer in layers:
-        entry = plan.get(id(layer))
-        if entry is not None and entry.rule is not None and entry.slots:
-            quantize = partial(quantize_layer, rule=rules[entry.rule], entry=entry, rngs=rngs)
+    for path, entry in plan.layers.items():
+        if entry.rule is not None and entry.slots:
+            layer, rule = nodes[path], plan.rules[entry.rule]
+            quantize = partial(_quantize_layer, rule=rule, entry=entry, rngs=rngs)
             try:
                 # Not reused: each layer draws its own random numbers, and a proxy is shared, not copied.
-                apart = rngs is not None or rules[entry.rule].shares
-                if apart or not reuse.quantized(layer, (entry.rule, entry.slots), quantize):
+                unshared = rngs is not None or rule.shares
+                if unshared or not reuse.quantized(layer, (entry.rule, entry.slots), quantize):
                     quantize(layer)
             except Exception as error:
                 error.add_note(f"while quantizing {entry.path}")
                 raise
 
 
-def quantize_program(
-    model: object, policy: RulePolicy, sites: PlannedSites, calls: tuple[Call, ...], rngs: nnx.Rngs | None
-) -> None:
-    """Let a model's methods run as programs, with the quantizers that were found for them."""
-    index = ModelIndex(model)
-    planned = plan_parameters(sites.uses)
-    tied = tied_to_layers(index, planned)
-    quantizers = {name: held_at(site, rngs) for name, site in sites.sites.items()}
+def quantize_program(model: nnx.Module, plan: Plan, rngs: nnx.Rngs | None) -> None:
+    """Let a model's methods run as programs, with the quantizers that were planned for them."""
+    index, sites = ModelIndex(model), plan.found.sites
+    tied = tied_to_layers(index, plan.parameters)
+    quantizers = {name: quantizer_at(site, rngs) for name, site in sites.items()}
     weights = {
         name: parameter_site(index, parameter, rngs)
-        for name, parameter in planned.items()
+        for name, parameter in plan.parameters.items()
         if parameter.path not in tied
     }
-    change_class(model, quantized_class(type(model), methods=[call.name for call in calls]))
+    change_class(model, quantized_class(type(model), methods=[call.name for call in plan.calls]))
     caches = tuple(
         CacheSite(name, site.shape, site.cache_ndim - len(site.shape))
-        for name, site in sites.sites.items()
+        for name, site in sites.items()
         if site.cache_ndim
     )
     for site in caches:
         check_cache_quantizer(site, quantizers[site.name])
-    unstored = unstored_weights(sites.sites.values())
-    stacks = {name: len(site.stack) for name, site in sites.sites.items() if site.stack}
-    setattr(
-        model, HELD, OpQuantizers(policy, quantizers, weights, tied, caches, sites.same, unstored, stacks)
-    )
+    stacks = {name: len(site.stack) for name, site in sites.items() if site.stack}
+    same, unstored = plan.found.same, plan.unstored
+    modules = OpQuantizers(plan.policy, quantizers, weights, tied, caches, same, unstored, stacks)
+    setattr(model, HELD, modules)
 
 
-def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
+def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
     """Turn a Flax layer into a jqinject layer, in place, with the quantizers of a rule."""
     if rule.configures:
         name = op_slot(layer)
@@ -273,14 +208,12 @@ def quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | No
         # The function there is static; the module that replaces it is data.
         setattr(layer, name, nnx.data(scheme_op(layer, name, geometry_of(layer), rule.scheme, rngs)))
         return
-    counterpart = counterpart_of(layer)
-    assert counterpart is not None, "planned because it has one"
     prefixes = tuple(slot.removesuffix("quant") for slot in entry.slots)
     overrides = {name: value for name, value in rule.overrides if name.startswith(prefixes)}
     quantizers: dict[str, Any] = {slot: rule.quantizer(slot) for slot in entry.slots}
     if rule.contraction != "auto":
         quantizers["contraction"] = rule.contraction
-    change_class(layer, counterpart.layer)
+    change_class(layer, COUNTERPARTS[type(layer)])
     layer._init_quantizers(quantizers, overrides, rngs)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,16 @@ from jqinject.dot.schemes.scheme_fits import (
     weight_quantizer,
     why_not_stored,
 )
-from jqinject.inject import Binding, ExtendedInjector
 from jqinject.model.frozen_weights import KernelInOp
-from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
+from jqinject.model.quantizing.parameter_sites import (
+    OPERAND,
+    PlannedParameter,
+    checked_binding,
+    plan_parameters,
+)
+from jqinject.model.quantizing.rules import COUNTERPARTS, LAYER_NAMES, LayerRule, Rule, plan_layers
 from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import Path as ModulePath
 from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.layer_schemes import build_op
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -41,7 +47,6 @@ from jqinject.program import (
     Operation,
     Policy,
     Site,
-    WeightUse,
     arguments_of,
     checked_method,
     contract_by,
@@ -49,14 +54,12 @@ from jqinject.program import (
     find_sites,
     original_class,
 )
-from jqinject.proxy import (
-    ActQuantProxyFromInjector,
-    GradQuantProxyFromInjector,
-    QuantProxyFromInjector,
-)
+from jqinject.program.policy import FoundSites
+from jqinject.program.tracked_value import Path
+from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector
 
 
-def by_scheme(scheme: SchemeLike, operation: str, weight_path: tuple[object, ...]) -> Choice | None:
+def by_scheme(scheme: SchemeLike, operation: str, weight_path: Path) -> Choice | None:
     """The quantizers of an operation by a scheme; None of a look-up, which is no contraction.
 
     Args:
@@ -87,14 +90,6 @@ def unstored_weights(sites: Iterable[Site]) -> tuple[tuple[str, str], ...]:
     return tuple((name, why) for name, why in reasons.items() if why)
 
 
-SLOTS_OF_CHOICE = {
-    "weight": "weight",
-    "inputs": "input",
-    "output": "output",
-    "lhs": "lhs",
-    "rhs": "rhs",
-    "grad": "grad",
-}
 CONTRACTIONS = {
     "dot_general": QDotGeneral,
     "conv_general_dilated": QConvGeneralDilated,
@@ -135,32 +130,31 @@ class RulePolicy(Policy):
         return isinstance(module, OURS) or (kind in COUNTERPARTS and not self.into_layers)
 
     def choose(
-        self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
+        self, path: str, operation: Operation, weight_path: Path = (), name: str = ""
     ) -> Choice | None:
         """See `Policy`."""
         index = self.rule_of(path, operation, weight_path, name)
         if index is None:
             return None
         rule = self.rules[index]
-        slots = {field: _declared(rule, f"{slot}_quant") for field, slot in SLOTS_OF_CHOICE.items()}
         if rule.keeps_float:
             return None
         if rule.configures:
             return by_scheme(rule.scheme, operation.name, weight_path)
-        weight = {"parameter": slots["weight"]} if weight_path else {"lhs": slots["lhs"], "rhs": slots["rhs"]}
+        weight = rule.declared("weight_quant")
         return Choice(
-            slots["weight"],
-            slots["inputs"],
-            slots["output"],
-            grad=slots["grad"],
+            weight,
+            rule.declared("input_quant"),
+            rule.declared("output_quant"),
+            parameter=weight if weight_path else None,
+            lhs=None if weight_path else rule.declared("lhs_quant"),
+            rhs=None if weight_path else rule.declared("rhs_quant"),
+            grad=rule.declared("grad_quant"),
             contraction=rule.contraction,
             share=rule.share,
-            **weight,
         )
 
-    def rule_of(
-        self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
-    ) -> int | None:
+    def rule_of(self, path: str, operation: Operation, weight_path: Path = (), name: str = "") -> int | None:
         """The index of the first rule for an operation, or None."""
         places = (path, dotted(weight_path), dotted(weight_path[:-1])) if weight_path else (path,)
         for index, rule in enumerate(self.rules):
@@ -173,7 +167,7 @@ class RulePolicy(Policy):
     def cache_quantizer(self, path: str, cache: str) -> Any:
         """See `Policy`."""
         index = self.cache_rule_of(path, cache)
-        return None if index is None else _declared(self.rules[index], "cache_quant")
+        return None if index is None else self.rules[index].declared("cache_quant")
 
     def cache_rule_of(self, path: str, cache: str) -> int | None:
         """The index of the first rule for a cache, or None."""
@@ -187,72 +181,97 @@ class RulePolicy(Policy):
 
 @dataclass(frozen=True)
 class _Watching(RulePolicy):
-    """Records which rules matched an operation."""
+    """Records which rules matched what."""
 
-    used: set[int] = field(default_factory=set, compare=False)
+    taken: dict[tuple[Path, str, str, str], int] = field(default_factory=dict, compare=False)
     caches: dict[str, int | None] = field(default_factory=dict, compare=False)
-    taken: set[tuple[tuple[Any, ...], str]] = field(default_factory=set, compare=False)
 
-    def rule_of(
-        self, path: str, operation: Operation, weight_path: tuple[object, ...] = (), name: str = ""
-    ) -> int | None:
+    def rule_of(self, path: str, operation: Operation, weight_path: Path = (), name: str = "") -> int | None:
         """See `RulePolicy`."""
         index = super().rule_of(path, operation, weight_path, name)
         if index is not None:
-            self.used.add(index)
-            self.taken.add((weight_path, operation.name))
+            self.taken[weight_path, operation.name, path, name] = index
         return index
 
     def cache_rule_of(self, path: str, cache: str) -> int | None:
         """See `RulePolicy`."""
-        index = super().cache_rule_of(path, cache)
-        self.caches[cache] = index
-        if index is not None:
-            self.used.add(index)
-        return index
+        self.caches[cache] = super().cache_rule_of(path, cache)
+        return self.caches[cache]
 
 
 def needs_inputs(index: ModelIndex, rules: tuple[Rule, ...]) -> bool:
     """Whether rules cannot be applied without tracing the model: they name operations, or it holds Linen modules."""
-    layers = {kind.__name__ for kind in COUNTERPARTS}
     linen = any(isinstance(node, nnx.bridge.ToNNX) for node in index.modules)
     caches = any(rule.quantizer("cache_quant") is not None for rule in rules)
-    return linen or caches or any(rule.op is not None and not set(rule.op) <= layers for rule in rules)
+    return linen or caches or any(rule.op is not None and not {*rule.op} <= {*LAYER_NAMES} for rule in rules)
 
 
-class PlannedSites(NamedTuple):
-    """What rules quantize outside of layers.
+@dataclass(frozen=True)
+class Plan:
+    """What rules quantize in a float model.
 
     Attributes:
-        sites: name -> site of a tensor.
-        uses: where parameters are contracted or looked up, whether or not a rule takes them.
-        used: the indices of the rules that take something.
-        caches: name of a cache that the calls write -> the index of its rule, or None.
+        policy: with the rules.
+        calls: that were traced, one for each method.
+        layers: path -> the rule of a layer; empty if layers are looked into.
+        found: what the calls contract and look up outside of these layers.
         taken: the path of a parameter and the name of an operation on it, where a rule takes it.
-        same: name of a site of one method -> its name in the program of an earlier one.
+        caches: name of a cache that the calls write -> the index of its rule, or None.
+        used: the indices of the rules that take something.
     """
 
-    sites: Mapping[str, Site]
-    uses: Sequence[WeightUse]
-    used: frozenset[int]
+    policy: RulePolicy
+    calls: tuple[Call, ...]
+    layers: Mapping[ModulePath, LayerRule]
+    found: FoundSites
+    taken: frozenset[tuple[Path, str]]
     caches: Mapping[str, int | None]
-    taken: frozenset[tuple[tuple[Any, ...], str]] = frozenset()
-    same: Mapping[str, str] = {}
+    used: frozenset[int]
+
+    @classmethod
+    def of(cls, model: nnx.Module, policy: RulePolicy, calls: tuple[Call, ...]) -> Plan:
+        """Plan a model; calls with arguments are traced, unless the model itself is a layer that a rule takes."""
+        layers = {} if policy.into_layers else plan_layers(ModelIndex(model), policy.rules)
+        watching = _Watching(policy.rules, policy.into_layers)
+        own = layers.get(())
+        traced = calls if has_arguments(calls) and not (own is not None and own.slots) else ()
+        found = find_sites(model, watching, traced)
+        taken = frozenset((path, operation) for path, operation, *_ in watching.taken)
+        used = {
+            *(entry.rule for entry in layers.values()),
+            *watching.taken.values(),
+            *watching.caches.values(),
+        }
+        return cls(policy, calls, layers, found, taken, watching.caches, frozenset(used - {None}))
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules."""
+        return self.policy.rules
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Indices of the rules that take nothing."""
+        return tuple(index for index in range(len(self.rules)) if index not in self.used)
+
+    @cached_property
+    def parameters(self) -> dict[str, PlannedParameter]:
+        """The parameters outside of layers that rules quantize, by their paths as text; see `plan_parameters`."""
+        return plan_parameters(self.found.uses)
+
+    @property
+    def unstored(self) -> tuple[tuple[str, str], ...]:
+        """The parameters that schemes quantize within contractions, and why they cannot be stored for serving."""
+        return unstored_weights(self.found.sites.values())
 
 
-NO_SITES = PlannedSites({}, (), frozenset(), {})
+def has_arguments(calls: Iterable[Call]) -> bool:
+    """Return whether any of the calls has arguments."""
+    return any(call.args or call.kwargs for call in calls)
 
 
-def plan_sites(model: nnx.Module, policy: RulePolicy, calls: Sequence[Call]) -> PlannedSites:
-    """What rules quantize outside of layers in calls of a model."""
-    watching = _Watching(policy.rules, policy.into_layers)
-    sites = find_sites(model, watching, calls)
-    used, taken = frozenset(watching.used), frozenset(watching.taken)
-    return PlannedSites(sites.sites, sites.uses, used, watching.caches, taken, sites.same)
-
-
-def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
-    """The quantizer of a tensor outside of layers, or the contraction by a scheme.
+def quantizer_at(site: Site, rngs: nnx.Rngs | None) -> Any:
+    """Return the quantizer of a tensor outside of layers, or the contraction by a scheme.
 
     Raises:
         TypeError: a weight quantizer for an activation; not an injector; an override that has no effect.
@@ -262,24 +281,12 @@ def held_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         return build_op(
             kind, site.quantizer, partial(_contracted, site), site.stack, rngs, bool(site.is_weight)
         )
-    is_injector = isinstance(site.quantizer, type) and issubclass(site.quantizer, ExtendedInjector)
-    if not (is_injector or isinstance(site.quantizer, Binding)):
-        raise TypeError(
-            f"{site.name} takes an injector (a class that derives from ExtendedInjector), got {site.quantizer!r:.80}"
-        )
-    declared = site.quantizer if isinstance(site.quantizer, Binding) else Binding(site.quantizer)
-    kind = declared.resolve("proxy_class") if declared.declares("proxy_class") else None
-    expected = GradQuantProxyFromInjector if site.name.endswith("_grad") else ActQuantProxyFromInjector
-    what = "a gradient" if expected is GradQuantProxyFromInjector else "an activation"
-    roles = (expected.role, QuantProxyFromInjector.role)
-    if kind is not None and kind.role not in roles and not site.is_weight:
-        raise TypeError(
-            f"{site.name} is {what}, and {declared.base.__name__} is not for these: its proxy is a "
-            f"{kind.__name__}.\n  cure: a quantizer of {what.split()[-1]}s, such as "
-            f"{'Int8DynamicGradPerTensorFloat' if what == 'a gradient' else 'Int8ActPerTensorMinMax'}"
-        )
+    kind = GradQuantProxyFromInjector if site.name.endswith("_grad") else ActQuantProxyFromInjector
+    declared, _ = checked_binding(
+        site.name, site.quantizer, kind, ("weight", OPERAND) if site.is_weight else ()
+    )
     axes = site.overrides.get("channelwise_axes", ())
-    return expected(
+    return kind(
         declared.base,
         Operand(site),
         overrides=declared.overrides,
@@ -308,13 +315,6 @@ class Operand:
         self.weight_ndim = len(site.shape)
         self.output_channel_dim = tuple(site.overrides.get("channelwise_axes", ())) or self.weight_ndim - 1
         self.input_axes = site.transformed or (-1,)
-
-
-def _declared(rule: Rule, slot: str) -> Any:
-    quantizer, prefix = rule.quantizer(slot), slot.removesuffix("quant")
-    own = {n.removeprefix(prefix): v for n, v in rule.overrides if n.startswith(prefix)}
-    # Compared by value: every trace makes the same choice.
-    return Binding(quantizer, own) if quantizer is not None and own else quantizer
 
 
 Methods = Mapping[str | Callable[..., Any], Any]

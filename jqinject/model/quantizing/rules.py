@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from flax import nnx
 
+from jqinject.core.flax_internals import flax_layer
+from jqinject.inject import Binding
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.frozen_weights import op_slot
-from jqinject.model.walk import ModelIndex, place_name
+from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn import (
     ContractionKind,
     QuantBatchNorm,
@@ -27,88 +29,50 @@ from jqinject.nn import (
     QuantRMSNorm,
 )
 from jqinject.nn.base.keywords import RuleKeywords
-from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT
+from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, act_slot, slots_of
+from jqinject.nn.norms import QuantNormLayer
 from jqinject.program import known_operations
 from jqinject.quant import QuantizerLike
 
-OF_WEIGHTS = ("weight_quant", "bias_quant", "input_quant", "output_quant", "grad_quant")
-OF_TABLES = ("weight_quant", "output_quant", "grad_quant")
-# The input of a normalization comes from a contraction, and devices fuse the two.
-OF_NORMS = ("output_quant", "grad_quant")
-
-
-@dataclass(frozen=True)
-class Counterpart:
-    """The jqinject class that replaces a Flax layer.
-
-    Attributes:
-        layer: the class.
-        slots: the quantizers of a rule that it takes.
-    """
-
-    layer: type
-    slots: tuple[str, ...]
-
-
-COUNTERPARTS: dict[type, Counterpart] = {
-    nnx.Linear: Counterpart(QuantLinear, OF_WEIGHTS),
-    nnx.LinearGeneral: Counterpart(QuantLinearGeneral, OF_WEIGHTS),
-    nnx.Einsum: Counterpart(QuantEinsum, OF_WEIGHTS),
-    nnx.Conv: Counterpart(QuantConv, OF_WEIGHTS),
-    nnx.ConvTranspose: Counterpart(QuantConvTranspose, OF_WEIGHTS),
-    nnx.LoRALinear: Counterpart(QuantLoRALinear, OF_WEIGHTS),
-    nnx.Embed: Counterpart(QuantEmbed, OF_TABLES),
-    nnx.BatchNorm: Counterpart(QuantBatchNorm, OF_NORMS),
-    nnx.LayerNorm: Counterpart(QuantLayerNorm, OF_NORMS),
-    nnx.RMSNorm: Counterpart(QuantRMSNorm, OF_NORMS),
-    nnx.GroupNorm: Counterpart(QuantGroupNorm, OF_NORMS),
-}
-LAYER_NAMES = tuple(kind.__name__ for kind in COUNTERPARTS)
-
-
-def counterpart_of(module: object) -> Counterpart | None:
-    """The counterpart of a Flax layer; None for others, and for subclasses of Flax's, whose forward may differ."""
-    return COUNTERPARTS.get(type(module))
-
-
-def slots_for(module: object, counterpart: Counterpart, named: bool) -> tuple[str, ...]:
-    """The quantizers of a rule that a layer takes.
-
-    Args:
-        module: the layer.
-        counterpart: its counterpart.
-        named: whether the rule names the layer's class; if so, a normalization takes an input quantizer too.
-    """
-    slots = counterpart.slots
-    if named and slots is OF_NORMS:
-        slots = ("input_quant", *slots)
-    without_bias = "bias" in vars(module) and vars(module)["bias"] is None
-    return tuple(slot for slot in slots if slot != "bias_quant" or not without_bias)
-
-
-SLOTS = (
-    "weight_quant",
-    "bias_quant",
-    "input_quant",
-    "output_quant",
-    "grad_quant",
-    "lhs_quant",
-    "rhs_quant",
-    "cache_quant",
+LAYERS = (
+    QuantLinear,
+    QuantLinearGeneral,
+    QuantEinsum,
+    QuantConv,
+    QuantConvTranspose,
+    QuantLoRALinear,
+    QuantEmbed,
+    QuantBatchNorm,
+    QuantLayerNorm,
+    QuantRMSNorm,
+    QuantGroupNorm,
 )
-# As keywords of layers name them; the operands of a contraction and caches are activations.
-RULE_SLOTS = (
-    WEIGHT,
-    BIAS,
-    INPUT,
-    OUTPUT,
-    GRAD,
-    *(replace(INPUT, name=f"{name}_quant", prefix=f"{name}_") for name in ("lhs", "rhs", "cache")),
-)
-PREFIXES = tuple(slot.removesuffix("quant") for slot in SLOTS)
+# Flax's layer -> the class that replaces it. Flax's subclasses are not here, as their forward may differ.
+COUNTERPARTS: dict[type | None, type[nnx.Module]] = {flax_layer(layer): layer for layer in LAYERS}
+LAYER_NAMES = tuple(kind.__name__ for kind in COUNTERPARTS if kind is not None)
+# Keywords of a rule; the operands of a contraction and caches are activations.
+RULE_SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD, *map(act_slot, ("lhs_", "rhs_", "cache_")))
+SLOTS = tuple(slot.name for slot in RULE_SLOTS)
+PREFIXES = tuple(slot.prefix for slot in RULE_SLOTS)
 KEYWORDS = (*SLOTS, "op", "contraction", "scheme", "share")
 SHARING = ("add", "subtract")
 """Operations whose two operands may share a scale."""
+
+
+def slots_for(module: object, *, named: bool = False) -> tuple[str, ...]:
+    """Return the names of the quantizers of a rule that a layer takes.
+
+    The input of a normalization comes from a contraction, and devices fuse the two: it has a quantizer only by a rule
+    that names its class.
+
+    Args:
+        module: a layer of Flax.
+        named: whether the rule names the layer's class.
+    """
+    layer = COUNTERPARTS[type(module)]
+    left_out = [] if named or not issubclass(layer, QuantNormLayer) else ["input_quant"]
+    left_out += ["bias_quant"] if vars(module).get("bias", ...) is None else []
+    return tuple(slot.name for slot in slots_of(layer) if slot.name not in left_out)
 
 
 @dataclass(frozen=True, init=False)
@@ -234,6 +198,12 @@ class Rule:
         """The injector of a slot, or None."""
         return dict(self.quantizers).get(slot)
 
+    def declared(self, slot: str) -> Any:
+        """The injector of a slot with the overrides for it, or None; compared by value: each trace chooses the same."""
+        quantizer, prefix = self.quantizer(slot), slot.removesuffix("quant")
+        own = {n.removeprefix(prefix): v for n, v in self.overrides if n.startswith(prefix)}
+        return Binding(quantizer, own) if quantizer is not None and own else quantizer
+
     @property
     def keeps_float(self) -> bool:
         """Whether matching layers stay float."""
@@ -340,36 +310,20 @@ class LayerRule:
     slots: tuple[str, ...]
 
 
-def plan_layers(
-    index: ModelIndex, rules: tuple[Rule, ...]
-) -> tuple[tuple[LayerRule, ...], dict[int, LayerRule]]:
-    """The rule of every layer: as a table by path, and by the module's id (shared layers once)."""
-    entries: list[LayerRule] = []
-    by_module: dict[int, LayerRule] = {}
-    inside: set[tuple[str, ...]] = set()
-    for path, module in index.places:
-        counterpart = counterpart_of(module) if isinstance(module, nnx.Module) else None
-        if (
-            counterpart is None
-            or id(module) in by_module
-            or any(path[:depth] in inside for depth in range(len(path)))
-        ):
-            continue
-        inside.add(path)  # modules inside a jqinject layer belong to it
-        kind = type(module).__name__
-        number = next(
-            (i for i, r in enumerate(rules) if takes_layer(r, module, ".".join(path))),
-            None,
-        )
+def plan_layers(index: ModelIndex, rules: tuple[Rule, ...]) -> dict[Path, LayerRule]:
+    """Return the rule of every layer that could be quantized, by path; of a shared one under its first path."""
+    plan: dict[Path, LayerRule] = {}
+    for path, module in index.outermost(lambda node: type(node) in COUNTERPARTS):
+        matching = (i for i, rule in enumerate(rules) if takes_layer(rule, module, ".".join(path)))
+        number = next(matching, None)
         slots: tuple[str, ...] = ()
         if number is not None:
-            takes = slots_for(module, counterpart, named=rules[number].op is not None)
+            takes = slots_for(module, named=rules[number].op is not None)
             slots = tuple(slot for slot, _ in rules[number].quantizers if slot in takes)
             if rules[number].configures and op_slot(module) is not None:
                 slots = ("contraction",)
-        by_module[id(module)] = LayerRule(place_name(path), kind, number, slots)
-        entries.append(by_module[id(module)])
-    return tuple(entries), by_module
+        plan[path] = LayerRule(place_name(path), type(module).__name__, number, slots)
+    return plan
 
 
 def takes_layer(rule: Rule, module: object, path: str) -> bool:
@@ -397,14 +351,6 @@ def check_operations(rules: Iterable[Rule]) -> None:
                     f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
                     f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
                 )
-
-
-def idle_rules(
-    rules: tuple[Rule, ...], entries: Iterable[LayerRule], used: Collection[int]
-) -> tuple[int, ...]:
-    """Indices of the rules that match nothing."""
-    taken = {*used} | {entry.rule for entry in entries if entry.rule is not None}
-    return tuple(index for index in range(len(rules)) if index not in taken)
 
 
 def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:

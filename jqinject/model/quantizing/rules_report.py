@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from flax import nnx
 
 from jqinject.core import StaticRange
 from jqinject.model.inspect import page
 from jqinject.model.inspect.coverage import Coverage, coverage_of
-from jqinject.model.quantizing.parameter_sites import plan_parameters
-from jqinject.model.quantizing.quantize_model import planned_model, quantize_layer
-from jqinject.model.quantizing.rule_policy import (
-    NO_SITES,
-    Methods,
-    RulePolicy,
-    held_at,
-    plan_sites,
-    traced_calls,
-)
-from jqinject.model.quantizing.rules import (
-    LayerRule,
-    Rule,
-    check_operations,
-    checked_rules,
-    idle_rules,
-    plan_layers,
-)
+from jqinject.model.quantizing.quantize_model import planned_model
+from jqinject.model.quantizing.rule_policy import Methods, Plan, RulePolicy, traced_calls
+from jqinject.model.quantizing.rules import LayerRule, Rule, check_operations, checked_rules
 from jqinject.model.walk import ModelIndex, static_ranges, uncalibrated
-from jqinject.program import HELD, Call, QuantizedProgram, Site
+from jqinject.program import Call, QuantizedProgram
 from jqinject.terminal import table, wrapped
 
 
@@ -118,59 +102,31 @@ def rules_report(
     call = Call(inputs, kwargs) if inputs or kwargs else None
     calls = traced_calls(model, call, methods, "rules_report")
     index = ModelIndex(model)
-    entries, plan = plan_layers(index, checked)
-    sites = plan_sites(model, RulePolicy(checked), calls) if calls else NO_SITES
-    planned = plan_parameters(sites.uses)
-    unseen = (*uncalibrated(index), *planned_ranges(index, checked, plan, sites.sites.values()))
-    names = (*planned, *sites.sites)
-    quantized = isinstance(model, QuantizedProgram)
-    covered = coverage_of(model if quantized else planned_model(model, checked, sites, calls), calls, checked)
-    return RulesReport(checked, entries, names, idle_rules(checked, entries, sites.used), unseen, covered)
+    plan = Plan.of(model, RulePolicy(checked), calls)
+    unseen, planned = uncalibrated(index), model
+    if not isinstance(model, QuantizedProgram):
+        planned = planned_model(model, plan)
+        unseen = (*unseen, *_planned_ranges(index, planned, plan))
+    covered = coverage_of(planned, calls, checked)
+    names = (*plan.parameters, *plan.found.sites)
+    return RulesReport(checked, tuple(plan.layers.values()), names, plan.idle, unseen, covered)
 
 
-def planned_ranges(
-    index: ModelIndex, rules: tuple[Rule, ...], plan: Mapping[int, LayerRule], sites: Iterable[Site]
-) -> Iterator[str]:
-    """Paths of the static ranges that rules would create, all without data yet; nothing is changed.
-
-    One layer of each class is quantized for each rule, abstractly.
+def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: Plan) -> Iterator[str]:
+    """Paths of the static ranges that rules would create, or share before they have seen data.
 
     Args:
-        index: of a float model.
-        rules: the rules.
-        plan: identity of a layer -> its rule.
-        sites: the quantized sites between layers.
+        index: of the float model.
+        planned: the abstract quantized model.
+        plan: by which it was quantized.
     """
-    root = index.places[0][1]
-    ranges: dict[Any, tuple[str, ...]] = {}
-    for layer in index.modules:
-        entry = plan.get(id(layer))
-        if entry is None or entry.rule is None or not entry.slots:
-            continue
-        kind = (entry.rule, entry.layer, entry.slots)
-        if kind not in ranges:
-            ranges[kind] = _ranges_of(layer, rules[entry.rule], entry)
-        yield from (f"{entry.path}.{name}" if layer is not root else name for name in ranges[kind])
-    for site in sites:
-        if held_at(site, nnx.Rngs(0)).has_range() is not None:
-            yield f"{HELD}.held.{site.name}"
-
-
-def _ranges_of(layer: object, rule: Rule, entry: LayerRule) -> tuple[str, ...]:
-    """The attributes of a layer that will hold static ranges."""
-    if rule.shares:  # with existing quantizers, which may have seen data
-        quantizers = ((slot, rule.quantizer(slot)) for slot in entry.slots)
-        return tuple(slot for slot, q in quantizers if isinstance(q, StaticRange) and q.has_range() is False)
-    paths: list[str] = []
-
-    def quantized(layer: object) -> tuple[()]:
-        quantize_layer(layer, rule, entry, nnx.Rngs(0))
-        paths.extend(
-            path
-            for path, holder in static_ranges(ModelIndex(layer)).items()
-            if holder.has_range() is not None
-        )
-        return ()
-
-    nnx.eval_shape(quantized, nnx.clone(layer, graph=True))
-    return tuple(paths)
+    known = {*static_ranges(index)}
+    for path, entry in plan.layers.items():
+        rule = Rule() if entry.rule is None else plan.rules[entry.rule]
+        for slot in entry.slots:
+            shared = rule.quantizer(slot)
+            if isinstance(shared, StaticRange) and shared.has_range():
+                known.add(".".join((*path, slot)))
+    for path, holder in static_ranges(ModelIndex(planned)).items():
+        if holder.has_range() is not None and path not in known:
+            yield path

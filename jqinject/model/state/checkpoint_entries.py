@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
 from jqinject.core.memory.memory import Memory
@@ -21,6 +22,8 @@ from jqinject.program import OpQuantizers
 from jqinject.quant_tensor import is_concrete
 
 LIST = "a list of numbers"
+Problem = tuple[Path, str]
+"""The path of an entry, and what is wrong with it."""
 
 
 def flat_entries(state: object) -> dict[Path, Any]:
@@ -90,8 +93,8 @@ def unwrapped(entries: Mapping[Path, object], paths: set[Path]) -> dict[Path, An
     return {unwrap(path): value for path, value in entries.items()}
 
 
-def problem_of(value: Any, target: Any) -> str | None:
-    """Why a value cannot replace the one held; None if it can."""
+def problem_of(value: object, target: jax.Array | jax.ShapeDtypeStruct) -> str | None:
+    """Return why a value cannot replace that of a Variable; None if it can."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
         return f"is not an array: got {type(value).__name__}"
     if not is_concrete(value):
@@ -99,16 +102,11 @@ def problem_of(value: Any, target: Any) -> str | None:
     shape = np.shape(value)
     if shape != target.shape:
         return f"has shape {shape}, the model needs {tuple(target.shape)}"
-    dtype = getattr(value, "dtype", None)
-    if dtype is None or dtype == target.dtype:
+    if not isinstance(value, jax.Array | np.ndarray | np.generic) or value.dtype == target.dtype:
         return None
-    if _is_float(dtype) and _is_float(target.dtype):
+    if jnp.issubdtype(value.dtype, jnp.floating) and jnp.issubdtype(target.dtype, jnp.floating):
         return None
-    return f"has dtype {dtype}, the model needs {target.dtype}"
-
-
-def _is_float(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.floating))
+    return f"has dtype {value.dtype}, the model needs {target.dtype}"
 
 
 @runtime_checkable
@@ -129,7 +127,11 @@ def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dic
         The entries to check and write.
     """
     result = dict(entries)
-    for path, component in _components(index):
+    # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
+    has_defaults = ((at, node) for at, node in index.places if issubclass(type(node), HasCheckpointDefaults))
+    components = {id(node): (at, node) for at, node in reversed([*has_defaults])}
+    # Inner components first, so that outer ones see their completed entries.
+    for path, component in sorted(components.values(), key=lambda place: -len(place[0])):
         own = {p: result[p] for p in result if p[: len(path)] == path and len(p) > len(path)}
         if not own:
             continue
@@ -151,16 +153,6 @@ def _stacked(value: object, target: VariableEntry | None) -> Any:
     return jnp.broadcast_to(array, shape) if shape[len(shape) - array.ndim :] == array.shape else array
 
 
-def _components(index: ModelIndex) -> list[tuple[Path, HasCheckpointDefaults]]:
-    components: dict[int, tuple[Path, HasCheckpointDefaults]] = {}
-    for path, node in index.places:
-        # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
-        if issubclass(type(node), HasCheckpointDefaults):
-            components.setdefault(id(node), (path, cast(HasCheckpointDefaults, node)))
-    # Inner components first, so that outer ones see their completed entries.
-    return sorted(components.values(), key=lambda item: -len(item[0]))
-
-
 # The names under which components store scales and zero points.
 LEARNED = "value"
 RECORD = "record"
@@ -169,15 +161,38 @@ OF_SCALES = (LEARNED, *COLLECTED)
 COUNTERS = ("counter", "count", "countdown")
 
 
-def _scalings(index: ModelIndex) -> Iterator[tuple[Path, Any]]:
-    """The components that store scales, and how these are restricted."""
-    for path, node in index.places:
-        if isinstance(node, Memory) and node.rule is not DISTANCE:
-            yield path, node.rule.restrict_scaling_impl
+class StoredScales:
+    """The paths of stored scales, by what their numbers cannot be; scales stored as logarithms are not among them.
+
+    Args:
+        index: of a model.
+
+    Attributes:
+        never_negative: statistics, and whole numbers.
+        never_zero: those that are bounded away from 0 before they are stored.
+        magnitudes: learned ones, which may be below 0: the forward pass uses their magnitude.
+    """
+
+    def __init__(self, index: ModelIndex) -> None:
+        self.never_negative: set[Path] = set()
+        self.never_zero: set[Path] = set()
+        self.magnitudes: set[Path] = set()
+        for path, node in index.places:
+            restriction = (
+                node.rule.restrict_scaling_impl
+                if isinstance(node, Memory) and node.rule is not DISTANCE
+                else None
+            )
+            if isinstance(restriction, FloatRestrictValue | IntRestrictValue):
+                learned = (*path, LEARNED)
+                self.never_negative |= {(*path, RECORD, name) for name in COLLECTED}
+                self.never_zero |= {learned, (*path, RECORD, "buffer")}
+                is_float = isinstance(restriction, FloatRestrictValue)
+                (self.magnitudes if is_float else self.never_negative).add(learned)
 
 
-def never_right(index: ModelIndex, entries: Mapping[Path, object]) -> list[str]:
-    """Errors of entries that no model can have stored: nan, inf; counters, statistics, variances below 0; scales of 0.
+def never_right(index: ModelIndex, entries: Mapping[Path, ArrayLike]) -> Iterator[Problem]:
+    """Find entries that no model can have stored: nan, inf; counters, statistics, variances below 0; scales of 0.
 
     A learned scale whose magnitude is used may be below 0: an optimizer may have moved it there. A running statistic
     may be 0, that of zeros.
@@ -186,49 +201,37 @@ def never_right(index: ModelIndex, entries: Mapping[Path, object]) -> list[str]:
         index: of the model that is loaded into.
         entries: path -> array, with the shapes and dtypes that the model needs.
     """
-    scales, divisors = set(_scales(index)), set(_divisors(index))
+    scales = StoredScales(index)
     variances = {(*path, "var") for path, node in index.places if isinstance(node, nnx.BatchNorm)}
-    problems = []
     for path, value in entries.items():
-        variable = index.by_path[path].variable
+        kind = kind_of(index.by_path[path].variable)
         if path in variances and _least(value) < 0:
-            problems.append(
-                f"{place_name(path)}: is a variance, and no variance is below 0: got {_least(value):.6g}"
-            )
-        if not issubclass(kind_of(variable), QuantParam | QuantStat):
+            yield path, f"is a variance, and no variance is below 0: got {_least(value):.6g}"
+        if not issubclass(kind, QuantParam | QuantStat):
             continue
+        least = _least(value)
         # Other statistics may be nan until they have seen data.
-        if not _is_finite(value) and (
-            issubclass(kind_of(variable), QuantParam) or path[-1] in (*OF_SCALES, *COUNTERS)
-        ):
-            problems.append(f"{place_name(path)}: holds nan or inf, which no quantizer stores")
-        elif path[-1] in COUNTERS and _least(value) < 0:
-            problems.append(f"{place_name(path)}: is a counter, and counts from 0: got {_least(value):.0f}")
-        elif path in scales and _least(value) < 0:
-            problems.append(
-                f"{place_name(path)}: is a scale, and no scale is below 0: got {_least(value):.6g}"
-            )
-        elif (path in divisors or path[-1] == "scale") and _least(abs(jnp.asarray(value))) == 0:
-            problems.append(f"{place_name(path)}: is a scale, and no scale is 0")
-        elif path[-1] == "amax_history" and not _least(value) >= 0:
-            problems.append(
-                f"{place_name(path)}: is a record of magnitudes, none of which is below 0: got {_least(value):.6g}"
-            )
-    return problems
+        checked = issubclass(kind, QuantParam) or path[-1] in (*OF_SCALES, *COUNTERS)
+        if checked and not _is_finite(value):
+            yield path, "holds nan or inf, which no quantizer stores"
+        elif path[-1] in COUNTERS and least < 0:
+            yield path, f"is a counter, and counts from 0: got {least:.0f}"
+        elif path in scales.never_negative and least < 0:
+            yield path, f"is a scale, and no scale is below 0: got {least:.6g}"
+        elif (path in scales.never_zero or path[-1] == "scale") and _least(abs(jnp.asarray(value))) == 0:
+            yield path, "is a scale, and no scale is 0"
+        elif path[-1] == "amax_history" and not least >= 0:
+            yield path, f"is a record of magnitudes, none of which is below 0: got {least:.6g}"
 
 
-def not_finite(entries: Mapping[Path, object]) -> list[Path]:
-    """The entries that hold nan or inf."""
+def not_finite(entries: Mapping[Path, ArrayLike]) -> list[Path]:
+    """Return the paths of the entries that hold nan or inf."""
     return [path for path, value in entries.items() if not _is_finite(value)]
 
 
-def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, object]) -> list[Path]:
-    """The entries that are learned scales below 0, whose magnitude the forward pass uses."""
-    learned = {
-        (*path, LEARNED)
-        for path, restriction in _scalings(index)
-        if isinstance(restriction, FloatRestrictValue)
-    }
+def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, ArrayLike]) -> list[Path]:
+    """Return the paths of learned scales below 0, whose magnitude the forward pass uses."""
+    learned = StoredScales(index).magnitudes
     return [
         path
         for path, value in entries.items()
@@ -238,29 +241,12 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, object]) -> list
     ]
 
 
-def _scales(index: ModelIndex) -> Iterator[Path]:
-    """Paths of stored scales that cannot be negative: statistics and whole numbers, unless stored as logarithms."""
-    for path, restriction in _scalings(index):
-        integral = isinstance(restriction, IntRestrictValue)
-        if integral or isinstance(restriction, FloatRestrictValue):
-            yield from ((*path, RECORD, name) for name in COLLECTED)
-        if integral:
-            yield (*path, LEARNED)
-
-
-def _divisors(index: ModelIndex) -> Iterator[Path]:
-    """Paths of stored scales that are bounded away from 0 before they are stored, and not stored as logarithms."""
-    for path, restriction in _scalings(index):
-        if isinstance(restriction, FloatRestrictValue | IntRestrictValue):
-            yield from ((*path, LEARNED), (*path, RECORD, "buffer"))
-
-
-def _is_finite(value: object) -> bool:
+def _is_finite(value: ArrayLike) -> bool:
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(jnp.isfinite(array).all())
 
 
-def _least(value: Any) -> float:
+def _least(value: ArrayLike) -> float:
     return float(jnp.min(jnp.asarray(value))) if np.size(value) else 0.0
 
 

@@ -18,12 +18,11 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.freezing import check_finite, freeze
-from jqinject.model.frozen_weights import freeze_weight
+from jqinject.model.frozen_weights import WeightHolder, freeze_weight
 from jqinject.model.state.checkpoint_entries import problem_of
 from jqinject.model.state.loading import proxies_beside, reassemble_held
-from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, place_name
+from jqinject.model.walk import Holders, ModelIndex, Path, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.freeze_layer import frozen_param, numbers_from_host
 from jqinject.proxy import stack_of
 
@@ -73,7 +72,7 @@ class LowBits:
     shape: tuple[int, ...]
     make: Callable[[tuple[int, ...], tuple[int, ...] | None, int], tuple[Mapping[str, jax.Array], FrozenForm]]
 
-    def frozen(self, layer: Any) -> FrozenParam:
+    def frozen(self, layer: WeightHolder) -> FrozenParam:
         """What is stored in the weight's place of a layer or a site."""
         numbers, form = self.make(layer.summed_axes, layer.axes_of_sums(), len(stack_of((layer,))))
         return FrozenParam.holding(numbers, form, layer.weight.get_metadata())
@@ -149,99 +148,71 @@ class _Loading:
         }
         self.taken: set[int] = set()
         self.frozen: set[int] = set()  # proxies
-        from_weights = _made_from_weights(self.index)
-        self.made = {id(entry) for entry in self.index.variables if _is_within(entry, from_weights)}
+        self.from_weights = _made_from_weights(self.index)
 
     def check(self, path: Path, array: object) -> None:
         """Raise unless what was read fits the model, which then expects it no more."""
-        entry = self.by_path.get(path)
+        entry, name = self.by_path.get(path), place_name(path)
         if entry is None:
-            hint = did_you_mean(place_name(path), [place_name(candidate) for candidate in self.by_path])
-            raise ValueError(
-                f"load_frozen: the model has no {place_name(path)}{'; ' + hint if hint else '.'}"
-            )
+            hint = did_you_mean(name, [place_name(candidate) for candidate in self.by_path])
+            raise ValueError(f"load_frozen: the model has no {name}{'; ' + hint if hint else '.'}")
         if id(entry) in self.taken:
-            raise ValueError(
-                f"load_frozen: {place_name(path)} was given before (as {place_name(entry.path)})"
-            )
-        value = entry.variable.get_value()
-        problem = self._problem_of(path, array) if isinstance(array, LowBits) else problem_of(array, value)
+            raise ValueError(f"load_frozen: {name} was given before (as {place_name(entry.path)})")
+        target = entry.variable.get_value()
+        if not isinstance(array, LowBits):
+            problem = problem_of(array, target)
+        elif array.shape != target.shape:
+            problem = f"the numbers have the shape {array.shape}, expected {target.shape}"
+        else:
+            quantized = self._layers_of(path)
+            problem = None if quantized else "the numbers are in low bits, but no weight quantizer takes them"
         if problem:
-            raise ValueError(f"load_frozen: {place_name(path)}: {problem}")
-        if id(entry) in self.made:
+            raise ValueError(f"load_frozen: {name}: {problem}")
+        if id(entry) in self.from_weights:
             raise ValueError(
-                f"load_frozen: {place_name(path)} belongs to a quantizer that is made from the loaded weights.\n"
+                f"load_frozen: {name} belongs to a quantizer that is made from the loaded weights.\n"
                 "  cure: a checkpoint without it; with it, load_state(model, checkpoint) and freeze(model)"
             )
         self.taken.add(id(entry))
 
-    def _problem_of(self, path: Path, low: LowBits) -> str | None:
-        """Why numbers in low bits do not fit."""
-        shape = self.by_path[path].variable.get_value().shape
-        if low.shape != shape:
-            return f"the numbers have the shape {low.shape}, expected {shape}"
-        return (
-            None
-            if self._layers_of(path)
-            else "the numbers are in low bits, but no weight quantizer takes them"
-        )
-
-    def _layers_of(self, path: Path) -> list[Any]:
+    def _layers_of(self, path: Path) -> list[WeightHolder]:
         """The layers and sites whose quantized weight a Variable is."""
         variable = self.by_path[path].variable
-        return [
-            layer
-            for holders in self.proxies[path]
-            for layer in holders.layers
-            if _weight_quant(layer) is holders.proxy and layer.weight is variable
-        ]
+        layers = (layer for holders in self.proxies[path] for layer in _quantized_by(holders))
+        return [layer for layer in layers if layer.weight is variable]
 
     def take_low_bits(self, path: Path, low: LowBits) -> None:
         """Store numbers in the place of an array."""
         for layer in self._layers_of(path):
-            self.frozen.add(id(layer.weight_quant))
             self._put(layer, low.frozen(layer))
 
     def placed(self, path: Path, array: object) -> jax.Array:
         """An array that was read, as the Variable holds it."""
-        variable = self.by_path[path].variable
-        return _placed(array, variable.get_value().dtype, variable, self._is_frozen(path))
+        return _placed(array, self.by_path[path].variable, is_read_once=bool(self._layers_of(path)))
 
     def take_from_host(self, path: Path, array: object) -> bool:
         """Freeze a large array slice by slice, never the whole on a device; False if it cannot be."""
-        variable = self.by_path[path].variable
-        pairs = [
-            (holders, layer)
-            for holders in self.proxies[path]
-            for layer in holders.layers
-            if _weight_quant(layer) is holders.proxy
-        ]
-        if len(pairs) != 1 or pairs[0][1].weight is not variable:
+        layers = [layer for holders in self.proxies[path] for layer in _quantized_by(holders)]
+        if len(layers) != 1 or layers != self._layers_of(path):
             return False
-        holders, layer = pairs[0]
-        numbers = numbers_from_host(layer, array)
+        numbers = numbers_from_host(layers[0], array)
         if numbers is None or not numbers[1]:
             return False
-        self._put(layer, frozen_param(layer, numbers))
-        self.frozen.add(id(holders.proxy))
+        self._put(layers[0], frozen_param(layers[0], numbers))
         return True
 
     def take(self, path: Path, array: jax.Array) -> None:
         """Write one array, and freeze what is complete with it."""
         self.by_path[path].variable.set_value(array)
         del array
-        for proxy in self.proxies[path]:
-            if id(proxy.proxy) not in self.frozen and all(_is_there(layer) for layer in proxy.layers):
-                self._freeze(proxy)
-
-    def _is_frozen(self, path: Path) -> bool:
-        """Whether a Variable gives way to low-bit numbers."""
-        return bool(self._layers_of(path))
+        for holders in self.proxies[path]:
+            if id(holders.proxy) not in self.frozen and all(map(_has_numbers, holders.layers)):
+                self._freeze(holders)
 
     def _freeze(self, holders: Holders) -> None:
         if holders.proxy.depends_on_layers():
             reassemble_held([holders])
-        layers = [layer for layer in holders.layers if _weight_quant(layer) is holders.proxy]
+        layers = _quantized_by(holders)
         check_finite(self.index, layers, "load_frozen")
         for layer in layers:
             variable, floats = layer.weight, layer.weight.get_value()
@@ -249,8 +220,9 @@ class _Loading:
             # The index still holds the Variable, which lets go of its numbers.
             variable.set_value(jax.ShapeDtypeStruct(floats.shape, floats.dtype))
 
-    def _put(self, layer: object, frozen: FrozenParam) -> None:
+    def _put(self, layer: WeightHolder, frozen: FrozenParam) -> None:
         """Put low-bit numbers in the weight's place, and wait for them."""
+        self.frozen.add(id(layer.weight_quant))
         freeze_weight(self.index, layer, frozen)
         jax.block_until_ready(frozen.numbers)
 
@@ -259,8 +231,7 @@ class _Loading:
         missing = [
             place_name(entry.path)
             for entry in self.index.variables
-            if id(entry) not in self.taken
-            and id(entry) not in self.made
+            if id(entry) not in self.taken | self.from_weights
             and isinstance(entry.variable.get_value(), jax.ShapeDtypeStruct)
         ]
         if missing:
@@ -269,12 +240,16 @@ class _Loading:
             )
 
 
-def _weight_quant(layer: object) -> Any:
-    is_layer = isinstance(layer, QuantWeightLayer | ParameterSite)
-    return vars(layer).get("weight_quant") if is_layer else None
+def _quantized_by(holders: Holders) -> list[WeightHolder]:
+    """The layers and sites whose weight a proxy quantizes."""
+    return [
+        layer
+        for layer in holders.layers
+        if isinstance(layer, WeightHolder) and vars(layer).get("weight_quant") is holders.proxy
+    ]
 
 
-def _is_there(layer: object) -> bool:
+def _has_numbers(layer: nnx.Module) -> bool:
     """Whether a layer's own Variables have numbers."""
     own = [layer.weight] if isinstance(layer, ParameterSite) else vars(layer).values()
     return not any(
@@ -285,24 +260,27 @@ def _is_there(layer: object) -> bool:
     )
 
 
-def _made_from_weights(index: ModelIndex) -> set[Path]:
-    """The paths of quantizers that are made from weights."""
-    return {path for holders in index.proxies if holders.proxy.depends_on_layers() for path in holders.paths}
+def _made_from_weights(index: ModelIndex) -> set[int]:
+    """The ids of the Variables of quantizers that are made from weights."""
+    proxies = {
+        path for holders in index.proxies if holders.proxy.depends_on_layers() for path in holders.paths
+    }
+    return {
+        id(entry)
+        for entry in index.variables
+        if any(path[:end] in proxies for path in entry.paths for end in range(len(path)))
+    }
 
 
-def _is_within(entry: VariableEntry, places: set[Path]) -> bool:
-    return any(path[:end] in places for path in entry.paths for end in range(len(path)))
-
-
-def _placed(array: Any, dtype: Any, variable: Any, is_read_once: bool) -> jax.Array:
+def _placed(array: Any, variable: Any, is_read_once: bool) -> jax.Array:
     """An array with a Variable's dtype, where the Variable says; JAX's own stay where they are.
 
     Args:
         array: the array.
-        dtype: the Variable's.
         variable: the Variable; its sharding names axes of the mesh in use.
         is_read_once: whether memory of NumPy's need not be copied, as nothing keeps it.
     """
+    dtype = variable.get_value().dtype
     if isinstance(array, jax.Array):
         return array.astype(dtype)
     names = variable.get_metadata().get("out_sharding") if isinstance(variable, nnx.Variable) else None
@@ -320,8 +298,7 @@ def _fill_quantizers(model: object, make: Callable[[], Any]) -> None:
     entries = [
         entry
         for entry in index.variables
-        if (entry.in_quantizer and not _is_within(entry, from_weights))
-        or isinstance(entry.variable, nnx.RngState)
+        if (entry.in_quantizer and id(entry) not in from_weights) or isinstance(entry.variable, nnx.RngState)
     ]
 
     @jax.jit

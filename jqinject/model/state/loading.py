@@ -1,6 +1,6 @@
 """`load_state` loads weights into a model and re-assembles its quantizers; `reassemble` does only the second."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import ArrayLike
 
 from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import FrozenParam, is_low_bit_cache
@@ -15,6 +16,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.state.checkpoint_entries import (
     LIST,
+    Problem,
     flat_entries,
     in_pieces,
     nested_path,
@@ -158,7 +160,7 @@ SHOWN = 50
 COMMITTED = ("record", "scale")
 
 
-def load_state(model: object, state: object, *, missing: object = False) -> LoadReport:
+def load_state(model: object, state: object, *, missing: nnx.filterlib.Filter = False) -> LoadReport:
     """Load weights into a model and re-assemble its quantizers from them.
 
     In this order: quantizers for which the state has committed scales (`jqinject.recipes`) are committed too; weights
@@ -215,18 +217,18 @@ def load_state(model: object, state: object, *, missing: object = False) -> Load
     return report
 
 
-def _checked(model: Any, state: Any, missing: Any, index: ModelIndex) -> LoadReport:
+def _checked(model: object, state: object, missing: nnx.filterlib.Filter, index: ModelIndex) -> LoadReport:
     """Load a state that fits; raises before it writes otherwise."""
     by_path = index.by_path
     flat = unwrapped(flat_entries(state), set(by_path))
-    _refuse(_ill_formed(flat, by_path))
+    _refuse(*_ill_formed(flat, by_path))
     entries = with_checkpoint_defaults(index, flat)
     if _holds_adapters_alone(entries, by_path):
         missing = nnx.Any(missing, nnx.Not(nnx.LoRAParam))
-    absent = _absent(entries, index.variables, missing)
+    absent = _absent(entries, index, missing)
     _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path), *_other_forms(state, index)])
-    said = {path: value for path, value in entries.items() if path in flat}
-    _refuse(_contradictions(entries, by_path) or never_right(index, said))
+    stored = {path: value for path, value in entries.items() if path in flat}
+    _refuse([*_contradictions(entries, by_path)] or [*never_right(index, stored)])
     transformed = transformed_inputs(index, entries)
     return replace(_load(model, entries, index), transformed=transformed)
 
@@ -266,14 +268,14 @@ def _make_constant(quantizer: Quantizer) -> bool:
     return True
 
 
-def _refuse(problems: list[str]) -> None:
+def _refuse(problems: list[Problem], cure: str = "") -> None:
     if not problems:
         return
-    shown = [f"  {problem}" for problem in problems[:SHOWN]]
+    shown = [f"  {place_name(path)}: {problem}" for path, problem in problems[:SHOWN]]
     more = [f"  ... and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
     raise ValueError(
         f"load_state: the state does not fit the model, nothing was changed ({len(problems)} "
-        f"problem{'s' if len(problems) > 1 else ''}):\n" + "\n".join([*shown, *more])
+        f"problem{'s' if len(problems) > 1 else ''}):\n" + "\n".join([*shown, *more]) + cure
     )
 
 
@@ -309,12 +311,9 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
                     "changed"
                 )
             write(now[path].variable, value)
-    absent = tuple(
-        place_name(entry.path)
-        for entry in index.variables
-        if not any(path in entries for path in entry.paths)
-    )
-    absent = _but_of(absent, (*report.reassembled, *unchanged))
+    proxies = tuple(f"{path}." for path in (*report.reassembled, *unchanged))
+    names = (place_name(entry.path) for entry in _not_in(entries, index))
+    absent = tuple(name for name in names if not name.startswith(proxies))
     of_adapters = _holds_adapters_alone(entries, by_path)
     return LoadReport(
         **vars(report),
@@ -349,60 +348,52 @@ def _own(layer: object) -> Iterable[Any]:
     return (layer.weight, *vars(layer).values()) if isinstance(layer, ParameterSite) else vars(layer).values()
 
 
-def _but_of(absent: tuple[str, ...], proxies: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(path for path in absent if not any(path.startswith(f"{proxy}.") for proxy in proxies))
-
-
-def _ill_formed(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
-    """Errors in the form of a state whose entries would be recognized in another form."""
+def _ill_formed(
+    entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]
+) -> tuple[list[Problem], str]:
+    """Errors in the form of a state whose entries would be recognized in another form, with the cure."""
     pieces = in_pieces(entries, set(by_path))
-    shapes = {path: tuple(by_path[path].variable.get_value().shape) for path in pieces}
     problems = [
-        f"{place_name(path)}: is {what}, the model needs one array of shape {shapes[path]}"
+        (
+            path,
+            f"is {what}, the model needs one array of shape {tuple(by_path[path].variable.get_value().shape)}",
+        )
         for path, what in pieces.items()
     ]
     nested = {path: nested_path(path) for path in entries if path not in by_path}
     flat = {path: inner for path, inner in nested.items() if inner != path and inner in by_path}
     for path, inner in flat.items():
         shown = "".join(f"{{{name!r}: " for name in inner) + "..." + "}" * len(inner)
-        problems.append(
-            f"{place_name(path)}: keys have to be nested: {shown}, got {', '.join(map(repr, path))}"
-        )
+        problems.append((path, f"keys have to be nested: {shown}, got {', '.join(map(repr, path))}"))
     if flat:
-        problems[-1] += (
+        return problems, (
             "\n  cure: flax.traverse_util.unflatten_dict(state, sep='.') makes a nested dict of one with flat keys "
             "(sep='/' likewise; without sep where keys are tuples)"
         )
-    elif any(what == LIST for what in pieces.values()):
-        problems[-1] += "\n  cure: numpy.asarray(...) of each list"
-    return problems
+    return problems, "\n  cure: numpy.asarray(...) of each list" if LIST in pieces.values() else ""
 
 
-def _unknown(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
+def _unknown(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> Iterator[Problem]:
     names = [place_name(path) for path in by_path]
-    problems = []
     for path in entries:
         if path not in by_path:
             hint = did_you_mean(place_name(path), names)
-            problems.append(
-                f"{place_name(path)}: the model has no such variable" + (f"; {hint}" if hint else "")
-            )
-    return problems
+            yield path, "the model has no such variable" + (f"; {hint}" if hint else "")
 
 
-def _absent(entries: Mapping[Path, Any], targets: list[VariableEntry], missing: Any) -> list[str]:
-    may_be_missing: Callable[[Any, Any], bool] = nnx.filterlib.to_predicate(missing)
-    absent = [entry for entry in targets if not any(path in entries for path in entry.paths)]
-    return [
-        f"{place_name(entry.path)}: is missing from the state ({_cure_of(entry)})"
-        for entry in absent
-        if _is_abstract(entry)
-        or not (
-            entry.in_quantizer
-            or isinstance(entry.variable, PlainArray)
-            or may_be_missing(entry.path, entry.variable)
-        )
-    ]
+def _not_in(entries: Mapping[Path, object], index: ModelIndex) -> Iterator[VariableEntry]:
+    """The Variables of a model that a state does not hold."""
+    return (entry for entry in index.variables if not any(path in entries for path in entry.paths))
+
+
+def _absent(
+    entries: Mapping[Path, object], index: ModelIndex, missing: nnx.filterlib.Filter
+) -> Iterator[Problem]:
+    may_be_missing = nnx.filterlib.to_predicate(missing)
+    for entry in _not_in(entries, index):
+        optional = entry.in_quantizer or isinstance(entry.variable, PlainArray)
+        if _is_abstract(entry) or not (optional or may_be_missing(entry.path, entry.variable)):
+            yield entry.path, f"is missing from the state ({_cure_of(entry)})"
 
 
 def _cure_of(entry: VariableEntry) -> str:
@@ -414,24 +405,21 @@ def _cure_of(entry: VariableEntry) -> str:
     return "missing=... names what may be"
 
 
-def _misfits(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> list[str]:
-    fitting = ((path, value) for path, value in entries.items() if path in by_path)
-    reasons = ((path, problem_of(value, by_path[path].variable.get_value())) for path, value in fitting)
-    return [f"{place_name(path)}: {reason}" for path, reason in reasons if reason]
+def _misfits(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> Iterator[Problem]:
+    for path, value in entries.items():
+        why = problem_of(value, by_path[path].variable.get_value()) if path in by_path else None
+        if why:
+            yield path, why
 
 
-def _other_forms(state: object, index: ModelIndex) -> list[str]:
+def _other_forms(state: object, index: ModelIndex) -> Iterator[Problem]:
     """Frozen weights whose numbers mean something else in the model that the state is of."""
     source = _forms(ModelIndex(state)) if isinstance(state, nnx.Module) else {}
-    problems = []
     for path, form in _forms(index).items():
-        own, there = _facts(form), _facts(source.get(path, form))
-        problems += [
-            f"{place_name(path)}: is frozen with {name}={there.get(name)}, the model needs {own.get(name)}"
-            for name in {**own, **there}
-            if there.get(name) != own.get(name)
-        ]
-    return problems
+        own, stored = _facts(form), _facts(source.get(path, form))
+        for name in {**own, **stored}:
+            if stored.get(name) != own.get(name):
+                yield path, f"is frozen with {name}={stored.get(name)}, the model needs {own.get(name)}"
 
 
 def _facts(form: FrozenForm) -> dict[str, Any]:
@@ -445,16 +433,14 @@ def _forms(index: ModelIndex) -> dict[Path, FrozenForm]:
     return {path: node.form for path, node in index.places if isinstance(node, FrozenParam)}
 
 
-def _contradictions(entries: Mapping[Path, Any], by_path: Mapping[Path, VariableEntry]) -> list[str]:
+def _contradictions(
+    entries: Mapping[Path, ArrayLike], by_path: Mapping[Path, VariableEntry]
+) -> Iterator[Problem]:
     """Shared Variables that the state holds under several paths with different numbers."""
-    problems = []
     for path, value in entries.items():
         first = next(alias for alias in by_path[path].paths if alias in entries)
         if first != path and value is not entries[first] and not jnp.array_equal(value, entries[first]):
-            problems.append(
-                f"{place_name(path)}: is the same variable as {place_name(first)}, which the state gives other numbers"
-            )
-    return problems
+            yield path, f"is the same variable as {place_name(first)}, which the state gives other numbers"
 
 
 def _refuse_traced(targets: list[VariableEntry]) -> None:

@@ -10,6 +10,8 @@ from jqinject.nn.base.placed_contraction import ContractingLayer as ContractingL
 from jqinject.nn.base.placed_contraction import LayerArrays as LayerArrays
 from jqinject.nn.base.placed_contraction import PlacedContraction as PlacedContraction
 from jqinject.nn.base.placed_contraction import of_matrix as of_matrix
+from jqinject.nn.base.placed_contraction import promoted as promoted
+from jqinject.nn.base.placed_contraction import unallocated as unallocated
 from jqinject.nn.base.quant_layer import Arguments as Arguments
 from jqinject.nn.base.quant_layer import Out as Out
 from jqinject.nn.base.quant_layer import QuantLayer as QuantLayer
@@ -38,6 +40,3 @@ from jqinject.nn.base.weight_layer import CONTRACTION as CONTRACTION
 from jqinject.nn.base.weight_layer import WITH_SCHEME as WITH_SCHEME
 from jqinject.nn.base.weight_layer import ContractionKind as ContractionKind
 from jqinject.nn.base.weight_layer import QuantWeightLayer as QuantWeightLayer
-from jqinject.nn.base.weight_layer import checked_contraction as checked_contraction
-from jqinject.nn.base.weight_layer import promoted as promoted
-from jqinject.nn.base.weight_layer import unallocated as unallocated

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, ClassVar, Protocol, TypeAlias
+from functools import lru_cache, partial
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.typing import PromoteDtypeFn
 
-from jqinject.dot import contraction_output
+from jqinject.dot import FrozenParam, contraction_output
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.kernels.convolution import Filters
 from jqinject.dot.kernels.integer import are_sharded
-from jqinject.dot.tensors.choice import ChosenKernel
+from jqinject.dot.tensors.choice import ChosenKernel, ContractionKind, choose, describe
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
@@ -24,8 +27,10 @@ from jqinject.quant_tensor import (
     IntQuantTensor,
     QuantTensor,
     as_array,
+    is_quantized,
     on_integers,
 )
+from jqinject.quant_tensor.quantized import joined_payload
 
 LayerArrays: TypeAlias = tuple[Any, Any, jax.Array | None]
 """Input, weight and bias of a call; None for no bias."""
@@ -38,6 +43,7 @@ class ContractingLayer(Protocol):
     preferred_element_type: Any
     promote_dtype: PromoteDtypeFn
     contraction_name: ClassVar[str]
+    contraction_needs: ClassVar[Mapping[str, str]]
 
     def _parent_forward(
         self, parameter_view: object, inputs: jax.Array, out_sharding: object, /
@@ -213,3 +219,105 @@ def of_matrix(in_features: int, out_features: int) -> LayerGeometry:
         input_channels=(in_features,),
         output_channels=(out_features,),
     )
+
+
+class StaticContraction(NamedTuple):
+    """What is static in a layer's contraction, compared by value.
+
+    Attributes:
+        layer: its class.
+        contraction: the numbers that were asked for.
+        placed: how the input is contracted; None without a contraction.
+        whole_zero_points: whether those of the weight are integers.
+        dtype, preferred_element_type, promote_dtype, out_sharding: as for the layer of Flax.
+        operands: what is static in input and weight, as `split_payload` returns it.
+    """
+
+    layer: type[ContractingLayer]
+    contraction: ContractionKind
+    placed: Any
+    whole_zero_points: bool
+    dtype: Any
+    preferred_element_type: Any
+    promote_dtype: PromoteDtypeFn
+    out_sharding: Any = None
+    operands: tuple[Any, Any] = (None, None)
+
+    def choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> ChosenKernel:
+        """Choose the row of the table for input and weight.
+
+        Args:
+            x, weight: the operands.
+            integer_gradient: whether the gradient of the output arrives as integers.
+
+        Raises:
+            ValueError: the operands do not have the numbers that were asked for.
+        """
+        operand = weight if self.whole_zero_points else as_array(weight)
+        dims = None if self.placed is None else self.placed.dims
+        choice = choose(x, operand, dims, self.contraction, rounded=False, gradient=integer_gradient)
+        if self.contraction not in ("auto", choice.numbers):
+            weight = weight.quant_tensor() if isinstance(weight, FrozenParam) else weight
+            raise ValueError(
+                f"{self.layer.__name__}(contraction={self.contraction!r}) needs "
+                f"{self.layer.contraction_needs[self.contraction]}; got {_described(x)} and {_described(weight)}.\n"
+                "  cure: quantizers of that kind for input and weight, or contraction='auto'"
+            )
+        return choice
+
+
+@partial(jax.jit, static_argnums=0)
+def contracted_at_once(static: StaticContraction, lhs: Any, rhs: Any, bias: Any) -> jax.Array | None:
+    """The product of a layer outside of a trace, as one program; None where floats are contracted.
+
+    Args:
+        static: the layer's contraction.
+        lhs, rhs: arrays of input and weight, as `split_payload` returns them.
+        bias: an array or a QuantTensor; None for no bias.
+    """
+    x, weight = map(joined_payload, (lhs, rhs), static.operands)
+    choice = static.choice(x, weight)
+    if choice.kernel == "floats" or static.placed is None:
+        return None
+    arrays = arrays_of(choice, x, weight, bias)
+    return static.placed.contract(static, choice, arrays, None, static.out_sharding)[0]
+
+
+def arrays_of(choice: ChosenKernel, x: Any, weight: Any, bias: Any) -> LayerArrays:
+    """The arrays that receive the gradients of a contraction of payloads, and the bias.
+
+    Args:
+        choice: the row of the table.
+        x, weight: the operands.
+        bias: an array or a QuantTensor; None for no bias.
+    """
+    # Where 8-bit floats are contracted, the arrays only receive the gradients.
+    array_of = attrgetter("carrier" if choice.kernel == "float8" else "value")
+    if isinstance(weight, FrozenParam):
+        kernel: Any = np.zeros(0, weight.dtype)  # only the dtype is read
+    else:
+        kernel = array_of(weight) if isinstance(weight, QuantTensor) else weight
+    x = array_of(x) if isinstance(x, QuantTensor) else x
+    return x, kernel, None if bias is None else as_array(bias)
+
+
+def unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros in the memory of one number."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def promoted(promote_dtype: PromoteDtypeFn, arrays: Any, /, **options: Any) -> Any:
+    """What a layer's `promote_dtype` returns; an unallocated kernel stays so."""
+    inputs, kernel, bias = arrays
+    if not isinstance(kernel, np.ndarray):  # traced
+        return promote_dtype(arrays, **options)
+    inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
+    return inputs, unallocated(kernel.shape, small.dtype), bias
+
+
+def _described(operand: Any) -> str:
+    """An operand in an error text."""
+    if on_integers(operand):
+        zero = np.shape(operand.zero_point)
+        return f"{operand.bit_width}-bit integers with scales of shape {operand.scale.shape}, zero points of {zero}"
+    return describe(operand) if is_quantized(operand) else f"{operand.dtype} numbers without a quantizer"

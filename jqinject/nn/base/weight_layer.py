@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import jax
@@ -13,12 +12,18 @@ from flax.typing import Dtype, PromoteDtypeFn
 
 from jqinject.core.flax_internals import ParameterView, promote_dtype
 from jqinject.dot import FrozenParam
-from jqinject.dot.tensors.choice import KINDS, ChosenKernel, choose, describe
+from jqinject.dot.tensors.choice import ChosenKernel, checked_contraction
 from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.layer_geometry import DeclaresGeometry, check_features
 from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, by_scheme
-from jqinject.nn.base.placed_contraction import LayerArrays, Placement, placed_by
+from jqinject.nn.base.placed_contraction import (
+    Placement,
+    StaticContraction,
+    arrays_of,
+    contracted_at_once,
+    placed_by,
+)
 from jqinject.nn.base.quant_layer import Arguments, Out, QuantLayer
 from jqinject.nn.base.slots import (
     ACT_INPUT,
@@ -34,6 +39,7 @@ from jqinject.nn.base.slots import (
     input_format,
     is_on,
 )
+from jqinject.ops.processes import is_traced
 from jqinject.proxy import GradQuantProxyFromInjector, IntegerFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
@@ -42,22 +48,10 @@ from jqinject.quant_tensor import (
     is_quantized,
     on_integers,
 )
+from jqinject.quant_tensor.quantized import split_payload
 
 CONTRACTION = Option("contraction", "ContractionKind", "auto")
 WITH_SCHEME = (RETURN, ACT_INPUT, CONTRACTION, Option("scheme", "SchemeLike"))
-_VALUE, _CARRIER = attrgetter("value"), attrgetter("carrier")
-
-
-def checked_contraction(layer: str, contraction: ContractionKind) -> ContractionKind:
-    """`contraction`, if it is one of `ContractionKind`.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if contraction not in KINDS:
-        kinds = ", ".join(map(repr, KINDS))
-        raise ValueError(f"{layer}: contraction must be one of {kinds}, got {contraction!r}")
-    return contraction
 
 
 def contracted(parameter_view: Any, inputs: jax.Array, *, out_sharding: Any = None) -> jax.Array:
@@ -90,7 +84,8 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         return_quant_tensor: whether the output is a QuantTensor.
         contraction: in which numbers input and weight are contracted.
         contraction_name: the attribute that holds the function that contracts.
-        reads_input: whether the forward reads the input elsewhere than in the contraction.
+        contracts_at_once: whether a product of payloads needs nothing else of the layer, so that it is one program
+            outside of a trace.
     """
 
     weight_quant = WEIGHT.by_default(DEFAULT_WEIGHT)
@@ -116,14 +111,12 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         "fp8": "an input and a weight in 8-bit floats, with scales that do not vary along the input features",
     }
     returns_accumulator: ClassVar[bool] = True
-    reads_input: ClassVar[bool] = False
+    contracts_at_once: ClassVar[bool] = True
 
     def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
         if arguments.get("scheme") is not None:
             arguments = by_scheme(self, arguments["scheme"], arguments, rngs)
-        contraction = arguments.get("contraction", "auto")
-        if contraction != "auto":
-            checked_contraction(type(self).__name__, contraction)
+        contraction = checked_contraction(type(self).__name__, arguments.get("contraction", "auto"))
         super()._init_quantizers(arguments, overrides, rngs)
         if contraction != "auto":
             self.contraction = contraction
@@ -322,34 +315,10 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         if bias is not None:
             by_weight = attributes.get("bias_quant") is not None
             bias = self._quantized_bias(x, None if stored else weight) if by_weight else bias[...]
-        quantized = isinstance(weight, QuantTensor)
-        # A shortcut past the table, whose rows for payloads need one that is kept.
-        integer_gradient = grad_quant is not None and grad_quant.makes_integers
-        floats = not (stored or integer_gradient) and not (
-            quantized and (weight.kept_payload is not None or not weight.grid.is_integer)
-        )
-        choice = None if floats and self.contraction == "auto" else self._choice(x, weight, integer_gradient)
-        kernel = "floats" if choice is None else choice.kernel
-        # Where 8-bit floats are contracted, the arrays only receive the gradients.
-        array_of = _CARRIER if kernel == "float8" and not self.reads_input else _VALUE
-        if stored and kernel != "floats":
-            # Of a stored weight whose payload is contracted, only the dtype is read.
-            kernel_array: Any = np.zeros(0, weight.dtype)
-            weight = self._quantized_weight(x) if self.return_quant_tensor else weight
-        else:
-            weight = self._quantized_weight(x) if stored else weight
-            kernel_array = array_of(weight) if quantized or stored else weight
-        arrays = (
-            array_of(x) if isinstance(x, QuantTensor) else x,
-            kernel_array,
-            bias.value if isinstance(bias, QuantTensor) else bias,
-        )
         y: Any
-        if choice is None or kernel == "floats":
-            parameters = {self.weight_name: arrays[1], "bias": arrays[2]}
-            y, token = self._parent_forward(ParameterView(self, parameters), arrays[0], out_sharding), None
-        else:
-            y, token = self._contract(choice, arrays, grad_quant, out_sharding)
+        y, token = self._contracted(x, weight, bias, grad_quant, out_sharding)
+        if stored and self.return_quant_tensor:
+            weight = self._quantized_weight(x)
         if grad_quant is not None:
             y = grad_quant(y, token)
         if output_quant is not None and output_quant.is_quant_enabled:
@@ -357,19 +326,47 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             return y if self.return_quant_tensor else as_array(y)
         return self._with_metadata(y, x, weight, bias) if self.return_quant_tensor else y
 
-    def _contract(
+    def _contracted(
         self,
-        choice: ChosenKernel,
-        arrays: LayerArrays,
+        x: Any,
+        weight: Any,
+        bias: Any,
         grad_quant: GradQuantProxyFromInjector | None,
         out_sharding: object,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The contraction of payloads by a kernel of the table; see `Placement.contract`."""
-        placed = self._placed(np.shape(arrays[0]))
-        assert placed is not None, "the table has no kernel for a layer without a contraction"
-        return placed.contract(self, choice, arrays, grad_quant, out_sharding)
+        """The product by a kernel of the table or, of floats, by the parent's forward; and the gradient's token."""
+        integer_gradient = grad_quant is not None and grad_quant.makes_integers
+        quantized, choice = isinstance(weight, QuantTensor), None
+        # A shortcut past the table, whose rows for payloads need one that is kept.
+        floats = not integer_gradient and not isinstance(weight, FrozenParam)
+        floats = floats and (not quantized or (weight.kept_payload is None and weight.grid.is_integer))
+        if not (floats and self.contraction == "auto"):
+            if grad_quant is None and self.contracts_at_once:
+                y = self._contracted_at_once(x, weight, bias, out_sharding)
+                if y is not None:
+                    return y, None
+            choice = self._choice(x, weight, integer_gradient)
+        if choice is not None and choice.kernel != "floats":
+            placed = self._placed(np.shape(x))
+            assert placed is not None, "the table has no kernel for a layer without a contraction"
+            arrays = arrays_of(choice, x, weight, bias)
+            return placed.contract(self, choice, arrays, grad_quant, out_sharding)
+        x, weight, bias = map(_array_of, (x, weight, bias))
+        parameters = ParameterView(self, {self.weight_name: weight, "bias": bias})
+        return self._parent_forward(parameters, x, out_sharding), None
 
-    def _choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> ChosenKernel | None:
+    def _contracted_at_once(
+        self, x: Any, weight: Any, bias: jax.Array | QuantTensor | None, out_sharding: Any
+    ) -> jax.Array | None:
+        """The product of payloads as one program; None in a trace, or where floats are contracted."""
+        static = self._static_contraction(np.shape(x), weight)
+        (lhs, lhs_static), (rhs, rhs_static) = split_payload(x), split_payload(weight)
+        if static is None or is_traced((lhs, rhs, bias)):
+            return None
+        static = static._replace(out_sharding=out_sharding, operands=(lhs_static, rhs_static))
+        return contracted_at_once(static, lhs, rhs, bias)
+
+    def _choice(self, x: Any, weight: Any, integer_gradient: bool) -> ChosenKernel | None:
         """The row of the table for input and weight; None where the parent's function contracts floats in any case.
 
         Args:
@@ -379,27 +376,23 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         Raises:
             ValueError: `contraction` is "int" or "fp8", which the layer or its operands do not support.
         """
-        requested, attributes = self.contraction, vars(self)
+        static = self._static_contraction(np.shape(x), weight)
+        return None if static is None else static.choice(x, weight, integer_gradient)
+
+    def _static_contraction(self, shape: tuple[int, ...], weight: Any) -> StaticContraction | None:
+        """What is static in the contraction of an input of this shape; None where floats are contracted in any case."""
+        requested = self.contraction
         if requested == "float":
             return None
         if not self._contracts_as_flax():
             self._check_function(requested)
             return None
-        proxy, stored = attributes.get("weight_quant"), isinstance(weight, FrozenParam)
-        operand = weight
-        if not stored and proxy is not None and not proxy.quant_metadata.whole_zero_points:
-            operand = as_array(weight)  # a zero point between integers cannot be subtracted from their sum
-        placed = self._placed(np.shape(x))
-        dims = None if placed is None else placed.dims
-        choice = choose(x, operand, dims, requested, rounded=False, gradient=integer_gradient)
-        if requested not in ("auto", choice.numbers):
-            weight = weight.quant_tensor() if stored else weight
-            raise ValueError(
-                f"{type(self).__name__}(contraction={requested!r}) needs {self.contraction_needs[requested]}; got "
-                f"{_described(x)} and {_described(weight)}.\n  cure: quantizers of that kind for input and weight, or "
-                "contraction='auto'"
-            )
-        return choice
+        attributes = vars(self)
+        proxy = attributes.get("weight_quant")
+        # A zero point between integers cannot be subtracted from their sum.
+        whole = proxy is None or isinstance(weight, FrozenParam) or proxy.quant_metadata.whole_zero_points
+        options = attributes.get("dtype"), attributes.get("preferred_element_type"), self.promote_dtype
+        return StaticContraction(type(self), requested, self._placed(shape), whole, *options)
 
     def _placed(self, shape: tuple[int, ...]) -> Placement | None:
         """How inputs of this shape are contracted; None for a layer, or an input, without a contraction."""
@@ -465,23 +458,8 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         return of_input, self.weight_quant.has_zero_point if is_on(self.weight_quant) else None
 
 
-def unallocated(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros in the memory of one number."""
-    return np.broadcast_to(np.zeros((), dtype), shape)
-
-
-def promoted(promote_dtype: PromoteDtypeFn, arrays: Any, /, **options: Any) -> Any:
-    """What a layer's `promote_dtype` returns; an unallocated kernel stays so."""
-    inputs, kernel, bias = arrays
-    if not isinstance(kernel, np.ndarray):  # traced
-        return promote_dtype(arrays, **options)
-    inputs, small, bias = promote_dtype((inputs, np.zeros(0, kernel.dtype), bias), **options)
-    return inputs, unallocated(kernel.shape, small.dtype), bias
-
-
-def _described(operand: Any) -> str:
-    """An operand in an error text."""
-    if on_integers(operand):
-        zero = np.shape(operand.zero_point)
-        return f"{operand.bit_width}-bit integers with scales of shape {operand.scale.shape}, zero points of {zero}"
-    return describe(operand) if is_quantized(operand) else f"{operand.dtype} numbers without a quantizer"
+def _array_of(operand: Any) -> Any:
+    """The floats of an operand of any kind; None for none."""
+    if isinstance(operand, FrozenParam):
+        return operand.quant_tensor().value
+    return operand.value if isinstance(operand, QuantTensor) else operand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,80 +26,80 @@ T = TypeVar("T")
 Distance = Callable[[list[jax.Array], list[jax.Array]], jax.Array]
 
 
-class _Batch(NamedTuple):
-    """One batch: its arrays, what the float model makes of them, and the compiled error and gradient."""
-
-    error: Callable[..., jax.Array]
-    gradient: Callable[..., Any]
-    arrays: Sequence[jax.Array]
-    floats: list[jax.Array]
-
-
-class BestOfDescent(NamedTuple, Generic[T]):
-    """The end of a descent.
+@dataclass(frozen=True)
+class Descended:
+    """What was learned by a descent on the error of the quantized model's outputs.
 
     Attributes:
-        best: with the least error over all batches.
-        before, after: the error at the start, and of the best.
+        parts: what was learned.
+        measure: the name of the error.
+        before, after: the error over all batches.
         steps: how many were taken until the best.
     """
 
-    best: T
+    parts: tuple[str, ...]
+    measure: str
     before: float
     after: float
     steps: int
 
+    def __str__(self) -> str:
+        moved = f"{self.measure} from {self.before:.3g} to {self.after:.3g}, after {self.steps} steps"
+        return f"{', '.join(self.parts)}: {moved}"
 
-class BatchErrors(Generic[T]):
-    """How far the outputs of a quantized model are from the float model's; compiled once for calls of one kind.
+
+def descend(
+    work: Work,
+    quantized: nnx.Module,
+    values: Callable[[T], Mapping[str, jax.Array]],
+    distance: Distance,
+    start: T,
+    step: Callable[[int, T, T], T],
+    steps: Iterable[int],
+    parts: Iterable[str],
+    measure: str,
+) -> tuple[T, Descended]:
+    """Take steps, each by the gradient of the error of one batch, in turn; functions are compiled once for each frame.
 
     Args:
         work: with the float model and the data.
         quantized: the quantized model.
         values: from what is learned to parameters of the quantized model, by path as text.
-        distance: from its outputs and the float model's to a number.
+        distance: from its outputs and the float model's to a number: the error.
+        start: what is learned, at the start.
+        step: from the number of a step, what is learned and its gradient to what is learned after it.
+        steps: the numbers.
+        parts, measure: for the record.
+
+    Returns:
+        What was learned with the least error over all batches, and the record.
     """
+    compiled: dict[
+        Hashable, tuple[Callable[..., jax.Array], Callable[..., T], Callable[..., list[jax.Array]]]
+    ]
+    compiled, batches = {}, []
+    for call in work.calls:
+        if call.frame not in compiled:
+            outputs, floats = (outputs_of(model, call) for model in (quantized, work.model))
+            error = partial(_error, outputs, values, distance)
+            compiled[call.frame] = jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
+        error_of, gradient_of, floats_of = compiled[call.frame]
+        batches.append((error_of, gradient_of, call.arrays, floats_of(call.arrays)))
 
-    def __init__(
-        self,
-        work: Work,
-        quantized: nnx.Module,
-        values: Callable[[T], Mapping[str, jax.Array]],
-        distance: Distance,
-    ) -> None:
-        compiled: dict[Hashable, tuple[Any, Any, Any]] = {}
-        self._batches: list[_Batch] = []
-        for call in work.calls:
-            if call.frame not in compiled:
-                outputs, floats = (outputs_of(model, call) for model in (quantized, work.model))
-                error = partial(_error, outputs, values, distance)
-                compiled[call.frame] = jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
-            error_of, gradient_of, floats_of = compiled[call.frame]
-            self._batches.append(_Batch(error_of, gradient_of, call.arrays, floats_of(call.arrays)))
-
-    def error(self, learned: T) -> float:
-        """The mean over all batches."""
-        errors = [float(batch.error(learned, batch.arrays, batch.floats)) for batch in self._batches]
+    def mean_error(learned: T) -> float:
+        errors = [float(error_of(learned, arrays, floats)) for error_of, _, arrays, floats in batches]
         return sum(errors) / len(errors)
 
-    def descend(self, start: T, step: Callable[[int, T, T], T], steps: Iterable[int]) -> BestOfDescent[T]:
-        """Take steps, each by the gradient of the error of one batch: they come in turn.
-
-        Args:
-            start: where it begins.
-            step: from the number of a step, what is learned and its gradient to what is learned after it.
-            steps: the numbers.
-        """
-        learned = best = start
-        before = least = self.error(start)
-        taken = 0
-        for number in steps:
-            batch = self._batches[number % len(self._batches)]
-            learned = step(number, learned, batch.gradient(learned, batch.arrays, batch.floats))
-            error = self.error(learned)
-            if error < least:
-                best, least, taken = learned, error, number + 1
-        return BestOfDescent(best, before, least, taken)
+    learned = best = start
+    before = least = mean_error(start)
+    taken = 0
+    for number in steps:
+        _, gradient_of, arrays, floats = batches[number % len(batches)]
+        learned = step(number, learned, gradient_of(learned, arrays, floats))
+        error = mean_error(learned)
+        if error < least:
+            best, least, taken = learned, error, number + 1
+    return best, Descended(tuple(parts), measure, before, least, taken)
 
 
 def _error(
@@ -114,36 +114,6 @@ def _error(
 
 
 KINDS = ("R1", "R2")
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Rotations that were learned, and what they changed.
-
-    Attributes:
-        kinds: of each.
-        sizes: of each: how many channels it mixes.
-        before, after: the relative squared error of the quantized model's outputs.
-        steps: how many were taken until the best.
-    """
-
-    kinds: tuple[str, ...]
-    sizes: tuple[int, ...]
-    before: float
-    after: float
-    steps: int
-
-    def __str__(self) -> str:
-        shown = ", ".join(f"{kind} of {size}" for kind, size in zip(self.kinds, self.sizes, strict=True))
-        return f"{shown}: error of the outputs from {self.before:.3g} to {self.after:.3g}, after {self.steps} steps"
-
-
-@dataclass(frozen=True)
-class NothingToRotate:
-    """No rotation was found in the program."""
-
-    def __str__(self) -> str:
-        return "no residual stream and no values between two weights can be rotated"
 
 
 @dataclass(frozen=True)
@@ -186,73 +156,58 @@ class LearnedRotation:
         rate = (0 < self.learning_rate < 1, "within 0 and 1", 0.05)
         check_arguments(self, steps=at_least(self.steps, 1, 50), learning_rate=rate)
 
-    def __call__(self, work: Work) -> list[Learned | NothingToRotate | LeftOut]:
+    def __call__(self, work: Work) -> list[Descended | LeftOut]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
         change.run()
-        regions = [
+        turning = [
             (site.name, region)
             for site, region in turned_regions(change.flat)
             if not isinstance(region, str) and region.kind in self.kinds and region.block > 1
         ]
-        if not regions:
-            return [NothingToRotate()]
-        rotations = _Rotations([region for _, region in regions])
-        values = {path: change.values[path] for path in rotations.paths}
-        errors = BatchErrors[Matrices](
-            work, work.copied().quantized, partial(rotations.values, values), _distance
-        )
+        if not turning:
+            why = "no residual stream and no values between two weights can be rotated"
+            return [LeftOut("the model", "", why)]
+        regions = [region for _, region in turning]
+        paths = tuple(dict.fromkeys(path for region in regions for path in region.parameters))
+        floats = {path: change.values[path] for path in paths}
         turn = jax.jit(cayley_step, static_argnums=3)
+
+        def values(matrices: Matrices) -> dict[str, jax.Array]:
+            return {
+                path: _turned(regions, path, matrices, x.astype(jnp.float32)) for path, x in floats.items()
+            }
 
         def step(number: int, matrices: Matrices, gradients: Matrices) -> Matrices:
             rate = jnp.float32(self.learning_rate * (1 - number / self.steps))
-            pairs = zip(matrices, gradients, rotations.regions, strict=True)
+            pairs = zip(matrices, gradients, regions, strict=True)
             return tuple(
                 turn(matrix, gradient, rate, region.keeps_sums) for matrix, gradient, region in pairs
             )
 
+        start: Matrices = tuple(jnp.eye(region.block, dtype=jnp.float32) for region in regions)
+        parts = (f"{region.kind} of {region.block}" for region in regions)
         steps = work.bar(range(self.steps), "rotations")
-        best, before, after, taken = errors.descend(rotations.start, step, steps)
-        if taken:
-            changes = {path: partial(rotations.turned, path, best) for path in rotations.paths}
-            change.change(regions[0][0], changes)
-        kinds, sizes = zip(*((region.kind, region.block) for _, region in regions), strict=True)
-        return [Learned(kinds, sizes, before, after, taken), *change.finish()]
+        quantized = work.copied().quantized
+        best, done = descend(
+            work, quantized, values, _distance, start, step, steps, parts, "error of the outputs"
+        )
+        if done.steps:
+            change.change(turning[0][0], {path: partial(_turned, regions, path, best) for path in paths})
+        return [done, *change.finish()]
 
 
 Matrices = tuple[jax.Array, ...]
 
 
-class _Rotations:
-    """What some matrices do to the parameters of a model.
-
-    Args:
-        regions: what each matrix turns.
-
-    Attributes:
-        paths: of the parameters.
-        start: the identity.
-    """
-
-    def __init__(self, regions: Sequence[TurnedRegion]) -> None:
-        self.regions = regions
-        self.paths = tuple(dict.fromkeys(path for region in regions for path in region.parameters))
-        self.start: Matrices = tuple(jnp.eye(region.block, dtype=jnp.float32) for region in regions)
-
-    def values(self, values: Mapping[str, jax.Array], matrices: Matrices) -> dict[str, jax.Array]:
-        """Parameters turned by matrices, float32, by path as text."""
-        return {
-            path: self.turned(path, matrices, value.astype(jnp.float32)) for path, value in values.items()
-        }
-
-    def turned(self, path: str, matrices: Matrices, value: jax.Array) -> jax.Array:
-        """One parameter turned by matrices."""
-        with jax.default_matmul_precision("highest"):
-            for matrix, region in zip(matrices, self.regions, strict=True):
-                if path in region.parameters:
-                    axis = region.parameters[path]
-                    value = turned(value, transform=lambda x, m=matrix: x @ m, axis=axis, block=region.block)
-        return value
+def _turned(regions: Sequence[TurnedRegion], path: str, matrices: Matrices, value: jax.Array) -> jax.Array:
+    """A parameter turned by the matrices of regions."""
+    with jax.default_matmul_precision("highest"):
+        for matrix, region in zip(matrices, regions, strict=True):
+            if path in region.parameters:
+                axis = region.parameters[path]
+                value = turned(value, transform=lambda x, m=matrix: x @ m, axis=axis, block=region.block)
+    return value
 
 
 def _distance(outputs: list[jax.Array], floats: list[jax.Array]) -> jax.Array:
@@ -295,26 +250,6 @@ def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_s
 
 
 @dataclass(frozen=True)
-class Tweaked:
-    """Gains that were adjusted.
-
-    Attributes:
-        paths: of the gains.
-        before, after: how far the channels of the outputs were from the float model's.
-        steps: how many were taken until the best.
-    """
-
-    paths: tuple[str, ...]
-    before: float
-    after: float
-    steps: int
-
-    def __str__(self) -> str:
-        moved = f"distance of the outputs' channels from {self.before:.3g} to {self.after:.3g}"
-        return f"{', '.join(self.paths) or 'no gains'}: {moved}, after {self.steps} steps"
-
-
-@dataclass(frozen=True)
 class TweakNorms:
     """Adjusts the gains of norms in the quantized model until the channels of its outputs have their distribution back.
 
@@ -347,13 +282,13 @@ class TweakNorms:
         rate = (self.learning_rate > 0, "above 0", 0.001)
         check_arguments(self, steps=at_least(self.steps, 1, 50), learning_rate=rate)
 
-    def __call__(self, work: Work) -> list[Tweaked]:
+    def __call__(self, work: Work) -> list[Descended | LeftOut]:
         """See `Pass`."""
         variables = ModelIndex(work.quantized).by_name
         quantized = work.parameters()
         paths = tuple(path for path in gains_of(work) if path in variables and path not in quantized)
         if not paths:
-            return [Tweaked((), 0.0, 0.0, 0)]
+            return [LeftOut("the model", "", "no gains")]
         start = {path: jnp.asarray(variables[path].get_value()) for path in paths}
         sizes = {path: jnp.maximum(jnp.abs(x.astype(jnp.float32)).max(), 1e-6) for path, x in start.items()}
 
@@ -363,7 +298,6 @@ class TweakNorms:
                 for path, value in start.items()
             }
 
-        errors = BatchErrors[Gains](work, work.quantized, gains, _apart)
         origin = {path: jnp.zeros(value.shape, jnp.float32) for path, value in start.items()}
         optimizer = optax.adam(self.learning_rate)
         state = optimizer.init(origin)
@@ -375,10 +309,11 @@ class TweakNorms:
             return jax.tree.map(jnp.add, moved, updates)
 
         steps = work.bar(range(self.steps), "norms")
-        best, before, after, taken = errors.descend(origin, step, steps)
+        measure = "distance of the outputs' channels"
+        best, done = descend(work, work.quantized, gains, _apart, origin, step, steps, paths, measure)
         for path, value in gains(best).items():
             variables[path].set_value(value)
-        return [Tweaked(paths, before, after, taken)]
+        return [done]
 
 
 Gains = dict[str, jax.Array]

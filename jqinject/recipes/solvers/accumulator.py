@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +48,24 @@ def onto_ball(rows: jax.Array) -> jax.Array:
     return jnp.where(inside, rows, jnp.sign(rows) * jnp.maximum(magnitudes - threshold, 0.0))
 
 
-@dataclass(frozen=True)
-class Accumulator:
-    """The accumulator that sums of products must fit.
+class Bounded(Protocol):
+    """A solver whose codes are so small that no sum of products overflows its accumulator.
+
+    Attributes:
+        accumulator_bits: of a signed accumulator; None for no bound.
+        tile_size: columns that are summed in it; the sums of tiles are added in a wider one. None for all columns that
+            share a scale.
+    """
+
+    @property
+    def accumulator_bits(self) -> int | None: ...
+
+    @property
+    def tile_size(self) -> int | None: ...
+
+
+def room_of(solver: Bounded, problem: Problem, weights: jax.Array, order: jax.Array) -> Room | None:
+    """The room of all rows and tiles before the first column is rounded; None without a bound.
 
     A product sum over the columns of a tile is at most `2^(bits - 1) - 1` in magnitude, whatever integers of their
     format the inputs are: the positive codes of a row within a tile, and the negative ones, each sum to at most
@@ -58,76 +74,64 @@ class Accumulator:
     weights as they are to fit (the threshold of the nearest point in the ball of the 1-norm), so that no column is left
     without room by those before it.
 
-    Attributes:
-        bits: of a signed accumulator.
-        tile_size: columns that are summed in it; the sums of tiles are added in a wider one. None for all columns that
-            share a scale.
+    Args:
+        solver: with the accumulator.
+        problem: to be solved.
+        weights: that are to be rounded, `(stack, rows, columns)`.
+        order: in which columns are rounded, `(stack, columns)`.
+
+    Raises:
+        ValueError: the weights or the inputs are no integers, the weights have zero points, or the accumulator is
+            too narrow for a single product.
 
     Source: Colbert et al., "Accumulator-Aware Post-Training Quantization", 2024.
 
     Differs from Brevitas: positive and negative codes have thresholds of their own.
     """
+    if solver.accumulator_bits is None:
+        return None
+    grid = problem.measure(problem.weights).spread(weights.shape)
+    budget = _budget(type(solver).__name__, solver.accumulator_bits, problem.input_integers, grid)
+    places = _tiles(problem.sharing.places(weights.shape)[0, 0], solver.tile_size)
+    table = _table(places)
+    steps = jnp.where(table >= 0, (weights / grid.scale)[..., table], 0.0)
+    sides = jnp.stack([jnp.maximum(steps, 0.0), jnp.maximum(-steps, 0.0)], axis=-2)
+    threshold = jnp.maximum(l1_threshold(sides, float(budget)), 0.0)
+    threshold = jnp.where(sides.sum(-1) > budget, threshold, 0.0)
+    tiles = jnp.take_along_axis(jnp.broadcast_to(jnp.asarray(places), order.shape), order, axis=1)
+    return Room(tiles, jnp.full(threshold.shape, budget, jnp.int32), threshold)
 
-    bits: int
-    tile_size: int | None = None
 
-    def room(self, problem: Problem, weights: jax.Array, order: jax.Array, solver: str) -> Room:
-        """The room of all rows and tiles before the first column is rounded.
-
-        Args:
-            problem: to be solved.
-            weights: that are to be rounded, `(stack, rows, columns)`.
-            order: in which columns are rounded, `(stack, columns)`.
-            solver: for messages.
-
-        Raises:
-            ValueError: the weights or the inputs are no integers, the weights have zero points, or the accumulator is
-                too narrow for a single product.
-        """
-        grid = problem.measure(problem.weights).spread(weights.shape)
-        budget = self._budget(problem, grid, solver)
-        places = self._tiles(problem.sharing.places(weights.shape)[0, 0])
-        table = _table(places)
-        steps = jnp.where(table >= 0, (weights / grid.scale)[..., table], 0.0)
-        sides = jnp.stack([jnp.maximum(steps, 0.0), jnp.maximum(-steps, 0.0)], axis=-2)
-        threshold = jnp.maximum(l1_threshold(sides, float(budget)), 0.0)
-        threshold = jnp.where(sides.sum(-1) > budget, threshold, 0.0)
-        tiles = jnp.broadcast_to(jnp.asarray(places), order.shape)
-        return Room(
-            jnp.take_along_axis(tiles, order, axis=1),
-            jnp.full(threshold.shape, budget, jnp.int32),
-            threshold,
+def _budget(solver: str, accumulator: int, inputs: tuple[int, bool] | None, grid: MatrixGrid) -> int:
+    """What the codes of one sign may sum to."""
+    where = f"{solver}(accumulator_bits={accumulator})"
+    if not grid.grid.is_integer or bool(jnp.any(grid.zero_point != 0)):
+        kind = "with zero points" if grid.grid.is_integer else type(grid.grid).__name__
+        raise ValueError(
+            f"{where} bounds sums of integers, and the weight's numbers are another grid: {kind}.\n"
+            "  cure: symmetric integers, such as Int8WeightPerChannelFloat; or leave accumulator_bits out"
         )
+    if inputs is None:
+        raise ValueError(
+            f"{where} needs the integers that the weights are multiplied with, and no rule makes its inputs "
+            "integers.\n  cure: input_quant=Int8ActPerTensorFloat in the rule, or any integer quantizer"
+        )
+    budget = int(integer_budget(accumulator, *inputs, True))
+    if budget < 1:
+        raise ValueError(
+            f"{where}: its inputs have {inputs[0]} bits, so an accumulator of {accumulator} bits holds no product with "
+            f"any weight but 0.\n  cure: accumulator_bits={inputs[0] + 2} or more, or inputs of fewer bits"
+        )
+    return budget
 
-    def _budget(self, problem: Problem, grid: MatrixGrid, solver: str) -> int:
-        where = f"{solver}(accumulator_bits={self.bits})"
-        if not grid.grid.is_integer or bool(jnp.any(grid.zero_point != 0)):
-            kind = "with zero points" if grid.grid.is_integer else type(grid.grid).__name__
-            raise ValueError(
-                f"{where} bounds sums of integers, and the weight's numbers are another grid: {kind}.\n"
-                "  cure: symmetric integers, such as Int8WeightPerChannelFloat; or leave accumulator_bits out"
-            )
-        if problem.input_integers is None:
-            raise ValueError(
-                f"{where} needs the integers that the weights are multiplied with, and no rule makes its inputs "
-                "integers.\n  cure: input_quant=Int8ActPerTensorFloat in the rule, or any integer quantizer"
-            )
-        bits, signed = problem.input_integers
-        budget = int(integer_budget(self.bits, bits, signed, True))
-        if budget < 1:
-            raise ValueError(
-                f"{where}: its inputs have {bits} bits, so an accumulator of {self.bits} bits holds no product with "
-                f"any weight but 0.\n  cure: accumulator_bits={bits + 2} or more, or inputs of fewer bits"
-            )
-        return budget
 
-    def _tiles(self, owners: np.ndarray) -> np.ndarray:
-        """The tile of each column, numbered from 0: columns with one scale, cut into tiles."""
-        _, scales = np.unique(owners, return_inverse=True)
-        rank = np.array([np.count_nonzero(scales[:place] == own) for place, own in enumerate(scales)])
-        size = self.tile_size or len(owners)
-        _, tiles = np.unique(np.stack([scales, rank // size]), axis=1, return_inverse=True)
-        return tiles.reshape(-1).astype(np.int32)
+def _tiles(owners: np.ndarray, tile_size: int | None) -> np.ndarray:
+    """The tile of each column, numbered from 0: columns with one scale, cut into tiles."""
+    _, scales = np.unique(owners, return_inverse=True)
+    rank = np.array([np.count_nonzero(scales[:place] == own) for place, own in enumerate(scales)])
+    size = tile_size or len(owners)
+    _, tiles = np.unique(np.stack([scales, rank // size]), axis=1, return_inverse=True)
+    return tiles.reshape(-1).astype(np.int32)
 
 
 def _table(tiles: np.ndarray) -> np.ndarray:
@@ -160,30 +164,11 @@ class Room:
         """The room of the later columns."""
         return replace(self, tiles=self.tiles[:, columns:])
 
-    def rounded(self, x: jax.Array, grid: MatrixGrid, place: ArrayLike) -> tuple[jax.Array, Room]:
-        """A column rounded to codes that fit, and the room that is left.
-
-        Args:
-            x: `(stack, rows, 1)`.
-            grid: of the column.
-            place: of the column.
-        """
-        own = jax.lax.dynamic_slice_in_dim(self.tiles, place, 1, -1)[:, None, :, None]
-        left, threshold = (jnp.take_along_axis(x, own, axis=2)[:, :, 0] for x in (self.left, self.threshold))
-        cut = jnp.where(x > 0, threshold[..., :1], threshold[..., 1:]) * grid.scale
-        smaller = jnp.where(cut > 0, jnp.sign(x) * jnp.maximum(jnp.abs(x) - cut, 0.0), x)
-        codes = jnp.round(grid.nearest(smaller) / grid.scale).astype(jnp.int32)
-        codes = jnp.clip(codes, -left[..., 1:], left[..., :1])
-        used = jnp.concatenate([jnp.maximum(codes, 0), jnp.maximum(-codes, 0)], axis=-1)
-        in_tile = jnp.arange(self.left.shape[2])[None, None, :, None] == own
-        spent = jnp.where(in_tile, used[:, :, None], 0)
-        return codes.astype(jnp.float32) * grid.scale, replace(self, left=self.left - spent)
-
 
 def rounded(
     x: jax.Array, grid: MatrixGrid, place: ArrayLike, room: Room | None
 ) -> tuple[jax.Array, Room | None]:
-    """A column rounded to nearest, within the room that is left if there is a bound.
+    """A column rounded to nearest, within the room that is left if there is a bound; and the room after it.
 
     Args:
         x: `(stack, rows, 1)`.
@@ -191,44 +176,41 @@ def rounded(
         place: of the column.
         room: None for no bound.
     """
-    return (grid.nearest(x), None) if room is None else room.rounded(x, grid, place)
+    if room is None:
+        return grid.nearest(x), None
+    own = jax.lax.dynamic_slice_in_dim(room.tiles, place, 1, -1)[:, None, :, None]
+    left, threshold = (jnp.take_along_axis(x, own, axis=2)[:, :, 0] for x in (room.left, room.threshold))
+    cut = jnp.where(x > 0, threshold[..., :1], threshold[..., 1:]) * grid.scale
+    smaller = jnp.where(cut > 0, jnp.sign(x) * jnp.maximum(jnp.abs(x) - cut, 0.0), x)
+    codes = jnp.round(grid.nearest(smaller) / grid.scale).astype(jnp.int32)
+    codes = jnp.clip(codes, -left[..., 1:], left[..., :1])
+    used = jnp.concatenate([jnp.maximum(codes, 0), jnp.maximum(-codes, 0)], axis=-1)
+    in_tile = jnp.arange(room.left.shape[2])[None, None, :, None] == own
+    spent = jnp.where(in_tile, used[:, :, None], 0)
+    return codes.astype(jnp.float32) * grid.scale, replace(room, left=room.left - spent)
 
 
-def check_accumulator(
-    owner: object, bits: int | None, tile_size: int | None, scales: str = "original"
-) -> None:
+def check_accumulator(solver: Bounded, scales: str = "original") -> None:
     """Refuse what is no accumulator.
 
     Raises:
         ValueError: fewer than 2 bits or more than 32, a tile without columns, a tile without an accumulator, or scales
             that are measured on the way.
     """
-    solver = type(owner).__name__
+    name, bits, tile_size = type(solver).__name__, solver.accumulator_bits, solver.tile_size
     if bits is None:
         if tile_size is not None:
             raise ValueError(
-                f"{solver}: tile_size={tile_size!r} says what an accumulator sums, and accumulator_bits is None.\n"
-                f"  cure: {solver}(accumulator_bits=16, tile_size={tile_size!r})"
+                f"{name}: tile_size={tile_size!r} says what an accumulator sums, and accumulator_bits is None.\n"
+                f"  cure: {name}(accumulator_bits=16, tile_size={tile_size!r})"
             )
         return
     fits = 2 <= bits <= 32
     check_arguments(
-        owner, accumulator_bits=(fits, "within 2 and 32", 16), tile_size=at_least(tile_size, 1, 64)
+        solver, accumulator_bits=(fits, "within 2 and 32", 16), tile_size=at_least(tile_size, 1, 64)
     )
     if scales != "original":
         raise ValueError(
-            f"{solver}: with accumulator_bits codes must stay as they are chosen, and scales={scales!r} measures "
-            f"scales later.\n  cure: {solver}(scales='original', accumulator_bits={bits})"
+            f"{name}: with accumulator_bits codes must stay as they are chosen, and scales={scales!r} measures "
+            f"scales later.\n  cure: {name}(scales='original', accumulator_bits={bits})"
         )
-
-
-def room_of(
-    bits: int | None,
-    tile_size: int | None,
-    problem: Problem,
-    weights: jax.Array,
-    order: jax.Array,
-    solver: str,
-) -> Room | None:
-    """The room that a solver begins with; None without a bound. See `Accumulator.room`."""
-    return None if bits is None else Accumulator(bits, tile_size).room(problem, weights, order, solver)

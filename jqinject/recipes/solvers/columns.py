@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -10,8 +9,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.solvers.accumulator import Room, rounded
-from jqinject.recipes.solvers.solver import MatrixGrid, Measure, ordered
+from jqinject.recipes.solvers.accumulator import Bounded, Room, room_of, rounded
+from jqinject.recipes.solvers.solver import MatrixGrid, Measure, Problem, Solution, as_argument, ordered
 
 ScaleRule = Literal["original", "live", "block"]
 """When a solver asks for scales: once, of the weights that it is given ("original"); of the matrix as it stands, at
@@ -25,6 +24,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 def round_columns(
     weights: jax.Array,
     factor: jax.Array,
+    grid: MatrixGrid,
     measure: Measure,
     *,
     block_size: int,
@@ -41,7 +41,8 @@ def round_columns(
     Args:
         weights: `(stack, rows, columns)`, float32.
         factor: `U`, upper triangular, `(stack, columns, columns)`.
-        measure: from matrices to the quantizer's grid.
+        grid: of the weights, with a scale for each number.
+        measure: from matrices to the quantizer's grid, for scales that change.
         block_size: columns in a block.
         scales: when scales are measured.
         group_size: of the quantizer; None for no groups, whose scales are measured with the first block.
@@ -54,96 +55,85 @@ def round_columns(
     columns = weights.shape[-1]
     size = min(block_size, columns)
     more = -columns % size
-    grid = measure(weights).spread(weights.shape)
-    padded = _padded(weights, more), _padded_factor(factor, more), _padded_grid(grid, more)
-    if scales == "original" or (scales == "block" and group_size is None):
-        values = _round_fixed(*padded, None if room is None else room.padded(more), size)[..., :columns]
+    if scales == "block" and group_size is None:
+        scales = "original"
+    working, values, padded = _blocks(
+        _padded(weights, more),
+        _padded_factor(factor, more),
+        _padded_grid(grid, more),
+        None if room is None else room.padded(more),
+        None if scales == "original" else as_argument(measure),
+        columns,
+        size,
+        scales,
+        group_size,
+    )
+    working, values = working[..., :columns], values[..., :columns]
+    if scales == "original":
         return values, grid, values
-
-    def measured(working: jax.Array) -> MatrixGrid:
-        return _padded_grid(measure(working[..., :columns]).spread(weights.shape), more)
-
-    def at_block(grid: MatrixGrid, working: jax.Array, start: jax.Array) -> MatrixGrid:
-        new = measured(working)
-        first = jnp.arange(columns + more) // (group_size or columns) * (group_size or columns)
-        begins = (first >= start) & (first < start + size)
-        scale = jnp.where(begins, new.scale, grid.scale)
-        return replace(grid, scale=scale, zero_point=jnp.where(begins, new.zero_point, grid.zero_point))
-
-    def at_column(grid: MatrixGrid, working: Callable[[], jax.Array]) -> MatrixGrid:
-        return measured(working())
-
-    @jax.jit
-    def run(
-        weights: jax.Array, factor: jax.Array, grid: MatrixGrid
-    ) -> tuple[jax.Array, jax.Array, MatrixGrid]:
-        if scales == "live":
-            return _blocks(weights, factor, grid, None, size, at_column=at_column)
-        return _blocks(weights, factor, grid, None, size, at_block=at_block)
-
-    working, values, grid = run(*padded)
-    working, values, grid = working[..., :columns], values[..., :columns], grid.columns(slice(0, columns))
     if scales == "live":
         grid = measure(working).spread(weights.shape)
-        values = grid.nearest(working)
-    return values, grid, working
-
-
-@partial(jax.jit, static_argnums=4)
-def _round_fixed(
-    weights: jax.Array, factor: jax.Array, grid: MatrixGrid, room: Room | None, size: int
-) -> jax.Array:
-    return _blocks(weights, factor, grid, room, size)[1]
+        return grid.nearest(working), grid, working
+    return values, padded.columns(slice(0, columns)), working
 
 
 _Blocks = tuple[jax.Array, jax.Array, MatrixGrid, Room | None]
-_Columns = tuple[jax.Array, jax.Array, jax.Array, MatrixGrid, Room | None]
+_Columns = tuple[jax.Array, jax.Array, jax.Array, Room | None]
 
 
-def _unchanged(grid: MatrixGrid, *rest: object) -> MatrixGrid:
-    return grid
-
-
+@partial(jax.jit, static_argnums=(5, 6, 7, 8))
 def _blocks(
     weights: jax.Array,
     factor: jax.Array,
     grid: MatrixGrid,
     room: Room | None,
+    measure: Measure | None,
+    columns: int,
     size: int,
-    *,
-    at_block: Callable[[MatrixGrid, jax.Array, jax.Array], MatrixGrid] = _unchanged,
-    at_column: Callable[[MatrixGrid, Callable[[], jax.Array]], MatrixGrid] = _unchanged,
+    scales: ScaleRule,
+    group_size: int | None,
 ) -> tuple[jax.Array, jax.Array, MatrixGrid]:
-    """The matrices as the last column left them, their values, and the grid, block by block."""
-    columns = weights.shape[-1]
+    """The matrices as the last column left them, their values, and the grid, block by block: see `round_columns`.
+
+    Arrays are padded to blocks of one size; `measure` is None for scales that do not change.
+    """
+    places = jnp.arange(weights.shape[-1])
+
+    def measured(working: jax.Array) -> MatrixGrid:
+        assert measure is not None, "scales change"
+        matrices = working[..., :columns]
+        return _padded_grid(measure(matrices).spread(matrices.shape), weights.shape[-1] - columns)
 
     def block(number: jax.Array, state: _Blocks) -> _Blocks:
         working, values, grid, room = state
         start = number * size
-        grid = at_block(grid, working, start)
+        if scales == "block" and group_size is not None:
+            first = places // group_size * group_size
+            begins = (first >= start) & (first < start + size)
+            grid = jax.tree.map(partial(jnp.where, begins), measured(working), grid)
         rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
         within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
 
         def column(place: jax.Array, state: _Columns) -> _Columns:
-            block, near, errors, grid, room = state
-            grid = at_column(grid, lambda: _written(working, block, start))
+            block, near, errors, room = state
+            own = measured(_written(working, block, start)) if scales == "live" else grid
             now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
-            value, room = rounded(now, grid.from_column(start + place, 1), start + place, room)
+            value, room = rounded(now, own.from_column(start + place, 1), start + place, room)
             row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
             error = (now - value) / jax.lax.dynamic_slice_in_dim(row, place, 1, -1)
             block = block - error * jnp.where(jnp.arange(size) > place, row, 0.0)
             block, near = _written(block, value, place), _written(near, value, place)
-            return block, near, _written(errors, error, place), grid, room
+            return block, near, _written(errors, error, place), room
 
         part = jax.lax.dynamic_slice_in_dim(working, start, size, -1)
         empty = jnp.zeros_like(part)
-        part, near, errors, grid, room = jax.lax.fori_loop(0, size, column, (part, empty, empty, grid, room))
-        later = jnp.where(jnp.arange(columns) >= start + size, rows, 0.0)
+        part, near, errors, room = jax.lax.fori_loop(0, size, column, (part, empty, empty, room))
+        later = jnp.where(places >= start + size, rows, 0.0)
         working = _written(working, part, start) - jnp.matmul(errors, later, precision=HIGHEST)
         return working, _written(values, near, start), grid, room
 
     start = (weights, jnp.zeros_like(weights), grid, room)
-    return jax.lax.fori_loop(0, columns // size, block, start)[:3]
+    return jax.lax.fori_loop(0, weights.shape[-1] // size, block, start)[:3]
 
 
 def _written(matrix: jax.Array, part: jax.Array, column: jax.Array) -> jax.Array:
@@ -162,6 +152,42 @@ def _padded_factor(factor: jax.Array, more: int) -> jax.Array:
 
 def _padded_grid(grid: MatrixGrid, more: int) -> MatrixGrid:
     return replace(grid, scale=_padded(grid.scale, more, 1.0), zero_point=_padded(grid.zero_point, more))
+
+
+class InOrder:
+    """A problem whose columns are rounded in an order.
+
+    Args:
+        solver: that rounds them.
+        problem: the problem.
+        weights: that are to be rounded, in the problem's order.
+        order: places of columns, `(stack, columns)`.
+
+    Attributes:
+        weights, original: the matrices in this order.
+        grid: the quantizer's, of the problem's weights, in this order.
+        room: what accumulators hold; None for no bound.
+    """
+
+    def __init__(self, solver: Bounded, problem: Problem, weights: jax.Array, order: jax.Array) -> None:
+        self.weights, self.original = ordered(weights, order), ordered(problem.original, order)
+        self.room = room_of(solver, problem, weights, order)
+        self._problem, self._order, self._back = problem, order, jnp.argsort(order, axis=1)
+        self._fixed = problem.measure(problem.weights)
+        self.grid = self._fixed.spread(weights.shape).ordered(order)
+
+    def measure(self, working: jax.Array) -> MatrixGrid:
+        """The quantizer's grid of matrices in this order."""
+        grid = self._problem.measure(ordered(working, self._back))
+        return grid.spread(working.shape).ordered(self._order)
+
+    def solution(self, values: jax.Array, grid: MatrixGrid, working: jax.Array) -> Solution:
+        """The solution in the problem's order, of arrays in this one."""
+        # An array for each number is not stored where fewer scales, or the values themselves, say the same.
+        grid = self._fixed if grid is self.grid else grid.ordered(self._back)
+        last, values = values, ordered(values, self._back)
+        working = values if working is last else ordered(working, self._back)
+        return Solution(values, grid.scale, grid.zero_point, working, complete=self.room is not None)
 
 
 def by_importance(hessian: jax.Array, act_order: bool) -> jax.Array:

@@ -9,9 +9,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.solvers.accumulator import Room, check_accumulator, room_of, rounded
+from jqinject.recipes.solvers.accumulator import Room, check_accumulator, rounded
 from jqinject.recipes.solvers.columns import (
     HIGHEST,
+    InOrder,
     ScaleRule,
     both_ordered,
     by_importance,
@@ -28,9 +29,9 @@ from jqinject.recipes.solvers.solver import (
     Measure,
     Problem,
     Solution,
+    as_argument,
     at_least,
     check_arguments,
-    ordered,
 )
 
 
@@ -109,7 +110,7 @@ class GPTQ:
         check_arguments(
             self, block_size=at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
         )
-        check_accumulator(self, self.accumulator_bits, self.tile_size, self.scales)
+        check_accumulator(self, self.scales)
         if self.scales == "block" and self.act_order:
             raise ValueError(
                 "GPTQ(scales='block', act_order=True): groups are spread over the blocks, so none begins in one.\n"
@@ -124,36 +125,20 @@ class GPTQ:
             usable = jnp.isfinite(factor).all(axis=(1, 2), keepdims=True)
             factor = jnp.where(usable, factor, jnp.eye(factor.shape[-1], dtype=factor.dtype))
         check_factor(factor, self.damping)
-        return self._in_order(problem, weights, factor, order)
-
-    def _in_order(
-        self, problem: Problem, weights: jax.Array, factor: jax.Array, order: jax.Array
-    ) -> Solution:
-        back = jnp.argsort(order, axis=1)
+        columns = InOrder(self, problem, weights, order)
         # Scales that do not change belong to the weights as they were given, dead inputs and all.
-        fixed = problem.measure(problem.weights) if self.scales == "original" else None
-
-        def measure(working: jax.Array) -> MatrixGrid:
-            grid = problem.measure(ordered(working, back)) if fixed is None else fixed
-            grid = grid.spread(working.shape)
-            return grid.ordered(order) if self.act_order else grid
-
-        room = room_of(self.accumulator_bits, self.tile_size, problem, weights, order, "GPTQ")
-        values, grid, working = round_columns(
-            ordered(weights, order) if self.act_order else weights,
+        grid = columns.grid if self.scales == "original" else columns.measure(columns.weights)
+        rounded = round_columns(
+            columns.weights,
             factor,
-            measure,
+            grid,
+            columns.measure,
             block_size=self.block_size,
             scales=self.scales,
             group_size=problem.group_size,
-            room=room,
+            room=columns.room,
         )
-        same = working is values
-        if self.act_order:
-            values = ordered(values, back)
-            working = values if same else ordered(working, back)
-        grid = grid.ordered(back) if fixed is None else fixed
-        return Solution(values, grid.scale, grid.zero_point, working, complete=room is not None)
+        return columns.solution(*rounded)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -165,7 +150,7 @@ def _prepared(
     order = by_importance(hessian, act_order)
     damp = damping * jnp.mean(diagonal_of(hessian if damp_dead else raw), axis=1)
     damped = on_diagonal(hessian, damp)
-    return weights, order, inverse_factor(both_ordered(damped, order) if act_order else damped)
+    return weights, order, inverse_factor(both_ordered(damped, order))
 
 
 def damping_share(share: float) -> Expected:
@@ -224,48 +209,42 @@ class GPFQ:
                 f"GPFQ has no blocks: scales={self.scales!r} is neither 'original' nor 'live'.\n"
                 "  cure: GPFQ(scales='original')"
             )
-        check_accumulator(self, self.accumulator_bits, self.tile_size, self.scales)
+        check_accumulator(self, self.scales)
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
         hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross").mT
         order = by_importance(hessian, self.act_order)
-        back = jnp.argsort(order, axis=1)
-
-        def measure(working: jax.Array) -> MatrixGrid:
-            return problem.measure(ordered(working, back)).spread(working.shape).ordered(order)
-
-        start = problem.weights
-        if self.scales == "live":
-            _, start = without_dead_inputs(hessian, start)
-        weights = ordered(start, order)
-        matrices = (weights, ordered(problem.original, order))
-        sums = (both_ordered(hessian, order), both_ordered(cross, order))
-        room = room_of(self.accumulator_bits, self.tile_size, problem, start, order, "GPFQ")
-        if self.scales == "original":
-            grid = measure(weights)
-            working, values = _fixed_scales(*matrices, *sums, grid, room)
-        else:
-            working, _ = jax.jit(partial(_in_order, measure=measure))(*matrices, *sums, None, None)
-            grid = measure(working)
+        live, weights = self.scales == "live", problem.weights
+        if live:
+            _, weights = without_dead_inputs(hessian, weights)
+        columns = InOrder(self, problem, weights, order)
+        matrices = columns.weights, columns.original, both_ordered(hessian, order), both_ordered(cross, order)
+        grid, measure = columns.grid, as_argument(columns.measure) if live else None
+        working, values = _in_order(*matrices, grid, columns.room, measure)
+        if live:
+            grid = columns.measure(working)
             values = grid.nearest(working)
-        grid, values, working = grid.ordered(back), ordered(values, back), ordered(working, back)
-        return Solution(values, grid.scale, grid.zero_point, working, complete=room is not None)
+        return columns.solution(values, grid, working)
 
 
 _State = tuple[jax.Array, jax.Array, Room | None]
 
 
+@jax.jit
 def _in_order(
     weights: jax.Array,
     original: jax.Array,
     hessian: jax.Array,
     cross: jax.Array,
-    grid: MatrixGrid | None,
+    grid: MatrixGrid,
     room: Room | None,
-    measure: Measure | None = None,
+    measure: Measure | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The matrices that are rounded, and what they were rounded to on the way."""
+    """The matrices that are rounded, and what they were rounded to on the way.
+
+    `measure` measures the grid at every column, and is None for the grid that there is.
+    """
     columns = weights.shape[-1]
 
     def column(place: jax.Array, state: _State) -> _State:
@@ -280,15 +259,12 @@ def _in_order(
         now = jax.lax.dynamic_slice_in_dim(working, place, 1, -1)
         target = jnp.where(own > 0, (shared * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
         working = jax.lax.dynamic_update_slice_in_dim(working, target, place, -1)
-        if grid is not None:
+        if measure is None:
             near, room = rounded(target, grid.from_column(place, 1), place, room)
             done = jax.lax.dynamic_update_slice_in_dim(done, near, place, -1)
         return working, done, room
 
     return jax.lax.fori_loop(0, columns, column, (weights, jnp.zeros_like(weights), room))[:2]
-
-
-_fixed_scales = jax.jit(_in_order)
 
 
 @dataclass(frozen=True)
@@ -322,7 +298,7 @@ class Qronos:
         check_arguments(
             self, block_size=at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
         )
-        check_accumulator(self, self.accumulator_bits, self.tile_size)
+        check_accumulator(self)
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -332,18 +308,16 @@ class Qronos:
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
         hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross")
-        grid = problem.measure(problem.weights).spread(problem.weights.shape)
         hessian, weights = without_dead_inputs(hessian, problem.weights)
         order = by_importance(hessian, self.act_order)
-        room = room_of(self.accumulator_bits, self.tile_size, problem, weights, order, "Qronos")
+        columns = InOrder(self, problem, weights, order)
         hessian, cross = both_ordered(hessian, order), both_ordered(cross, order)
-        weights, original = ordered(weights, order), ordered(problem.original, order)
-        grid = grid.ordered(order)
+        weights, original, grid = columns.weights, columns.original, columns.grid
         first = (
             jnp.matmul(original, cross[..., :1], precision=HIGHEST)
             - jnp.matmul(weights[..., 1:], hessian[:, 1:, :1], precision=HIGHEST)
         ) / hessian[:, :1, :1]
-        head, room = rounded(first, grid.columns(slice(0, 1)), 0, room)
+        head, room = rounded(first, grid.columns(slice(0, 1)), 0, columns.room)
         damp = self.damping * jnp.linalg.eigvalsh(hessian)[:, -1]
         inverted = inverse(on_diagonal(hessian, damp))
         rest = inverted[:, 1:, 1:] - inverted[:, 1:, :1] * inverted[:, :1, 1:] / inverted[:, :1, :1]
@@ -353,9 +327,7 @@ class Qronos:
         check_factor(factor, self.damping)
         after, left = grid.columns(slice(1, None)), None if room is None else room.after(1)
         values, _, _ = round_columns(
-            corrected, factor, lambda _: after, block_size=self.block_size, room=left
+            corrected, factor, after, columns.measure, block_size=self.block_size, room=left
         )
-        back = jnp.argsort(order, axis=1)
-        grid = grid.ordered(back)
-        values, working = (ordered(jnp.concatenate([x, values], axis=-1), back) for x in (head, first))
-        return Solution(values, grid.scale, grid.zero_point, working, complete=room is not None)
+        values, working = (jnp.concatenate([x, values], axis=-1) for x in (head, first))
+        return columns.solution(values, grid, working)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,29 +11,19 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jqinject.core import LearnedRoundHardSigmoid, LearnedRoundIdentity, LearnedRoundSigmoid
-from jqinject.core.rounding import LearnedRound
+from jqinject.ops import Grid
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
+from jqinject.quant.solver.solve_components import LEARNED_ROUND_IMPL
 from jqinject.recipes.solvers.columns import HIGHEST
 from jqinject.recipes.solvers.solver import (
     MatrixGrid,
-    Measure,
     Problem,
     Solution,
-    Statistics,
     as_argument,
     at_least,
-    bounded_codes,
     check_arguments,
-    integer_grid,
     squared_errors,
 )
-
-SHARES: dict[LearnedRoundImplType, LearnedRound] = {
-    LearnedRoundImplType.HARD_SIGMOID: LearnedRoundHardSigmoid(),
-    LearnedRoundImplType.SIGMOID: LearnedRoundSigmoid(),
-    LearnedRoundImplType.IDENTITY: LearnedRoundIdentity(),
-}
 
 
 @dataclass(frozen=True)
@@ -126,7 +116,7 @@ def _learned(
 ) -> jax.Array:
     """The matrices with each number rounded up or down as learned; one program for all matrices of a shape."""
     kind = as_enum(LearnedRoundImplType, solver.learned_round_impl_type)
-    impl, regularization = SHARES[kind], solver.regularization
+    impl, regularization = LEARNED_ROUND_IMPL[kind](), solver.regularization
     if kind is LearnedRoundImplType.IDENTITY:
         regularization = 0.0
     begin = solver.warmup * solver.steps
@@ -141,7 +131,7 @@ def _learned(
 
     def rounded(value: jax.Array, hard: bool) -> jax.Array:
         codes = grid.grid.unbounded(steps, lambda x: impl.round_to(x, impl(value, hard)))
-        return (bounded_codes(codes, grid.grid) - grid.zero_point) * grid.scale
+        return (_bounded(codes, grid.grid) - grid.zero_point) * grid.scale
 
     def loss(value: jax.Array, step: jax.Array) -> jax.Array:
         done = jnp.clip((step - begin) / max(solver.steps - begin, 1.0), 0.0, 1.0)
@@ -160,6 +150,12 @@ def _learned(
     optimizer, start = optax.adam(solver.learning_rate), impl.start_at(fractions[0])
     learned, _ = jax.lax.fori_loop(0, solver.steps, descend, (start, optimizer.init(start)))
     return rounded(learned, True)
+
+
+def _bounded(codes: jax.Array, grid: Grid) -> jax.Array:
+    """Codes within the grid; the gradient passes where they are, its ends included."""
+    low, high = grid.bounds
+    return jnp.where(codes < low, low, jnp.where(codes > high, high, codes))
 
 
 def _undecided(share: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -244,8 +240,13 @@ class Descent:
     """
 
     def __init__(self, problem: Problem, solver: AutoRound) -> None:
-        self.grid = integer_grid(problem, "AutoRound")
-        self.problem, self.solver = problem, solver
+        grid = problem.measure(problem.weights).grid
+        if not grid.is_integer:
+            raise ValueError(
+                f"AutoRound learns how integers are rounded, and the quantizer's grid is a {type(grid).__name__}.\n"
+                "  cure: GPTQ(), which serves every grid, or an integer quantizer"
+            )
+        self.grid, self.problem, self.solver = grid, problem, solver
         self.hessian = problem.statistics.mean("hessian")
         columns = problem.weights.shape[-1]
         self.group_size = min(problem.group_size or columns, columns)
@@ -271,7 +272,7 @@ class Descent:
         integer = jax.lax.stop_gradient(jnp.round(grid.zero_point))
         steps = self.problem.weights / grid.scale + offsets.value + (grid.zero_point - integer)
         steps = steps + jax.lax.stop_gradient(jnp.round(steps) - steps) + integer
-        return (bounded_codes(steps, self.grid) - grid.zero_point) * grid.scale
+        return (_bounded(steps, self.grid) - grid.zero_point) * grid.scale
 
     def loss(self, offsets: Offsets) -> jax.Array:
         """The mean squared error of the output, added over the stack."""
@@ -292,9 +293,8 @@ class Descent:
 
     def best(self) -> Offsets:
         """The offsets with the least loss on the way."""
-        problem, measure = self.problem, as_argument(self.problem.measure)
-        matrices = (problem.weights, problem.original, problem.statistics)
-        return _best(self.solver, problem.group_size, measure, *matrices)
+        problem = self.problem
+        return _best(self.solver, replace(problem, measure=as_argument(problem.measure), known_sharing=None))
 
     def solution(self, offsets: Offsets) -> Solution:
         """The numbers and their grid."""
@@ -306,17 +306,10 @@ class Descent:
 _State = tuple[Offsets, Offsets, jax.Array]
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _best(
-    solver: AutoRound,
-    group_size: int | None,
-    measure: Measure,
-    weights: jax.Array,
-    original: jax.Array,
-    statistics: Statistics,
-) -> Offsets:
+@partial(jax.jit, static_argnums=0)
+def _best(solver: AutoRound, problem: Problem) -> Offsets:
     """See `Descent.best`; one program for all matrices of a shape, whose quantizers differ in numbers alone."""
-    descent = Descent(Problem(weights, original, statistics, measure, group_size), solver)
+    descent = Descent(problem, solver)
 
     def descend(count: jax.Array, state: _State) -> _State:
         offsets, best, least = state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -66,24 +65,23 @@ class Clip:
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
         weights, hessian = problem.weights, problem.statistics.mean("hessian")
-        places = problem.sharing.places(weights.shape)
-        own, count = _numbered(places)
-        within = hessian * jnp.asarray(places[0, 0][:, None] == places[0, 0][None, :], jnp.float32)
-        largest = jax.ops.segment_max(jnp.abs(weights).reshape(-1), own, count)
+        shared = _Shared(problem)
+        row = shared.places[0, 0]
+        within = hessian * jnp.asarray(row[:, None] == row[None, :], jnp.float32)
+        largest = jax.ops.segment_max(jnp.abs(weights).reshape(-1), shared.own, shared.count)
 
         def clipped(shares: jax.Array) -> MatrixGrid:
-            ends = (shares * largest)[own].reshape(weights.shape)
+            ends = shared.spread(shares * largest)
             return problem.measure(jnp.clip(weights, -ends, ends)).spread(weights.shape)
 
         def errors(grid: MatrixGrid) -> jax.Array:
             difference = grid.nearest(weights) - weights
-            products = difference * jnp.matmul(difference, within, precision=HIGHEST)
-            return jax.ops.segment_sum(products.reshape(-1), own, count)
+            return shared.sums(difference * jnp.matmul(difference, within, precision=HIGHEST))
 
         start = problem.measure(weights).spread(weights.shape)
-        best, least = jnp.ones(count), errors(start)
+        best, least = jnp.ones(shared.count), errors(start)
         for share in np.linspace(1, self.smallest, self.steps + 1)[1:]:
-            cost = errors(clipped(jnp.full(count, share, jnp.float32)))
+            cost = errors(clipped(jnp.full(shared.count, share, jnp.float32)))
             best, least = jnp.where(cost < least, share, best), jnp.minimum(cost, least)
         grids = (clipped(best), start)
         costs = [squared_errors(grid.nearest(weights) - weights, hessian).sum() for grid in grids]
@@ -91,10 +89,38 @@ class Clip:
         return self.solver(replace(problem, measure=lambda _: better))
 
 
-def _numbered(places: np.ndarray) -> tuple[np.ndarray, int]:
-    """For each number in order, which scale it has, numbered from 0; and how many there are."""
-    scales, own = np.unique(places, return_inverse=True)
-    return own.reshape(-1), len(scales)
+class _Shared:
+    """Which of a problem's numbers have the same scale.
+
+    Args:
+        problem: the problem.
+
+    Attributes:
+        places: see `Sharing`.
+        own: for each number in order, which scale it has, numbered from 0.
+        first, sizes: for each scale, the place of one of its numbers, and how many there are.
+        count: of the scales.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._shape = problem.weights.shape
+        self.places = problem.sharing.places(self._shape)
+        _, self.first, own, self.sizes = np.unique(
+            self.places, return_index=True, return_inverse=True, return_counts=True
+        )
+        self.own, self.count = own.reshape(-1), len(self.sizes)
+
+    def sums(self, x: jax.Array) -> jax.Array:
+        """The sum over the numbers that share a scale."""
+        return jax.ops.segment_sum(x.reshape(-1), self.own, self.count)
+
+    def spread(self, x: jax.Array) -> jax.Array:
+        """A number for each scale, where the numbers with that scale are."""
+        return x[self.own].reshape(self._shape)
+
+    def one_of(self, x: jax.Array) -> jax.Array:
+        """One of the equal numbers of those that share a scale."""
+        return x.reshape(-1)[self.first]
 
 
 NORM_OF_ZERO_POINTS, NORM_OF_SCALES = 0.5, 0.7
@@ -164,91 +190,41 @@ class HQO:
         shifted = not problem.sharing.whole_zero_points and bool(jnp.any(grid.zero_point != 0))
         norm = NORM_OF_ZERO_POINTS if shifted else NORM_OF_SCALES
         norm = norm if self.lp_norm is None else self.lp_norm
-        search = _Search(weights, grid, problem.sharing.places(weights.shape), self, norm)
-        grid = search.zero_points() if shifted else search.scales()
-        return Solution(grid.nearest(weights), grid.scale, grid.zero_point)
-
-
-class _Search:
-    """The search of one problem.
-
-    Args:
-        weights: `(stack, rows, columns)`.
-        grid: that the quantizer measures, with a scale for each number.
-        places: for each number, which scale it has.
-        solver: with the parameters.
-        lp_norm: p of the error norm.
-    """
-
-    def __init__(
-        self, weights: jax.Array, grid: MatrixGrid, places: np.ndarray, solver: HQO, lp_norm: float
-    ) -> None:
-        self.weights, self.grid, self.solver, self.lp_norm = weights, grid, solver, lp_norm
-        self.own, self.count = _numbered(places)
-
-    def zero_points(self) -> MatrixGrid:
-        """The grid with the best zero points."""
-        sizes = jnp.float32(np.bincount(self.own, minlength=self.count))
-
-        def following(grid: MatrixGrid, rest: jax.Array, values: jax.Array) -> jax.Array:
-            fitting = values / grid.scale + grid.zero_point - rest / grid.scale
-            return self._sums(fitting) / sizes
+        shared, name = _Shared(problem), "zero_point" if shifted else "scale"
+        following = _next_zero_points if shifted else _next_scales
 
         def at(candidate: jax.Array) -> MatrixGrid:
-            return replace(self.grid, zero_point=self._spread(candidate))
-
-        return self._best(self._first(self.grid.zero_point), at, following)
-
-    def scales(self) -> MatrixGrid:
-        """The grid with the best scales."""
-        starts = np.searchsorted(np.sort(self.own), np.arange(self.count))
-
-        def following(grid: MatrixGrid, rest: jax.Array, values: jax.Array) -> jax.Array:
-            steps = values / grid.scale
-            counts = (steps != 0) & (rest != 0)
-            fitting = jnp.where(counts, rest / jnp.where(steps != 0, steps, 1.0), jnp.inf).reshape(-1)
-            sizes = self._sums(counts.astype(jnp.int32))
-            in_order = fitting[jnp.lexsort((fitting, self.own))]
-            median = in_order[starts + jnp.maximum(sizes - 1, 0) // 2]
-            fits = (sizes > 0) & jnp.isfinite(median) & (median > 0)
-            return jnp.where(fits, median, self._first(grid.scale))
-
-        def at(candidate: jax.Array) -> MatrixGrid:
-            return replace(self.grid, scale=self._spread(candidate))
-
-        return self._best(self._first(self.grid.scale), at, following)
-
-    def _best(
-        self,
-        start: jax.Array,
-        at: Callable[[jax.Array], MatrixGrid],
-        following: Callable[[MatrixGrid, jax.Array, jax.Array], jax.Array],
-    ) -> MatrixGrid:
-        solver = self.solver
+            return replace(grid, **{name: shared.spread(candidate)})
 
         def fitted(candidate: jax.Array, beta: jax.Array) -> tuple[jax.Array, jax.Array]:
-            grid = at(candidate)
-            values = grid.nearest(self.weights)
-            error = self.weights - values
-            rest = self.weights - shrink_lp(error, self._spread(beta), self.lp_norm)
-            return self._sums(jnp.abs(error)), following(grid, rest, values)
+            tried = at(candidate)
+            values = tried.nearest(weights)
+            error = weights - values
+            rest = weights - shrink_lp(error, shared.spread(beta), norm)
+            return shared.sums(jnp.abs(error)), following(shared, tried, rest, values)
 
         @jax.jit
         def run(start: jax.Array) -> jax.Array:
-            beta = jnp.full_like(start, solver.beta)
-            return half_quadratic(start, beta, solver.kappa, solver.steps, fitted)[0]
+            beta = jnp.full_like(start, self.beta)
+            return half_quadratic(start, beta, self.kappa, self.steps, fitted)[0]
 
-        return at(run(start))
+        grid = at(run(shared.one_of(grid.zero_point if shifted else grid.scale)))
+        return Solution(grid.nearest(weights), grid.scale, grid.zero_point)
 
-    def _sums(self, x: jax.Array) -> jax.Array:
-        return jax.ops.segment_sum(x.reshape(-1), self.own, self.count)
 
-    def _spread(self, x: jax.Array) -> jax.Array:
-        """A number for each scale, where the numbers with that scale are."""
-        return x[self.own].reshape(self.weights.shape)
+def _next_zero_points(shared: _Shared, grid: MatrixGrid, rest: jax.Array, values: jax.Array) -> jax.Array:
+    """The means of what the rest asks for."""
+    return shared.sums(values / grid.scale + grid.zero_point - rest / grid.scale) / jnp.float32(shared.sizes)
 
-    def _first(self, full: jax.Array) -> jax.Array:
-        """One of the equal numbers of those that share a scale."""
-        first = np.zeros(self.count, np.int64)
-        first[self.own[::-1]] = np.arange(self.own.size)[::-1]
-        return full.reshape(-1)[first]
+
+def _next_scales(shared: _Shared, grid: MatrixGrid, rest: jax.Array, values: jax.Array) -> jax.Array:
+    """The medians of what the rest asks for."""
+    steps = values / grid.scale
+    counts = (steps != 0) & (rest != 0)
+    fitting = jnp.where(counts, rest / jnp.where(steps != 0, steps, 1.0), jnp.inf).reshape(-1)
+    sizes = shared.sums(counts.astype(jnp.int32))
+    in_order = fitting[jnp.lexsort((fitting, shared.own))]
+    starts = np.cumsum(shared.sizes) - shared.sizes
+    median = in_order[starts + jnp.maximum(sizes - 1, 0) // 2]
+    fits = (sizes > 0) & jnp.isfinite(median) & (median > 0)
+    return jnp.where(fits, median, shared.one_of(grid.scale))

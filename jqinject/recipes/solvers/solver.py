@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from jqinject.ops import Grid, quantize_on_grid
 
@@ -61,8 +62,9 @@ def among(value: object, *choices: object) -> Expected:
     return value in choices, f"{', '.join(most)} or {last}", choices[0]
 
 
-EMPTY = {"largest": -jnp.inf, "smallest": jnp.inf}
-"""Statistics that are no sums, with their values without samples."""
+SUM = (jnp.add, 0.0)
+EXTREMES = {"largest": (jnp.maximum, -jnp.inf), "smallest": (jnp.minimum, jnp.inf)}
+"""Statistics that are no sums: how two are merged, and their values without samples."""
 
 
 @jax.tree_util.register_dataclass
@@ -110,8 +112,8 @@ class Statistics:
 
     def merged(self, more: Statistics) -> Statistics:
         """The sums over both."""
-        merge = {"largest": jnp.maximum, "smallest": jnp.minimum}
-        sums = {name: merge.get(name, jnp.add)(x, more.sums[name]) for name, x in self.sums.items()}
+        merges = {name: EXTREMES.get(name, SUM)[0] for name in self.sums}
+        sums = {name: merges[name](x, more.sums[name]) for name, x in self.sums.items()}
         return Statistics(self.count + more.count, sums)
 
     def where_reached(self, reached: jax.Array) -> Statistics:
@@ -130,7 +132,7 @@ class Statistics:
 
     def mean(self, name: str) -> jax.Array:
         """A sum divided by the number of samples (at least 1); "largest" and "smallest" as they are."""
-        if name in EMPTY:
+        if name in EXTREMES:
             return self.sums[name]
         total, count = self.sums[name], jnp.maximum(self.count, 1.0)
         return total / count.reshape(count.shape + (1,) * (total.ndim - 1))
@@ -138,8 +140,7 @@ class Statistics:
     def is_finite(self) -> bool:
         """Whether all sums are; where no sample reached a matrix the largest number is -inf, and the smallest inf."""
         return all(
-            bool((jnp.isfinite(x) | (x == EMPTY[name] if name in EMPTY else False)).all())
-            for name, x in self.sums.items()
+            bool((jnp.isfinite(x) | (x == EXTREMES.get(name, SUM)[1])).all()) for name, x in self.sums.items()
         )
 
 
@@ -191,8 +192,7 @@ class MatrixGrid:
 
     def spread(self, shape: tuple[int, ...]) -> MatrixGrid:
         """The grid with a scale and a zero point for each number."""
-        scale, zero_point = (jnp.broadcast_to(x, shape) for x in (self.scale, self.zero_point))
-        return replace(self, scale=scale, zero_point=zero_point)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, shape), self)
 
     def columns(self, at: object) -> MatrixGrid:
         """The grid of some columns; scales are for each number.
@@ -200,7 +200,7 @@ class MatrixGrid:
         Args:
             at: a slice.
         """
-        return replace(self, scale=self.scale[..., at], zero_point=self.zero_point[..., at])
+        return jax.tree.map(lambda x: x[..., at], self)
 
     def ordered(self, order: jax.Array) -> MatrixGrid:
         """The grid with its columns in another order; scales are for each number.
@@ -208,14 +208,11 @@ class MatrixGrid:
         Args:
             order: places of columns, `(stack, columns)`.
         """
-        return replace(self, scale=ordered(self.scale, order), zero_point=ordered(self.zero_point, order))
+        return jax.tree.map(lambda x: ordered(x, order), self)
 
-    def from_column(self, start: Any, size: int) -> MatrixGrid:
+    def from_column(self, start: ArrayLike, size: int) -> MatrixGrid:
         """The grid of `size` columns from a place that may be traced."""
-        scale, zero_point = (
-            jax.lax.dynamic_slice_in_dim(x, start, size, -1) for x in (self.scale, self.zero_point)
-        )
-        return replace(self, scale=scale, zero_point=zero_point)
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, -1), self)
 
 
 def ordered(x: jax.Array, order: jax.Array) -> jax.Array:
@@ -268,6 +265,7 @@ class Sharing:
         return (rows + columns).reshape(shape)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Problem:
     """A stack of matrices to put on a grid: those that one contraction contracts side by side, often a single one.
@@ -288,9 +286,9 @@ class Problem:
     original: jax.Array
     statistics: Statistics
     measure: Measure
-    group_size: int | None = None
-    known_sharing: Sharing | None = field(default=None, repr=False)
-    input_integers: tuple[int, bool] | None = None
+    group_size: int | None = field(default=None, metadata={"static": True})
+    known_sharing: Sharing | None = field(default=None, repr=False, metadata={"static": True})
+    input_integers: tuple[int, bool] | None = field(default=None, metadata={"static": True})
 
     @property
     def sharing(self) -> Sharing:
@@ -334,31 +332,6 @@ class Solution:
     zero_point: jax.Array
     working: jax.Array | None = None
     complete: bool = False
-
-
-def integer_grid(problem: Problem, solver: str) -> Grid:
-    """The integers of a problem's weights.
-
-    Args:
-        problem: of integers.
-        solver: who asks, for the error.
-
-    Raises:
-        ValueError: the grid is another one.
-    """
-    grid = problem.measure(problem.weights).spread(problem.weights.shape).grid
-    if not grid.is_integer:
-        raise ValueError(
-            f"{solver} learns how integers are rounded, and the quantizer's grid is a {type(grid).__name__}.\n"
-            "  cure: GPTQ(), which serves every grid, or an integer quantizer"
-        )
-    return grid
-
-
-def bounded_codes(codes: jax.Array, grid: Grid) -> jax.Array:
-    """Codes within the grid; the gradient passes where they are, its ends included."""
-    low, high = grid.bounds
-    return jnp.where(codes < low, low, jnp.where(codes > high, high, codes))
 
 
 def squared_errors(wrong: jax.Array, hessian: jax.Array) -> jax.Array:

@@ -19,13 +19,13 @@ import numpy as np
 
 from jqinject.program import Program, dotted, operation_of, path_in
 from jqinject.program.jaxpr import Body, Equation, Scan
-from jqinject.recipes.stream.matrices import Matrices, Places, Shape, matrices_of
+from jqinject.recipes.stream.matrices import Matrices, Places, Shape, matrices_of, moved_by_numpy
 
 CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 CASTS = ("convert_element_type", "stop_gradient", "copy", "name", "reduce_precision", "optimization_barrier")
 PLACEMENTS = ("sharding_constraint", "layout_constraint", "reshard", "pvary")
 MOVES = (
-    *("reshape", "transpose", "slice", "squeeze", "expand_dims", "broadcast_in_dim", "rev", "split"),
+    *("reshape", "transpose", "slice", "squeeze", "broadcast_in_dim", "rev", "split"),
     *("dynamic_slice", "gather", "slice_of_stack", *PLACEMENTS),
 )
 """Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places."""
@@ -49,7 +49,7 @@ class FlatStep:
         number: of a contraction, how many of its kind stand before it in its module's program; the same in every turn.
     """
 
-    run: Callable[..., list[Any]]
+    run: Callable[..., list[jax.Array]]
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     name: str
@@ -66,6 +66,11 @@ class FlatStep:
         return self.equation
 
     @property
+    def data(self) -> tuple[Slot, ...]:
+        """Of a move, the inputs whose numbers it moves: all of those that it joins, or the first."""
+        return self.inputs if self.name in ("concatenate", "stack") else self.inputs[:1]
+
+    @property
     def where(self) -> str:
         """The module that it belongs to, for messages; empty for the model itself."""
         return f" in {self.path}" if self.path else ""
@@ -76,7 +81,7 @@ class FlatStep:
         return {} if self.equation is None else self.equation.params
 
 
-Run = Callable[[FlatStep, list[Any]], list[Any]]
+Run = Callable[[FlatStep, list[jax.Array]], list[jax.Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +180,7 @@ class FlatProgram:
         parameters: path of the parameter in each slot that holds one.
         shapes: of all values.
         made_by: slot -> what makes it, and as which of its outputs.
+        touching: slot -> the indices of the steps that make or read it.
         unowned: slots that depend on constants alone.
         owners: slots that depend on parameters, state and constants alone -> the slots of the parameters among these.
         discrete: slots of whole numbers and truth values.
@@ -188,7 +194,7 @@ class FlatProgram:
         self.inputs: tuple[Slot, ...] = tuple(range(len(self.arguments)))
         pairs = list(zip(self.inputs, self.arguments, strict=True))
         self.steps: list[FlatStep] = []
-        self.constants: dict[Slot, Any] = {}
+        self.constants: dict[Slot, jax.Array] = {}
         self.state = {slot: x.value for slot, x in pairs if not x.is_activation}
         self.parameters: dict[Slot, str] = {slot: dotted(x.weight_path) for slot, x in pairs if x.is_weight}
         self.shapes: dict[Slot, Shape] = {slot: tuple(np.shape(x.value)) for slot, x in pairs}
@@ -198,20 +204,16 @@ class FlatProgram:
         self.sites: list[ContractionSite] = []
         self.left_out: list[LeftOut] = []
         self.products: list[Product] = []
-        self._touching: dict[Slot, list[int]] = {}
+        self.touching = collections.defaultdict[Slot, list[int]](list)
         self._contractions: collections.Counter[tuple[str, str]] = collections.Counter()
         self.outputs = tuple(self._inline(program.body, self.inputs, ""))
         self.returned = self.outputs[: program.output_tree.num_leaves]
         self._values = {**self.constants, **self.state}
         self._find_sites()
 
-    def touching(self, slot: Slot) -> list[int]:
-        """The steps that make or read a value."""
-        return self._touching.get(slot, [])
-
     def readers(self, slot: Slot) -> list[FlatStep]:
         """The steps that read a value."""
-        return [self.steps[index] for index in self.touching(slot) if slot in self.steps[index].inputs]
+        return [self.steps[index] for index in self.touching[slot] if slot in self.steps[index].inputs]
 
     @property
     def fixed(self) -> KeysView[Slot]:
@@ -221,6 +223,10 @@ class FlatProgram:
     def owned(self, slot: Slot) -> bool:
         """Whether a value depends on parameters, and besides them on state and constants alone."""
         return bool(self.owners.get(slot))
+
+    def is_zero(self, slot: Slot) -> bool:
+        """Whether a value depends on parameters, state and constants alone, and is 0."""
+        return slot in self.fixed and not np.any(np.asarray(self.value(slot)))
 
     @cached_property
     def slot_of(self) -> dict[str, Slot]:
@@ -250,17 +256,17 @@ class FlatProgram:
         last = {slot: index for index, step in enumerate(self.steps) for slot in step.inputs}
         return last | dict.fromkeys(self.outputs, len(self.steps))
 
-    def value(self, slot: Slot) -> Any:
+    def value(self, slot: Slot) -> jax.Array:
         """The value of a slot that depends on parameters, state and constants alone."""
         return self.evaluated(slot, self._values)
 
-    def value_with(self, slot: Slot, parameter: Slot, number: float) -> Any:
+    def value_with(self, slot: Slot, parameter: Slot, number: float) -> jax.Array:
         """The same value if all numbers of one parameter were `number`."""
         values = {s: x for s, x in self._values.items() if parameter not in self.owners.get(s, ())}
-        values[parameter] = np.full_like(np.asarray(self.state[parameter]), number)
+        values[parameter] = jnp.full_like(self.state[parameter], number)
         return self.evaluated(slot, values)
 
-    def evaluated(self, slot: Slot, values: dict[Slot, Any], run: Run | None = None) -> Any:
+    def evaluated(self, slot: Slot, values: dict[Slot, jax.Array], run: Run | None = None) -> jax.Array:
         """The value of a slot.
 
         Args:
@@ -312,7 +318,7 @@ class FlatProgram:
             operands: instead of its first ones; the others are constants.
         """
         # Without a compilation for each shape, and mostly without a copy.
-        simple = _moved_by_numpy(step, operands[0])
+        simple = None if step.equation is None else moved_by_numpy(step.equation, operands[0])
         if simple is not None:
             return [simple]
         rest = [self.value(slot) for slot in step.inputs[len(operands) :]]
@@ -335,7 +341,7 @@ class FlatProgram:
                 owned.update(step.outputs)
         return None
 
-    def _constant(self, value: Any) -> Slot:
+    def _constant(self, value: jax.Array) -> Slot:
         slot = len(self.shapes)
         self.constants[slot], self.shapes[slot] = value, np.shape(value)
         self.owners[slot] = frozenset()
@@ -343,13 +349,17 @@ class FlatProgram:
         return slot
 
     def _add(
-        self, run: Callable[..., list[Any]], inputs: Sequence[Slot], shapes: Sequence[Shape], **about: Any
+        self,
+        run: Callable[..., list[jax.Array]],
+        inputs: Sequence[Slot],
+        shapes: Sequence[Shape],
+        **about: Any,
     ) -> list[Slot]:
         """Append a step with outputs of some shapes, and return their slots."""
         outputs = list(range(len(self.shapes), len(self.shapes) + len(shapes)))
         step = FlatStep(run, tuple(inputs), tuple(outputs), **about)
         for slot in dict.fromkeys((*inputs, *outputs)):
-            self._touching.setdefault(slot, []).append(len(self.steps))
+            self.touching[slot].append(len(self.steps))
         self.steps.append(step)
         self.shapes |= dict(zip(outputs, shapes, strict=True))
         self.made_by |= {slot: (step, place) for place, slot in enumerate(outputs)}
@@ -374,7 +384,7 @@ class FlatProgram:
         return body.run(inputs, steps, self._constant)
 
     def _append(self, eqn: Equation, inputs: list[Slot], path: str, turn: tuple[int, ...]) -> list[Slot]:
-        def run(*values: Any) -> list[Any]:
+        def run(*values: jax.Array) -> list[jax.Array]:
             return eqn.bind(values)
 
         kind, number = "", 0
@@ -480,21 +490,3 @@ def _slice_at(index: int) -> Callable[[jax.Array], list[jax.Array]]:
 
 def _stack(*values: jax.Array) -> list[jax.Array]:
     return [jnp.stack(values)]
-
-
-def _moved_by_numpy(step: FlatStep, x: np.ndarray) -> np.ndarray | None:
-    """The commonest moves; None for others."""
-    params = step.params
-    if step.name == "reshape" and params.get("dimensions") is None:
-        return x.reshape(params["new_sizes"])
-    if step.name == "transpose":
-        return x.transpose(params["permutation"])
-    if step.name == "squeeze":
-        return x.squeeze(tuple(params["dimensions"]))
-    if step.name == "broadcast_in_dim":
-        axes, shape = params["broadcast_dimensions"], params["shape"]
-        sizes = [1] * len(shape)
-        for axis, size in zip(axes, x.shape, strict=True):
-            sizes[axis] = size
-        return np.broadcast_to(x.reshape(sizes), shape)
-    return None

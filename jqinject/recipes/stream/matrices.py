@@ -212,3 +212,21 @@ def _of_convolution(eqn: Equation, place: int, weight: Axes) -> Matrices | str:
     window = {"filter_shape": shape[2:]} | {name: params[name] for name in names}
     layout = Moved(tuple(spec.rhs_spec), shape, sizes)
     return Matrices(layout, (spec.lhs_spec[1],), shape[1], partial(_patches, window, groups))
+
+
+def moved_by_numpy(eqn: Equation, x: np.ndarray) -> np.ndarray | None:
+    """The result of one of the commonest moves; None for others."""
+    params = eqn.params
+    if eqn.name == "reshape" and params.get("dimensions") is None:
+        return x.reshape(params["new_sizes"])
+    if eqn.name == "transpose":
+        return x.transpose(params["permutation"])
+    if eqn.name == "squeeze":
+        return x.squeeze(tuple(params["dimensions"]))
+    if eqn.name == "broadcast_in_dim":
+        axes, shape = params["broadcast_dimensions"], params["shape"]
+        sizes = [1] * len(shape)
+        for axis, size in zip(axes, x.shape, strict=True):
+            sizes[axis] = size
+        return np.broadcast_to(x.reshape(sizes), shape)
+    return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import operator
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,34 +51,29 @@ class _Traced:
         for index in range(self.at, end):
             step = self.flat.steps[index]
             if step.outputs and step.outputs[0] in self.flat.fixed:
-                results = step.run(*(self.fixed[slot] for slot in step.inputs))
-                self.fixed.update(zip(step.outputs, results, strict=True))
-                continue
-            for batch in self.batches:
-                batch.run(step)
-            self._forget_after(index)
-        self.at = end
+                self.flat.evaluated(step.outputs[0], self.fixed)
+            else:
+                for batch in self.batches:
+                    batch.run(step)
+            self.leave(index)
 
-    def leave(self, step: int, on_host: bool) -> None:
-        """Go on behind a step that was run otherwise, and let go of values that are not read any more."""
-        self.at = step + 1
-        self._forget_after(step)
-        keep = {*self.flat.constants, *self.flat.inputs}
-        self.fixed = {
-            slot: value
-            for slot, value in self.fixed.items()
-            if slot in keep or self.flat.last_uses.get(slot, -1) >= self.at
-        }
-        if on_host:
-            for batch in self.batches:
-                batch.floats, batch.quantized = jax.device_get((batch.floats, batch.quantized))
-
-    def _forget_after(self, index: int) -> None:
-        for slot in self.flat.steps[index].inputs:
-            if self.flat.last_uses.get(slot, index) <= index and slot not in self.flat.fixed:
+    def leave(self, index: int) -> None:
+        """Go on behind a step that was run, and let go of values that are not read any more."""
+        self.at = index + 1
+        flat, step = self.flat, self.flat.steps[index]
+        for slot in (*step.inputs, *step.outputs):
+            is_given = slot in flat.constants or slot in flat.state
+            if flat.last_uses.get(slot, -1) <= index and not is_given:
+                self.fixed.pop(slot, None)
                 for batch in self.batches:
                     batch.floats.pop(slot, None)
                     batch.quantized.pop(slot, None)
+
+    def to_host(self) -> None:
+        """Put what waits into the host's memory."""
+        for batch in self.batches:
+            for values in (batch.floats, batch.quantized):
+                values.maps[0] = jax.device_get(values.maps[0])
 
 
 class Batch:
@@ -85,38 +82,29 @@ class Batch:
     Args:
         traced: the program.
         call: with the values of its inputs that are no state.
+
+    Attributes:
+        flat: the program.
+        floats, quantized: the values of the float and of the quantized model, above those that depend on parameters
+            alone.
     """
 
     def __init__(self, traced: _Traced, call: Call) -> None:
-        flat = traced.flat
+        self.flat = flat = traced.flat
         slots = [slot for slot in flat.inputs if slot not in flat.state]
-        self.traced, self.flat = traced, flat
-        self.floats: Values = dict(zip(slots, call.arrays, strict=True))
-        self.quantized: Values = dict(self.floats)
-
-    def value(self, values: Values, slot: Slot) -> jax.Array:
-        """A value of the float or of the quantized model.
-
-        Args:
-            values: `floats` or `quantized`.
-            slot: whose.
-        """
-        fixed = self.traced.fixed
-        return fixed[slot] if slot in fixed else values[slot]
+        arrays = dict(zip(slots, call.arrays, strict=True))
+        self.floats, self.quantized = ChainMap({**arrays}, traced.fixed), ChainMap(arrays, traced.fixed)
 
     def run(self, step: FlatStep) -> None:
         """Run a step in both models; once, if its inputs are the same."""
-        fixed = self.traced.fixed
-        same = all(slot in fixed or self.floats.get(slot) is self.quantized.get(slot) for slot in step.inputs)
-        results = step.run(*(self.value(self.floats, slot) for slot in step.inputs))
+        floats, quantized = (
+            [values[slot] for slot in step.inputs] for values in (self.floats, self.quantized)
+        )
+        results = step.run(*floats)
         self.floats.update(zip(step.outputs, results, strict=True))
-        if not same:
-            results = step.run(*(self.value(self.quantized, slot) for slot in step.inputs))
+        if not all(map(operator.is_, floats, quantized)):
+            results = step.run(*quantized)
         self.quantized.update(zip(step.outputs, results, strict=True))
-
-    def all_floats(self) -> Values:
-        """The float model's values that later operations read, and those that depend on parameters alone."""
-        return {**self.traced.fixed, **self.floats}
 
 
 class Stream:
@@ -186,14 +174,16 @@ class Stream:
             for batch in self.batches:
                 visit.contract(batch)
             for traced in self._traces:
-                traced.leave(traced.flat.sites[index].step, self.on_host)
+                traced.leave(traced.flat.sites[index].step)
+                if self.on_host:
+                    traced.to_host()
 
     def outputs(self) -> list[jax.Array]:
         """After the last site: outputs of the float model for the first batch."""
         for traced in self._traces:
             traced.run_to(len(traced.flat.steps))
         batch = self.batches[0]
-        return [batch.value(batch.floats, slot) for slot in batch.flat.returned]
+        return [batch.floats[slot] for slot in batch.flat.returned]
 
 
 class Visit:
@@ -222,7 +212,7 @@ class Visit:
     def operand(self) -> jax.Array:
         """What the quantized model contracts in the first batch, before it is quantized."""
         batch = self.stream.batches[0]
-        return batch.value(batch.quantized, self.site.activation)
+        return batch.quantized[self.site.activation]
 
     def put(self, parameter: jax.Array) -> None:
         """Let the quantized model go on with another parameter.
@@ -248,9 +238,9 @@ class Visit:
         for batch in self.stream.batches:
             site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
-            raw = batch.value(batch.quantized, site.activation)
+            raw = batch.quantized[site.activation]
             if quantize_input is not None:
-                raw = batch.value(batch.floats, site.activation)
+                raw = batch.floats[site.activation]
                 quantized = quantize_input(site, raw)
             output = self._with_update(batch, self._contracted(batch, weight, quantized), raw)
             yield batch, self._contracted(batch, None, floats), output
@@ -268,7 +258,7 @@ class Visit:
         for batch in self.stream.batches:
             site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
-            rest = [batch.value(batch.floats, slot) for slot in site.rest]
+            rest = [batch.floats[slot] for slot in site.rest]
             samples, own = site.matrices.samples(floats, *rest)
             sums = Statistics.of(samples, site.matrices.samples(quantized, *rest)[0], names, own)
             total = sums if total is None else total.merged(sums)
@@ -286,7 +276,7 @@ class Visit:
         site = self.site_in(batch)
         (slot,) = batch.flat.steps[site.step].outputs
         floats, quantized = self._operands(batch, site)
-        raw = batch.value(batch.quantized, site.activation)
+        raw = batch.quantized[site.activation]
         output = batch.floats[slot] = self._contracted(batch, None, floats)
         parameter = self.stream.parameters.get(site.path)
         if parameter is not None or floats is not quantized:
@@ -303,17 +293,15 @@ class Visit:
     def _contracted(self, batch: Batch, parameter: jax.Array | None, x: jax.Array) -> jax.Array:
         """The output of the site: the contraction of an input with a parameter, None for the float model's."""
         site = self.site_in(batch)
-        weight = batch.traced.fixed[site.weight]
+        weight = batch.floats[site.weight]
         if parameter is not None:
             weight = site.places.taken(parameter).astype(weight.dtype)
-        rest = [batch.value(batch.floats, slot) for slot in site.rest]
+        rest = [batch.floats[slot] for slot in site.rest]
         operands = (weight, x) if site.place == 0 else (x, weight)
         return batch.flat.steps[site.step].run(*operands, *rest)[0]
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
-        floats, quantized = (
-            batch.value(values, site.activation) for values in (batch.floats, batch.quantized)
-        )
+        floats, quantized = batch.floats[site.activation], batch.quantized[site.activation]
         quantize, transform = self.stream.quantize_input, self.stream.transform_input
         if quantize is not None:
             quantized = quantize(site, quantized)
@@ -348,7 +336,7 @@ class Block:
         self._batches: list[tuple[Batch, set[Slot], tuple[Slot, ...], Values]] = []
         self._transform = visit.stream.transform_input
         for batch in visit.stream.batches:
-            flat, floats = batch.flat, batch.all_floats()
+            flat, floats = batch.flat, dict(batch.floats)
             weights = {site.weight for site in flat.sites if site.name in names}
             changed, exits = _reached(flat, weights, _inside(visit, flat, path))
             for slot in exits:

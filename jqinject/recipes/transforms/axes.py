@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,8 +63,8 @@ def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape],
         return _reshaped(axis, block, (shapes[1], shapes[0]) if back else shapes)
     if step.name not in MOVED:
         return f"{step.name} mixes it"
-    places = MOVED[step.name](step, *shapes)
-    pairs = {before: after for before, after in places.items() if shapes[0][before] == shapes[1][after]}
+    places = _places(step, len(shapes[0]))
+    pairs = {before: after for before, after in places if shapes[0][before] == shapes[1][after]}
     pairs = {after: before for before, after in pairs.items()} if back else pairs
     return pairs.get(axis, f"{step.name} takes it apart")
 
@@ -86,39 +86,26 @@ def _remaining(count: int, dropped: set[int]) -> list[int]:
     return [axis for axis in range(count) if axis not in dropped]
 
 
-def _transposed(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
-    return {axis: place for place, axis in enumerate(step.params["permutation"])}
-
-
-def _broadcast(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
-    return dict(enumerate(step.params["broadcast_dimensions"]))
-
-
-def _expanded(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
-    return dict(enumerate(_remaining(len(after), {axis % len(after) for axis in step.params["dimensions"]})))
-
-
-def _gathered(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
-    numbers = step.params["dimension_numbers"]
-    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    return dict(zip(_remaining(len(before), dropped), numbers.offset_dims, strict=True))
-
-
-def _without(name: str) -> Callable[[FlatStep, Shape, Shape], dict[int, int]]:
-    """The axes of an operation that drops those that a parameter of its equation names."""
-
-    def places(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
-        dropped = {axis % len(before) for axis in step.params[name]}
-        return {axis: place for place, axis in enumerate(_remaining(len(before), dropped))}
-
-    return places
-
-
-def _shifted(by: int) -> Callable[[FlatStep, Shape, Shape], dict[int, int]]:
-    def places(step: FlatStep, before: Shape, after: Shape) -> dict[int, int]:
-        return {axis: axis + by for axis in range(len(before)) if axis + by >= 0}
-
-    return places
+def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
+    """The axes of the operand of one of `MOVED`, and which of its result each is; a sum and a squeeze drop some."""
+    params = step.params
+    match step.name:
+        case "transpose":
+            return zip(params["permutation"], range(rank), strict=True)
+        case "broadcast_in_dim":
+            return enumerate(params["broadcast_dimensions"])
+        case "gather":
+            numbers = params["dimension_numbers"]
+            dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+            return zip(_remaining(rank, dropped), numbers.offset_dims, strict=True)
+        case "squeeze" | "reduce_sum":
+            dropped = params["dimensions" if step.name == "squeeze" else "axes"]
+            return zip(_remaining(rank, {*dropped}), range(rank), strict=False)
+        case "slice_of_stack":
+            return ((axis, axis - 1) for axis in range(1, rank))
+        case "stack":
+            return ((axis, axis + 1) for axis in range(rank))
+    return ((axis, axis) for axis in range(rank))
 
 
 @dataclass(frozen=True)
@@ -188,21 +175,11 @@ def operand_axes(flat: FlatProgram, step: FlatStep) -> tuple[ContractedAxes, Con
 
 
 SAME = ("neg", "add", "add_any", "sub", "real", "mul", "div", "select_n", "copy", *PLACEMENTS)
-MOVED: dict[str, Callable[[FlatStep, Shape, Shape], dict[int, int]]] = {
-    "transpose": _transposed,
-    "broadcast_in_dim": _broadcast,
-    "squeeze": _without("dimensions"),
-    "expand_dims": _expanded,
-    "gather": _gathered,
-    "reduce_sum": _without("axes"),
-    **dict.fromkeys(
-        ("slice", "dynamic_slice", "pad", "concatenate", "split", "cumsum", "dynamic_update_slice"),
-        _shifted(0),
-    ),
-    "slice_of_stack": _shifted(-1),
-    "stack": _shifted(1),
-}
-"""For each operation, which axis of its operand is which of its result; axes of other sizes are taken apart."""
+MOVED = (
+    *("transpose", "broadcast_in_dim", "squeeze", "gather", "reduce_sum", "slice_of_stack", "stack"),
+    *("slice", "dynamic_slice", "pad", "concatenate", "split", "cumsum", "dynamic_update_slice"),
+)
+"""Operations each of whose axes is one of the result, if it has its size: others are taken apart."""
 
 
 def is_uniform(flat: FlatProgram, slot: Slot, axis: int, *, parameters: bool = True, depth: int = 8) -> bool:

@@ -22,16 +22,16 @@ from jqinject.recipes.transforms.transform_steps import RULES
 from jqinject.recipes.transforms.transform_walk import Labels, Walk, compressed
 
 ADDING = ("add", "add_any")
-KEEPING = (*CASTS, "reshape", "transpose", "squeeze", "expand_dims")
+KEEPING = (*CASTS, "reshape", "transpose", "squeeze")
 """Operations that keep every number of a value, once."""
 
 
-def _added(walk: Walk, step: FlatStep, index: int) -> None:
+def _added(walk: Walk, step: FlatStep) -> None:
     """A sum of products and a bias: of a parameter alone."""
     fixed = [slot for slot in step.inputs if slot in walk.flat.fixed]
     if step.outputs[0] not in walk.flat.fixed and (len(fixed) != 1 or len(walk.flat.owners[fixed[0]]) > 1):
         return walk.refuse(step.outputs[0], "it is added to something that is no bias")
-    return RULES["add"](walk, step, index)
+    return RULES["add"](walk, step)
 
 
 LINEAR = {
@@ -136,7 +136,7 @@ class Gains:
             for slot in flat.steps[index].inputs
             if slot in flat.fixed and flat.steps[index].outputs[0] not in flat.fixed
         }
-        gain.biases = sorted(slot for slot in added if np.any(np.asarray(flat.value(slot))))
+        gain.biases = sorted(slot for slot in added if not flat.is_zero(slot))
         if {*flat.fixed} & gain.labels.keys() - added - {x.weight for x in gain.sinks}:
             return "it is contracted with something that is no parameter"
         return "" if gain.sinks else "no contraction takes the products"

@@ -74,8 +74,8 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
         flat: the program.
         site: one of its sites.
     """
-    waiting: list[dict[int, int]] = [{}]
-    tried: list[dict[int, int]] = []
+    waiting: list[dict[Slot, int]] = [{}]
+    tried: list[dict[Slot, int]] = []
     reason = ""
     columns = _columns_of(flat, site)
     while waiting and len(tried) < TRIES:
@@ -88,8 +88,8 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
         if region is not None:
             return region
         reason = reason or next(iter(walk.reasons), "nothing can have the factors")
-        for step, able in walk.chosen.items():
-            more = [choices | {step: which} for which in range(1, len(able)) if step not in choices]
+        for slot, able in walk.chosen.items():
+            more = [choices | {slot: which} for which in range(1, len(able)) if slot not in choices]
             waiting += [choice for choice in more if choice not in tried and choice not in waiting]
     return reason
 

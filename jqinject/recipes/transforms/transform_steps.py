@@ -16,27 +16,19 @@ from jqinject.recipes.transforms.axes import ContractedAxes, groups_of, operand_
 from jqinject.recipes.transforms.transform_walk import Labels, Walk, varies
 
 
-def moved(walk: Walk, step: FlatStep, index: int) -> None:
-    """Operations that move the numbers of their first operand: slices, transpositions, copies along axes."""
-    for slot in step.inputs[1:]:
+def moved(walk: Walk, step: FlatStep) -> None:
+    """Operations that move numbers: slices, transpositions, copies along axes, concatenations."""
+    data, rest = step.data, step.inputs[len(step.data) :]
+    for slot in rest:
         walk.refuse(slot, f"numbers are picked by it in {step.name}")
-    if all(slot in walk.flat.unowned for slot in step.inputs[1:]):
-        _moved(walk, step, step.inputs[:1])
-    else:
-        for slot in (step.inputs[0], *step.outputs):
+    if not all(slot in walk.flat.unowned for slot in rest):
+        for slot in (*data, *step.outputs):
             walk.refuse(slot, f"which of its numbers are picked by {step.name} depends on the input")
-
-
-def joined(walk: Walk, step: FlatStep, index: int) -> None:
-    """Concatenation and stacking."""
-    _moved(walk, step, step.inputs)
-
-
-def _moved(walk: Walk, step: FlatStep, data: Sequence[int]) -> None:
+        return
     outputs = [slot for slot in step.outputs if walk.has(slot)]
     if not outputs and not any(walk.has(slot) for slot in data):
         return
-    shapes = [walk.shape(slot) for slot in data]
+    shapes = [walk.flat.shapes[slot] for slot in data]
     ends = np.cumsum([0, *map(math.prod, shapes)])
     # The numbers of all operands, one after the other, and where those of each output come from.
     numbers = [
@@ -64,16 +56,16 @@ def _moved(walk: Walk, step: FlatStep, data: Sequence[int]) -> None:
 MIXED = "one factor would have to stand in for those of several channels of a contraction"
 
 
-def contraction(walk: Walk, step: FlatStep, index: int) -> None:
+def contraction(walk: Walk, step: FlatStep) -> None:
     """What one operand is divided by, the other is multiplied by; or both operands' factors are the result's."""
     (result,), sides = step.outputs, operand_axes(walk.flat, step)
     if isinstance(sides, str) or step.inputs[0] == step.inputs[1]:
         for slot in (*step.inputs, result):
             walk.refuse(slot, sides if isinstance(sides, str) else "it is contracted with itself")
         return None
-    rank = len(walk.shape(result))
+    rank = len(walk.flat.shapes[result])
     if walk.has(result):
-        return _from_result(walk, index, result, sides)
+        return _from_result(walk, result, sides)
     having = [pair for pair in (sides, sides[::-1]) if walk.has(pair[0].slot)]
     for side, partner in having[:1] if groups_of(step) > 1 else having:
         labels = walk.labels[side.slot]
@@ -100,7 +92,7 @@ def _of_partner(
     groups, pairs = groups_of(step), side.partners
     if groups > 1:
         rows, columns = step.params["dimension_numbers"].rhs_spec[:2]
-        outs, ins = walk.shape(partner.slot)[rows], walk.shape(partner.slot)[columns]
+        outs, ins = (walk.flat.shapes[partner.slot][axis] for axis in (rows, columns))
         of_groups = np.broadcast_to(labels.reshape(-1), (groups * ins,)).reshape(groups, ins)
         labels, pairs = np.repeat(of_groups, outs // groups, axis=0), {0: rows, 1: columns}
     return _onto(labels, pairs, partner.rank)
@@ -117,7 +109,7 @@ def _onto(labels: Labels, pairs: Mapping[int, int], rank: int) -> Labels:
     return moved.reshape(sizes)
 
 
-def _from_result(walk: Walk, index: int, result: Slot, sides: tuple[ContractedAxes, ContractedAxes]) -> None:
+def _from_result(walk: Walk, result: Slot, sides: tuple[ContractedAxes, ContractedAxes]) -> None:
     labels = walk.labels[result]
     pairs = [pair for pair in (sides, sides[::-1]) if pair[0].results]
     able = [pair for pair in pairs if varies(labels) <= {*pair[0].results.values()}]
@@ -126,17 +118,17 @@ def _from_result(walk: Walk, index: int, result: Slot, sides: tuple[ContractedAx
     having = [pair for pair in able if walk.has(pair[0].slot)]
     able.sort(key=lambda pair: not walk.flat.owned(pair[0].slot))
     if not having and len(able) > 1:
-        walk.chosen[index] = tuple(side.slot for side, _ in able)
-    carrier, partner = having[0] if having else able[walk.choices.get(index, 0) % len(able)]
+        walk.chosen[result] = tuple(side.slot for side, _ in able)
+    carrier, partner = having[0] if having else able[walk.choices.get(result, 0) % len(able)]
     back = {place: axis for axis, place in carrier.results.items()}
     walk.give(carrier.slot, _onto(labels, back, carrier.rank))
     walk.give(partner.slot, _no_labels(partner.rank))
 
 
-Rule = Callable[[Walk, FlatStep, int], None]
+Rule = Callable[[Walk, FlatStep], None]
 
 
-def same(walk: Walk, step: FlatStep, index: int) -> None:
+def same(walk: Walk, step: FlatStep) -> None:
     """Sums, maxima and the like: all operands and the result have the same factors."""
     operands = step.inputs[1:] if step.name == "select_n" else step.inputs
     if step.name == "select_n":
@@ -153,7 +145,7 @@ def _give_all(walk: Walk, slots: Sequence[Slot]) -> None:
             walk.give(slot, labels)
 
 
-def product(walk: Walk, step: FlatStep, index: int) -> None:
+def product(walk: Walk, step: FlatStep) -> None:
     """A product: one of the operands has the factors of the result."""
     operands, (result,) = step.inputs, step.outputs
     having = [slot for slot in operands if walk.has(slot)]
@@ -165,12 +157,13 @@ def product(walk: Walk, step: FlatStep, index: int) -> None:
         carrier = having[0]
         walk.give(result, walk.labels[carrier])
     elif walk.has(result):
-        able = [slot for slot in operands if slot not in walk.flat.unowned and not walk.is_settled(slot)]
+        # An operand that has labels, and they are 0, is known to have no factor.
+        able = [slot for slot in operands if slot not in walk.flat.unowned and slot not in walk.labels]
         able.sort(key=lambda slot: not walk.flat.owned(slot))
         if not able:
             return walk.refuse(result, "neither operand of a product can have the factors")
-        walk.chosen[index] = tuple(able)
-        carrier = able[walk.choices.get(index, 0) % len(able)]
+        walk.chosen[result] = tuple(able)
+        carrier = able[walk.choices.get(result, 0) % len(able)]
         walk.give(carrier, walk.labels[result])
     else:
         return None
@@ -178,7 +171,7 @@ def product(walk: Walk, step: FlatStep, index: int) -> None:
     return None
 
 
-def quotient(walk: Walk, step: FlatStep, index: int) -> None:
+def quotient(walk: Walk, step: FlatStep) -> None:
     """A quotient: the numerator has the factors of the result."""
     above, below = step.inputs
     walk.refuse(below, "something is divided by it")
@@ -186,7 +179,7 @@ def quotient(walk: Walk, step: FlatStep, index: int) -> None:
     _give_all(walk, (above, *step.outputs))
 
 
-def sign_alone(walk: Walk, step: FlatStep, index: int) -> None:
+def sign_alone(walk: Walk, step: FlatStep) -> None:
     """Comparisons with 0, signs: no positive factor changes them."""
     walk.refuse(step.outputs[0], f"it is the result of {step.name}")
     for slot in step.inputs:
@@ -202,7 +195,7 @@ def along(axes_of: Callable[[Mapping[str, Any]], set[int]], *, removed: bool = F
         removed: whether the result lacks them.
     """
 
-    def rule(walk: Walk, step: FlatStep, index: int) -> None:
+    def rule(walk: Walk, step: FlatStep) -> None:
         x, result = step.inputs[0], step.outputs[0]
         axes = axes_of(step.params)
         for slot in step.inputs[1:]:
@@ -246,8 +239,7 @@ RULES: dict[str, Rule] = (
     | dict.fromkeys(("cumsum", "cummax", "cummin"), along(lambda params: {params["axis"]}))
     | dict.fromkeys(("reduce_window_sum", "reduce_window_max", "reduce_window_min"), along(_window))
     | {"pad": along(_padded)}
-    | dict.fromkeys(MOVES, moved)
-    | dict.fromkeys(("concatenate", "stack"), joined)
+    | dict.fromkeys((*MOVES, "concatenate", "stack"), moved)
     | dict.fromkeys(CONTRACTIONS, contraction)
 )
 """What operations say about factors, by name. Any other operation commutes with none."""

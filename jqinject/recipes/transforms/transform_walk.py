@@ -146,7 +146,7 @@ class Follower(Generic[L]):
     def __init__(
         self,
         flat: FlatProgram,
-        rules: Mapping[str, Callable[[Any, FlatStep, int], None]],
+        rules: Mapping[str, Callable[[Any, FlatStep], None]],
         start: int | None = None,
         stops: Container[Slot] = (),
     ) -> None:
@@ -165,7 +165,7 @@ class Follower(Generic[L]):
             if slot in self._stops:
                 continue
             self._ends(slot)
-            for index in self.flat.touching(slot):
+            for index in self.flat.touching[slot]:
                 step = self.flat.steps[index]
                 rule = self.rules.get(step.name)
                 if index == self._start or index not in self.flat.live:
@@ -173,7 +173,7 @@ class Follower(Generic[L]):
                 if rule is None:
                     self.refuse(slot, f"{step.name}{step.where} does not commute with {self.done}")
                 else:
-                    rule(self, step, index)
+                    rule(self, step)
 
     def _ends(self, slot: Slot) -> None:
         if slot in self.flat.discrete:
@@ -197,7 +197,7 @@ class Walk(Follower[Labels]):
         flat: the program.
         rules: for each operation, the equation between the labels of its operands and results.
         count: of channels.
-        choices: step -> which of its operands carries the factor of a product, where either could.
+        choices: result of a product -> which of the operands carries its factor, where either could.
         start: index of the operation that makes the factors; None if values that the program has anyway are multiplied.
         stops: slots beyond which factors are not followed.
     """
@@ -205,9 +205,9 @@ class Walk(Follower[Labels]):
     def __init__(
         self,
         flat: FlatProgram,
-        rules: Mapping[str, Callable[[Any, FlatStep, int], None]],
+        rules: Mapping[str, Callable[[Any, FlatStep], None]],
         count: int,
-        choices: Mapping[int, int],
+        choices: Mapping[Slot, int],
         start: int | None = None,
         stops: Container[Slot] = (),
     ) -> None:
@@ -215,41 +215,28 @@ class Walk(Follower[Labels]):
         self.choices = choices
         self.channels = Channels(count)
         self.reasons: list[str] = []
-        self.chosen: dict[int, tuple[Slot, ...]] = {}
-
-    def shape(self, slot: Slot) -> tuple[int, ...]:
-        """The shape of a value."""
-        return self.flat.shapes[slot]
+        self.chosen: dict[Slot, tuple[Slot, ...]] = {}
 
     def has(self, slot: Slot) -> bool:
         """Whether some number of a value has a factor."""
         return slot in self.labels and bool(self.labels[slot].any())
 
-    def is_settled(self, slot: Slot) -> bool:
-        """Whether it is known that a value has no factor."""
-        return slot in self.labels and not self.has(slot)
-
     def is_zero(self, slot: Slot) -> bool:
         """Whether a value is known, and 0: every factor leaves it as it is."""
-        return slot in self.flat.unowned and not np.any(np.asarray(self.known(slot)))
+        return slot in self.flat.unowned and self.flat.is_zero(slot)
 
     def is_infinite(self, slot: Slot) -> bool:
         """Whether a value is known, and infinite: every factor leaves it as it is."""
-        return slot in self.flat.unowned and bool(np.all(np.isinf(np.asarray(self.known(slot)))))
+        return slot in self.flat.unowned and bool(np.all(np.isinf(np.asarray(self.flat.value(slot)))))
 
-    def known(self, slot: Slot) -> Any:
-        """A value that depends on constants alone."""
-        return self.flat.value(slot)
-
-    def give(self, slot: Slot, labels: Labels, where: np.ndarray | bool = True, why: str = "") -> None:
+    def give(self, slot: Slot, labels: Labels, where: np.ndarray | bool = True) -> None:
         """Say which labels a value has.
 
         Args:
             labels: broadcasting to the value.
             where: the numbers that they are for; others stay, as far as nothing else is known.
-            why: what asks for it, for the report.
         """
-        shape = self.shape(slot)
+        shape = self.flat.shapes[slot]
         if labels.ndim != len(shape):
             self.channels.join(labels, labels.reshape(-1)[0])
             labels = np.full((1,) * len(shape), labels.reshape(-1)[0])
@@ -265,7 +252,7 @@ class Walk(Follower[Labels]):
                 self._waiting.append(slot)
             return
         if self.channels.join(before, np.where(where, labels, before)):
-            self.reasons.append(why or "values with different factors are added, or one has two factors")
+            self.reasons.append("values with different factors are added, or one has two factors")
 
     def refuse(self, slot: Slot, why: str) -> None:
         """The factors of a value must be 1."""

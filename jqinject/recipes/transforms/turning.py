@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from jqinject.recipes.stream.flat_program import (
     CASTS,
     CONTRACTIONS,
@@ -92,14 +90,13 @@ def _region_of(flat: FlatProgram, site: ContractionSite) -> TurnedRegion | str:
     if not contracted:
         return f"{site.operation} is not followed"
     axis = contracted[-1]
-    block, tried = flat.shapes[site.activation][axis], set[int]()
+    block = flat.shapes[site.activation][axis]
     while True:
-        tried.add(block)
         try:
             return _Turning(flat, site.activation, Turned(axis, block)).region
         except Refused as refused:
             why = refused.args[0]
-            if not isinstance(why, CutBlocks) or why.size in tried or why.size < 2:
+            if not isinstance(why, CutBlocks) or why.size < 2:
                 return str(why)
             block = why.size
 
@@ -151,7 +148,7 @@ class _Turning(Follower[Turned]):
 
     def _give(self, slot: Slot, label: Turned) -> None:
         before = self.labels.get(slot)
-        if before == label or (slot in self.flat.unowned and self._is_zero(slot)):
+        if before == label or (slot in self.flat.unowned and self.flat.is_zero(slot)):
             return
         if before is not None:
             raise Refused("it would be turned in two ways")
@@ -164,12 +161,11 @@ class _Turning(Follower[Turned]):
         """The label of the first of some values that has one."""
         return next((self.labels[slot] for slot in slots if slot in self.labels), None)
 
-    def _moved(self, step: FlatStep, index: int) -> None:
-        data = step.inputs if step.name in ("concatenate", "stack") else step.inputs[:1]
-        if self._label(*step.inputs[len(data) :]) is not None:
+    def _moved(self, step: FlatStep) -> None:
+        if self._label(*step.inputs[len(step.data) :]) is not None:
             raise Refused(f"{step.name} picks numbers by it")
         for back in (False, True):
-            for slot in data:
+            for slot in step.data:
                 for result in step.outputs:
                     source, target = (result, slot) if back else (slot, result)
                     label = self.labels.get(source)
@@ -181,7 +177,7 @@ class _Turning(Follower[Turned]):
                         raise Refused(axis)
                     self._give(target, replace(label, axis=axis))
 
-    def _sum(self, step: FlatStep, index: int) -> None:
+    def _sum(self, step: FlatStep) -> None:
         selects = step.name == "select_n"
         operands = step.inputs[1:] if selects else step.inputs
         slots = (*operands, *step.outputs)
@@ -192,7 +188,7 @@ class _Turning(Follower[Turned]):
             raise Refused("a selection depends on the channel")
         for slot in slots:
             turns = slot in self.labels or slot not in operands or self.flat.owned(slot)
-            if self._is_zero(slot):
+            if self.flat.is_zero(slot):
                 continue
             if turns or not is_uniform(self.flat, slot, label.axis):
                 self._give(slot, label)
@@ -201,10 +197,10 @@ class _Turning(Follower[Turned]):
             else:
                 self.region.keeps_sums = True
 
-    def _product(self, step: FlatStep, index: int) -> None:
+    def _product(self, step: FlatStep) -> None:
         operands, result = step.inputs, step.outputs[0]
         if operands[0] == operands[1] and step.name == "mul":
-            return self._square(step, index)
+            return self._square(step)
         label = self._label(*operands, result)
         if label is None:
             return None
@@ -221,7 +217,7 @@ class _Turning(Follower[Turned]):
             self._give(slot, label)
         return None
 
-    def _square(self, step: FlatStep, index: int) -> None:
+    def _square(self, step: FlatStep) -> None:
         slot, result = step.inputs[0], step.outputs[0]
         if result in self.labels and slot not in self.labels:
             raise Refused("it is a square")
@@ -230,16 +226,16 @@ class _Turning(Follower[Turned]):
                 raise Refused(f"{step.name} does not commute with a rotation")
             self._give(result, replace(self.labels[slot], squared=True))
 
-    def _sums(self, step: FlatStep, index: int) -> None:
+    def _sums(self, step: FlatStep) -> None:
         label = self.labels.get(step.inputs[0])
         if label is None or label.axis not in step.params["axes"]:
-            self._moved(step, index)
+            self._moved(step)
         elif label.squared:
             self.region.normalized = True
         else:
             self.region.keeps_sums = True
 
-    def _contract(self, step: FlatStep, index: int) -> None:
+    def _contract(self, step: FlatStep) -> None:
         sides = _sides(self.flat, step)
         if sides is None:
             raise Refused(f"{step.name} does not commute with a rotation")
@@ -263,11 +259,8 @@ class _Turning(Follower[Turned]):
                     return self._give(side.slot, Turned(axis, label.block))
         raise Refused(refused)
 
-    def _is_zero(self, slot: Slot) -> bool:
-        return slot in self.flat.fixed and not np.any(np.asarray(self.flat.value(slot)))
 
-
-TURNS: dict[str, Callable[[_Turning, FlatStep, int], None]] = {
+TURNS: dict[str, Callable[[_Turning, FlatStep], None]] = {
     **dict.fromkeys((*CASTS, *MOVED, *SAME, "reshape"), _Turning._moved),
     **dict.fromkeys(("add", "add_any", "sub", "select_n"), _Turning._sum),
     **dict.fromkeys(("mul", "div"), _Turning._product),
