@@ -3,55 +3,49 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import nnx
 
+from jqinject.core.flax_internals import flax_layer
 from jqinject.dot import FrozenParam, QuantMode
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.nn.base.layer_geometry import LayerGeometry
-from jqinject.nn.base.layer_schemes import OPS
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.placed_contraction import promoted, unallocated
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import QuantizedProgram, change_class
+from jqinject.program import HELD, QuantizedProgram, change_class
 from jqinject.program.class_swap import ClassMixin, derived_class
 
-Axes = tuple[int, ...]
+WeightHolder = QuantWeightLayer | ParameterSite
 
 
-@dataclass(frozen=True)
-class OpOfLayer:
+class OpOfLayer(NamedTuple):
     """The quantized op of a Flax layer.
 
     Attributes:
         name: the layer's attribute that holds it.
         module: the op.
-        summed: the kernel's contracting axes, which share a scale.
-        stored_last: whether those are stored last.
-        kernel_ndim: axes of one kernel; a kernel with more belongs to a stack of layers.
+        geometry: of the layer.
     """
 
     name: str
     module: Any
-    summed: Axes
-    stored_last: bool
-    kernel_ndim: int
+    geometry: LayerGeometry
 
 
 # Flax's layers whose contraction may be a quantized op: ours declare the attribute that holds it, and the axes.
-DECLARED: dict[type, type[QuantWeightLayer[Any]]] = {
-    nnx.Linear: QuantLinear,
-    nnx.LinearGeneral: QuantLinearGeneral,
-    nnx.Einsum: QuantEinsum,
-    nnx.Conv: QuantConv,
+DECLARED: dict[type | None, type[QuantWeightLayer[Any]]] = {
+    flax_layer(layer): layer for layer in (QuantLinear, QuantLinearGeneral, QuantEinsum, QuantConv)
 }
 
 
@@ -63,18 +57,16 @@ def op_slot(layer: object) -> str | None:
 
 def geometry_of(layer: object) -> LayerGeometry:
     """Where a Flax layer whose contraction may be a quantized op has which axes."""
-    declared = next(declared for kind, declared in DECLARED.items() if isinstance(layer, kind))
+    declared = next(declared for kind, declared in DECLARED.items() if kind and isinstance(layer, kind))
     return vars(declared)["geometry"].fget(layer)
 
 
 def quantized_op(layer: object) -> OpOfLayer | None:
     """The quantized op that a Flax layer contracts through; None for other modules."""
     for kind, declared in DECLARED.items():
-        name = declared.contraction_name
-        if isinstance(layer, kind) and isinstance(getattr(layer, name), OPS[name]):
-            geometry = geometry_of(layer)
-            summed, stored_last = geometry.sums, bool(geometry.summed)
-            return OpOfLayer(name, getattr(layer, name), summed, stored_last, geometry.ndim)
+        op = vars(layer).get(declared.contraction_name) if kind and isinstance(layer, kind) else None
+        if isinstance(op, QuantizedOp):
+            return OpOfLayer(declared.contraction_name, op, geometry_of(layer))
     return None
 
 
@@ -96,12 +88,12 @@ class KernelInOp(ClassMixin):
     weight_name = "kernel"
 
     @classmethod
-    def method(cls, kind: type, name: str) -> Callable[..., Any]:
+    def method(cls, kind: type, name: str) -> Callable[..., object]:
         """The layer's own method, called on a stand-in whose op contracts the frozen kernel."""
         own = getattr(kind, name)
 
         @functools.wraps(own)
-        def frozen(self: object, *args: object, **kwargs: object) -> Any:
+        def frozen(self: object, *args: object, **kwargs: object) -> object:
             return own(_stand_in(self, kind), *args, **kwargs)
 
         return frozen
@@ -126,10 +118,10 @@ def _stand_in(layer: Any, kind: type) -> Any:
     return stand_in
 
 
-def _with_kernel(op: Any, kernel: FrozenParam, place: int) -> Callable[..., jax.Array]:
+def _with_kernel(op: Callable[..., jax.Array], kernel: FrozenParam, place: int) -> Callable[..., jax.Array]:
     """An op that contracts a frozen kernel in the place of the one that it is given."""
 
-    def contract(*args: Any, **kwargs: Any) -> jax.Array:
+    def contract(*args: jax.Array, **kwargs: object) -> jax.Array:
         stored = kernel.operand(args[place].dtype)
         return op(*args[:place], stored, *args[place + 1 :], **kwargs)
 
@@ -150,38 +142,26 @@ def frozen_kernel(layer: Any) -> FrozenParam | None:
         return None
     if op.module.rhs_quant_mode is QuantMode.SERVE or not op.module.quantizes[1]:
         return None
-    kernel = layer.kernel
+    kernel, geometry = layer.kernel, op.geometry
     mask = vars(layer).get("mask")  # of a convolution
-    frozen = _frozen(op, kernel, mask, kernel.dtype if layer.dtype is None else layer.dtype)
-    change_class(layer, derived_class(type(layer), KernelInOp))
-    return frozen
-
-
-def _frozen(op: OpOfLayer, kernel: nnx.Variable[Any], mask: Any, dtype: Any) -> FrozenParam:
-    """The low-bit numbers of a kernel, stacked if the layers are.
-
-    Args:
-        op: the layer's.
-        kernel: its kernel.
-        mask: of the kernel, or None.
-        dtype: that the layer casts it to.
-    """
+    dtype = kernel.dtype if layer.dtype is None else layer.dtype
     graphdef, state = nnx.split(op.module, graph=True)
-    forms: list[Any] = []
+    forms: list[FrozenForm] = []
 
-    def one(kernel: jax.Array, state: Any) -> dict[str, jax.Array]:
+    def numbers_of_one(kernel: jax.Array, state: object) -> Mapping[str, jax.Array]:
         module = nnx.merge(graphdef, state)
         masked = kernel if mask is None else kernel * mask
-        last = op.summed if op.stored_last else ()
-        numbers, form = module.frozen_rhs(masked.astype(dtype), op.summed, last)
+        last = geometry.sums if geometry.summed else ()
+        numbers, form = module.frozen_rhs(masked.astype(dtype), geometry.sums, last)
         forms.append(replace(form, value_dtype=np.dtype(kernel.dtype)))
         return numbers
 
-    mapped: Callable[..., dict[str, jax.Array]] = one
-    for size in reversed(kernel.shape[: kernel.ndim - op.kernel_ndim]):
+    mapped: Callable[..., Mapping[str, jax.Array]] = numbers_of_one
+    for size in reversed(kernel.shape[: kernel.ndim - geometry.ndim]):  # of a stack of layers
         axes = jax.tree.map(lambda leaf, n=size: 0 if leaf.ndim and leaf.shape[0] == n else None, state)
         mapped = jax.vmap(mapped, in_axes=(0, axes))
     numbers = mapped(kernel[...], state)
+    change_class(layer, derived_class(type(layer), KernelInOp))
     return FrozenParam.holding(numbers, forms[0], kernel.get_metadata())
 
 
@@ -216,7 +196,7 @@ def check_parameters_freeze(index: ModelIndex) -> None:
             )
 
 
-def quantized_weights(index: ModelIndex) -> list[Any]:
+def quantized_weights(index: ModelIndex) -> list[WeightHolder]:
     """The layers and the sites whose quantized weight is not frozen."""
     layers = [
         layer for layer in index.modules if isinstance(layer, QuantWeightLayer) and layer.frozen is None
@@ -225,7 +205,9 @@ def quantized_weights(index: ModelIndex) -> list[Any]:
     return [holder for holder in (*layers, *sites.values()) if is_on(holder.weight_quant)]
 
 
-def freeze_weight(index: ModelIndex, holder: Any, frozen: FrozenParam, *, keep_master: bool = False) -> None:
+def freeze_weight(
+    index: ModelIndex, holder: WeightHolder | KernelInOp, frozen: FrozenParam, *, keep_master: bool = False
+) -> None:
     """Put low-bit numbers in the place of a weight, and take away its quantizer.
 
     Args:
@@ -305,30 +287,18 @@ def _kept(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
 
 def put_in_place(index: ModelIndex, old: object, new: nnx.Variable[Any]) -> None:
     """Put a Variable in every place of another one."""
-    nodes = {path: node for path, node in index.places if not isinstance(node, nnx.Variable)}
     for path, node in index.places:
-        if node is not old or "op_quant" in path:
-            continue
-        depth = next(depth for depth in range(len(path) - 1, -1, -1) if path[:depth] in nodes)
-        holder, *keys = path[depth:]
-        _set(nodes[path[:depth]], [holder, *keys], new)
+        if isinstance(node, nnx.Pytree) and HELD not in path:
+            _replace(node, old, new)
 
 
-def _set(node: Any, keys: list[str], new: nnx.Variable[Any]) -> None:
-    """Set what is below a module: an attribute, or an item of containers in one."""
-    *above, last = keys
-    for key in above:
-        node = _child(node, key)
-    if isinstance(node, nnx.Pytree) and not isinstance(node, nnx.List):
-        setattr(node, last, new)
-    else:
-        node[_key(node, last)] = new
-
-
-def _child(node: Any, key: str) -> Any:
-    return vars(node)[key] if isinstance(node, nnx.Pytree) else node[_key(node, key)]
-
-
-def _key(node: Any, key: str) -> Any:
-    """The key of a container whose text is given."""
-    return int(key) if isinstance(node, list | nnx.List) else next(k for k in node if str(k) == key)
+def _replace(holder: Any, old: object, new: nnx.Variable[Any]) -> None:
+    """Put a Variable in the place of another one in a module, and in the containers that it holds."""
+    is_module = isinstance(holder, nnx.Pytree) and not isinstance(holder, nnx.List)
+    children: Any = vars(holder) if is_module else holder
+    put: Any = partial(setattr, holder) if is_module else children.__setitem__
+    for key, child in [*(children.items() if isinstance(children, dict) else enumerate(children))]:
+        if child is old:
+            put(key, new)
+        elif isinstance(child, list | dict):
+            _replace(child, old, new)

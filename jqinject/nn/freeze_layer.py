@@ -366,7 +366,8 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
     proxy = _private_copy(layer)
     if proxy is None or not _is_large(array) or stack_of((layer,)):
         return None
-    scale = jax.eval_shape(lambda x: _scale(proxy, x), jax.ShapeDtypeStruct(array.shape, layer.weight.dtype))
+    like = jax.ShapeDtypeStruct(array.shape, layer.weight.dtype)
+    scale = jax.eval_shape(lambda x: Committed.of(proxy.tensor_quant, x).record[...]["scale"], like)
     uncut = (*layer.summed_axes, *(layer.axes_of_sums() or ()))
     number = min(max(FEWEST, 1 << (array.nbytes // BYTES_OF_LARGE_SLICE).bit_length()), MOST)
     cutting = cutting_of(array.shape, scale.shape, None, uncut, number)
@@ -379,14 +380,13 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
         graphdef, state = nnx.split(scales, graph=True)
         return compiled_numbers(state, part, None, graphdef, *static)
 
-    dtype = layer.weight.dtype
-    proxy.record = Committed.of(proxy.tensor_quant, jnp.asarray(extremes, dtype)).record
-    frozen, _ = jax.eval_shape(partial(numbers_of_part, proxy), jax.ShapeDtypeStruct(array.shape, dtype))
+    proxy.record = Committed.of(proxy.tensor_quant, jnp.asarray(extremes, like.dtype)).record
+    frozen, _ = jax.eval_shape(partial(numbers_of_part, proxy), like)
     numbers, valid = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), frozen.numbers), True
     for i in range(cutting.number):
         own = nnx.clone(proxy)
         cutting.cut_record(own, i)
-        part = jnp.asarray(cutting.of_host(array, i), dtype)
+        part = jnp.asarray(cutting.of_host(array, i), like.dtype)
         frozen_part, fits = numbers_of_part(own, part)
         numbers, valid = jax.block_until_ready((_put_all(i, numbers, frozen_part.numbers), valid & fits))
     return FrozenParam.holding(numbers, frozen.form), valid
@@ -410,10 +410,6 @@ def _is_large(array: object) -> bool:
     if not isinstance(array, np.ndarray) or array.nbytes < LARGE or not jax.sharding.get_mesh().empty:
         return False
     return not array.flags.c_contiguous or array.ctypes.data % ALIGNED != 0 or jax.default_backend() != "cpu"
-
-
-def _scale(proxy: Any, x: Any) -> jax.Array:
-    return Committed.of(proxy.tensor_quant, x).record[...]["scale"]
 
 
 def _extremes(array: np.ndarray, scale: tuple[int, ...]) -> np.ndarray | None:

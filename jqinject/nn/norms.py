@@ -62,9 +62,7 @@ class QuantNormLayer(QuantLayer[Out]):
 
     def _features(self) -> tuple[int | None, int]:
         """The axis of the features, None if there are several, and how many they are."""
-        axes = self.axis if isinstance(self, nnx.BatchNorm) else -1
-        if isinstance(self, nnx.LayerNorm | nnx.RMSNorm):
-            axes = self.feature_axes
+        axes = vars(self).get("feature_axes", vars(self).get("axis", -1))
         axis = axes[0] if isinstance(axes, Sequence) and len(axes) == 1 else axes
         count = self.num_groups * self.group_size if isinstance(self, nnx.GroupNorm) else self.num_features
         return axis if isinstance(axis, int) else None, count

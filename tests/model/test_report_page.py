@@ -15,7 +15,6 @@ import jqinject
 import jqinject.quant as q
 from jqinject.dot import QDotGeneral
 from jqinject.model.inspect.layer_numbers import Clipped, histogram
-from jqinject.model.inspect.page import _place
 from jqinject.nn import QuantCheckpoint, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant.aqt import config_v4
 
@@ -356,8 +355,6 @@ def test_outliers_leave_room_for_the_others():
     assert counts.sum() == 1000 and edges[0] == -128 and edges[-1] == 1000
     assert np.all(np.diff(edges) > 0)
     assert counts[-1] == 1 and np.sum(counts > 0) > 6, "the others do not share a bin"
-    at = _place(drawn.edges, 127.0)
-    assert drawn.edges[int(at)] <= 127.0 <= drawn.edges[int(at) + 1]
 
 
 def test_a_page_without_numbers():

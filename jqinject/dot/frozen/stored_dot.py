@@ -17,7 +17,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, scale_of, stores_last
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.integer import Affine
-from jqinject.dot.kernels.stored_rows import TABLES, StoredNumbers, stored_product
+from jqinject.dot.kernels.stored_rows import TABLES, StoredOperand, stored_product
 from jqinject.ops.groups import split_groups
 from jqinject.ops.processes import on_one_device
 from jqinject.ops.ste import custom_jvp
@@ -174,5 +174,5 @@ def _product(
     if factor is not None and factor.size > 1:  # one for each layer of a stack
         scale, factor = scale_of(numbers), None
     packed = numbers["value"] if form.stored.packed_bits else None
-    y = stored_product(x, StoredNumbers(payload, packed, _table(form), scale, zero), dims, grouped)
+    y = stored_product(x, StoredOperand(payload, packed, _table(form), scale, zero), dims, grouped)
     return y if y is None or factor is None else y * factor.reshape(())

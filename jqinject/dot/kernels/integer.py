@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding, scale_in_output, varying_pairs
 from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
 from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
-from jqinject.dot.kernels.stored_rows import TABLES, StoredNumbers, stored_product
+from jqinject.dot.kernels.stored_rows import TABLES, StoredOperand, stored_product
 from jqinject.ops.grid import IntGrid
 from jqinject.ops.processes import on_one_device
 from jqinject.ops.sharding import sharded_as
@@ -348,7 +348,7 @@ class _ByPlatform:
     def _on_cpu(self, *leaves: jax.Array) -> jax.Array:
         lhs, rhs = jax.tree.unflatten(self.by_group.tree, leaves)
         packed, table = rhs.packed, TABLES.get(rhs.payload.dtype.name)
-        right = StoredNumbers(rhs.payload, packed, table, rhs.scale, rhs.zero_point)
+        right = StoredOperand(rhs.payload, packed, table, rhs.scale, rhs.zero_point)
         integers = (lhs.payload, lhs.scale) if _is_signed_bytes(lhs) else None
         y = stored_product(lhs.dequantized(), right, self.dims, self.pairs, integers)
         if y is not None:

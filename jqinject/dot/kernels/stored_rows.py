@@ -42,7 +42,7 @@ class RowLayout(NamedTuple):
     groups: int
 
 
-class StoredNumbers(NamedTuple):
+class StoredOperand(NamedTuple):
     """A stored operand.
 
     Attributes:
@@ -132,7 +132,7 @@ def scales_of(
 
 def stored_product(
     x: jax.Array,
-    right: StoredNumbers,
+    right: StoredOperand,
     dims: Dimensions,
     grouped: tuple[int, ...],
     integers: tuple[jax.Array, jax.Array] | None = None,

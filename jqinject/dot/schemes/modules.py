@@ -235,16 +235,9 @@ class QConvGeneralDilated(QuantizedOp):
     ) -> jax.Array:
         """The convolution; arguments as for `lax.conv_general_dilated`, and operands as for `QDotGeneral`."""
         left, right = self._seen(lhs, rhs)
+        windows = window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers
         convolution = Convolution.of(
-            left.shape,
-            right.shape,
-            window_strides,
-            padding,
-            lhs_dilation,
-            rhs_dilation,
-            dimension_numbers,
-            feature_group_count,
-            batch_group_count,
+            *(left.shape, right.shape, *windows, feature_group_count, batch_group_count),
             dtype=preferred_element_type or jnp.promote_types(lhs.dtype, rhs.dtype),
             out_sharding=asked(out_sharding, as_array(left), as_array(right)),
             accumulator_dtype=self.scheme["accumulator_dtype"],

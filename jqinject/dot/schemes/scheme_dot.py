@@ -22,7 +22,7 @@ from jqinject.dot.schemes.product_transforms import (
 )
 from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit
 from jqinject.dot.schemes.scheme_fits import RefusedQuantizer, refused_backward
-from jqinject.dot.tensors.choice import described, varies_along
+from jqinject.dot.tensors.choice import describe, varies_along
 from jqinject.dot.tensors.labelled_tensor import (
     LabelledTensor,
     in_tiles,
@@ -165,7 +165,7 @@ def _check_fits(contraction: Contraction, name: str, from_forward: LabelledTenso
     if scaled and varies_along(
         tensor, [from_forward.axis(label) for label in summed if label in from_forward.labels]
     ):
-        where, what = f"{contraction.where}: {contraction.scheme.name}.{name}", described(tensor)
+        where, what = f"{contraction.where}: {contraction.scheme.name}.{name}", describe(tensor)
         raise payload_does_not_fit(where, what)
 
 
@@ -301,4 +301,4 @@ def explain_scheme(contraction: Contraction, plan: Plan, lhs: Operand, rhs: Oper
 
 def _explained(name: str, a: LabelledTensor, b: LabelledTensor, out: Labels, sums: Sums) -> ExplainedProduct:
     choice = chosen(a, b, out, sums.scaled)
-    return ExplainedProduct(name, (described(a.tensor), described(b.tensor)), choice.numbers, choice.why)
+    return ExplainedProduct(name, (describe(a.tensor), describe(b.tensor)), choice.numbers, choice.why)

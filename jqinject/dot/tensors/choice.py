@@ -282,7 +282,7 @@ def _varying_scales(lhs: QuantTensor, rhs: QuantTensor, dims: Dimensions, apart:
     """Which operand's scales vary along a sum, apart from some pairs of axes, as text; empty if neither's do."""
     for x, summed in ((lhs, dims.lhs_contract), (rhs, dims.rhs_contract)):
         if varies_along(x, [axis for pair, axis in enumerate(summed) if pair not in apart]):
-            return f"of {described(x)} the scales of shape {x.scale.shape} vary along what is summed over"
+            return f"of {describe(x)} the scales of shape {x.scale.shape} vary along what is summed over"
     return ""
 
 
@@ -371,15 +371,10 @@ def _cut(x: Affine, groups: Groups) -> Affine:
     return Affine(groups.split(x.payload), apart(x.scale), zero)
 
 
-def described(x: object) -> str:
-    """Describe an operand."""
-    if is_grouped(x):
-        return f"{described(x.grouped)} in groups of {x.groups.size}"
-    return describe(x)
-
-
 def describe(x: Any) -> str:
-    """An operand in an error text."""
+    """An operand, as text."""
+    if is_grouped(x):
+        return f"{describe(x.grouped)} in groups of {x.groups.size}"
     if on_integers(x):
         return f"integers of {x.bit_width if is_concrete(x.bit_width) else 'learned'} bits"
     if on_minifloats(x):

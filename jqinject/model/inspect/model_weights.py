@@ -20,10 +20,12 @@ from jqinject.core.transforms import Chain
 from jqinject.dot import FrozenParam
 from jqinject.inject import Binding
 from jqinject.model.frozen_weights import is_frozen_op, op_of_weight, quantized_op
+from jqinject.model.inspect.weight_flow import ARGUMENT, Flow
 from jqinject.model.walk import ModelIndex, Path, PlainArray
+from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Grid
-from jqinject.program import HELD, OpQuantizers, Program, Site, dotted
+from jqinject.program import HELD, OpQuantizers, Site, dotted
 from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import is_grouped, is_quantized, on_integers
 
@@ -60,6 +62,7 @@ class ModelWeight:
 
     Attributes:
         path: in the model.
+        layer: the module that holds it; None if a container does.
         shape: of the array.
         dtype: of the float array.
         kind: the class of its Variable; "array" if it has none.
@@ -67,6 +70,7 @@ class ModelWeight:
     """
 
     path: Path
+    layer: object
     shape: tuple[int, ...]
     dtype: DTypeLike
     kind: str
@@ -85,6 +89,8 @@ class ModelWeights:
         model: the model.
         nodes: path -> every module, Variable and array.
         quantizers: between the operations of the model; None if it has none.
+        sites: the quantizers of parameters that the model contracts by itself, by path.
+        between: the quantizers of tensors between operations, by name.
         at_sites: weight -> name of the site that quantizes it at its contraction, for a policy that does so.
 
     Args:
@@ -95,8 +101,12 @@ class ModelWeights:
         self.model = model
         self.nodes = dict(ModelIndex(model).places)
         self.quantizers: OpQuantizers | None = vars(model).get(HELD)
+        held = self.quantizers
+        self.sites: Mapping[str, ParameterSite] = {} if held is None else held.weight_sites()
+        self.between: Mapping[str, nnx.Module] = {} if held is None else held.held
+        self._stacks = {} if held is None else dict(held.stacks)
         self.at_sites: dict[str, str] = {}
-        self._grids: dict[Any, OperandGrid] = {}
+        self._grids: dict[tuple[object, ...], OperandGrid] = {}
 
     @cached_property
     def all(self) -> Mapping[str, ModelWeight]:
@@ -108,7 +118,7 @@ class ModelWeights:
                 weights.setdefault(name, self._weight(name, node))
         return weights
 
-    def layer_of(self, name: str) -> Any:
+    def layer_of(self, name: str) -> object:
         """The module that holds a weight; None if a container does."""
         return self.nodes.get(tuple(name.split("."))[:-1])
 
@@ -124,23 +134,29 @@ class ModelWeights:
     def stored_bytes(self, name: str) -> int:
         """The bytes of a weight as the model stores it, scales included."""
         node, op = self.nodes.get(tuple(name.split("."))), quantized_op(self.layer_of(name))
-        if isinstance(node, nnx.Variable):
-            stored: list[Any] = [node.get_raw_value()]
-        else:
-            stored = [node.get_value()] if isinstance(node, PlainArray) else []
-        arrays = jax.tree.leaves([*stored, *([op.module.rhs_freezer] if op is not None else [])])
+        value = node.get_value() if isinstance(node, PlainArray) else None
+        value = node.get_raw_value() if isinstance(node, nnx.Variable) else value
+        arrays = jax.tree.leaves((value, None if op is None else op.module.rhs_freezer))
         return sum(x.size * x.dtype.itemsize for x in arrays)
 
-    def names(self, program: Program) -> list[str]:
-        """What weight each input of a program is; "" for other inputs, such as scales."""
-        return [self.name_of(tuple(map(str, path[1:]))) if path[:1] == (0,) else "" for path in program.paths]
+    def flow_of(self, path: tuple[object, ...]) -> Flow:
+        """The flow of an input of a call's program, by its path: the model's state begins with 0."""
+        if path[:1] != (0,):
+            return ARGUMENT
+        name = self.name_of(tuple(map(str, path[1:])))
+        return Flow(sources=frozenset({name} if name else ()))
 
     def name_of(self, path: Path) -> str:
-        """The path, as text, of the weight that an array of the state stores; "" for other arrays."""
-        variable = next(
-            (path[:end] for end in range(len(path), -1, -1) if self._is_variable(path[:end])), None
-        )
-        if variable is None or self._in_quantizer(variable) or self._is_master(variable):
+        """The path, as text, of the weight that an array of the state stores; "" for other arrays, such as scales."""
+        places = (path[:end] for end in range(len(path), -1, -1))
+        variable = next((x for x in places if isinstance(self.nodes.get(x), nnx.Variable | PlainArray)), None)
+        if variable is None:
+            return ""
+        above = [self.nodes.get(variable[:end]) for end in range(len(variable))]
+        if HELD in variable or any(isinstance(node, QuantProxyFromInjector) for node in above):
+            return ""
+        # The float weight that a frozen layer still has.
+        if variable[-1] == "master" and (isinstance(above[-1], QuantWeightLayer) or is_frozen_op(above[-1])):
             return ""
         node, below = self.nodes[variable], path[len(variable) :]
         if isinstance(node, FrozenParam):
@@ -148,18 +164,6 @@ class ModelWeights:
         if isinstance(node, Frozen):
             return self._of_frozen(variable)
         return "" if isinstance(node, WRITTEN) else ".".join(variable)
-
-    def _is_variable(self, path: Path) -> bool:
-        return isinstance(self.nodes.get(path), nnx.Variable | PlainArray)
-
-    def _in_quantizer(self, path: Path) -> bool:
-        above = (self.nodes.get(path[:end]) for end in range(len(path)))
-        return HELD in path or any(isinstance(node, QuantProxyFromInjector) for node in above)
-
-    def _is_master(self, path: Path) -> bool:
-        """Whether an array is the float weight that a frozen layer still has."""
-        layer = self.nodes.get(path[:-1])
-        return path[-1:] == ("master",) and (isinstance(layer, QuantWeightLayer) or is_frozen_op(layer))
 
     def _of_frozen(self, path: Path) -> str:
         """The weight of the layer that stores its payload there."""
@@ -171,16 +175,12 @@ class ModelWeights:
 
     def _weight(self, name: str, node: Any) -> ModelWeight:
         path = tuple(name.split("."))
-        if isinstance(node, Frozen) and not isinstance(node, FrozenParam):
-            layer = self.nodes[path[:-1]]
-            op = quantized_op(layer)
-            assert op is not None, "its payload is stored there"
-            return ModelWeight(path, op.module.rhs_freezer.get().shape, layer.kernel.dtype, "Param", True)
+        node = self.nodes.get(path, node)  # of a payload in a layer's op, the kernel
         kind = type(node).__name__ if isinstance(node, nnx.Variable) else "array"
         value = node if isinstance(node, FrozenParam) else node.get_value()
         shape, dtype = tuple(np.shape(value)), getattr(value, "dtype", np.dtype(np.float32))
-        is_float = jnp.issubdtype(dtype, jnp.floating)
-        return ModelWeight(path, shape, dtype, kind, isinstance(node, FrozenParam | nnx.Param) and is_float)
+        is_parameter = isinstance(node, FrozenParam | nnx.Param) and jnp.issubdtype(dtype, jnp.floating)
+        return ModelWeight(path, self.layer_of(name), shape, dtype, kind, is_parameter)
 
     # --- how they are quantized
 
@@ -227,7 +227,7 @@ class ModelWeights:
         """
         layer = self.layer_of(name)
         own = layer.input_quant if isinstance(layer, QuantWeightLayer) else None
-        return note_of_transform(self.held.get(site) if site else own)
+        return note_of_transform(self.between.get(site) if site else own)
 
     def range_of_loop(self, site: str, steps: int) -> str:
         """What a report says of the range of an operand inside a loop; "" where each step has its own, or none is kept.
@@ -236,16 +236,11 @@ class ModelWeights:
             site: of the operand, if it is quantized between operations.
             steps: how many there are.
         """
-        proxy = self.held.get(site)
+        proxy = self.between.get(site)
         keeps = isinstance(proxy, QuantProxyFromInjector) and bool(nnx.state(proxy, (QuantStat, QuantParam)))
         if steps == 1 or not keeps or site in self._stacks:
             return ""
         return f"the {steps} steps of a loop share one input range, the largest of each batch"
-
-    @property
-    def _stacks(self) -> Mapping[str, int]:
-        """Of the quantizers of tensors in loops over stacked layers, the number of leading axes, by name."""
-        return {} if self.quantizers is None else dict(self.quantizers.stacks)
 
     def grid_at(self, site: str, operand: int = 0) -> OperandGrid | None:
         """The grid of what a site between operations quantizes; "quantized" if it came so from a layer.
@@ -258,7 +253,7 @@ class ModelWeights:
             return None
         if site == "quantized":
             return OperandGrid("quantized")
-        quantizer = self.held.get(site)
+        quantizer = self.between.get(site)
         if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
             return self.grid_from(quantizer, stacked=self._stacks.get(site, 0))
         return _of_scheme(quantizer, operand)
@@ -268,18 +263,8 @@ class ModelWeights:
         self.at_sites |= {
             dotted(site.weight_path): site.name
             for site in sites
-            if site.weight_path and site.name in self.held and site.is_weight != bool(site.contraction)
+            if site.weight_path and site.name in self.between and site.is_weight != bool(site.contraction)
         }
-
-    @cached_property
-    def sites(self) -> Mapping[str, Any]:
-        """The quantizers of parameters that the model contracts by itself, by path."""
-        return {} if self.quantizers is None else self.quantizers.weight_sites()
-
-    @property
-    def held(self) -> Mapping[str, Any]:
-        """The quantizers of tensors between operations, by name."""
-        return {} if self.quantizers is None else self.quantizers.held
 
     def _of_op(self, layer: object, operand: int) -> OperandGrid | None:
         op = quantized_op(layer)

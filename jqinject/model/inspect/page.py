@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
+
+import numpy as np
 
 from jqinject.model.inspect.layer_numbers import Histogram, History
 from jqinject.model.inspect.site_table import TOTAL, SiteRow, decibels
@@ -62,14 +63,9 @@ def _row(names: Sequence[str], cells: Sequence[str], right: Collection[str]) -> 
 
 
 def _cell(tag: str, column: str, text: str, right: Collection[str]) -> str:
-    kind = (
-        ' class="right"'
-        if column in right
-        else ' class="whole"'
-        if column == "program" and tag == "td"
-        else ""
-    )
-    return f"<{tag}{kind}>{escape(text)}</{tag}>"
+    kind = "right" if column in right else "whole" if column == "program" and tag == "td" else ""
+    attribute = f' class="{kind}"' if kind else ""
+    return f"<{tag}{attribute}>{escape(text)}</{tag}>"
 
 
 WIDTH, HEIGHT = 320, 110
@@ -101,7 +97,7 @@ def histogram_chart(title: str, drawn: Histogram) -> str:
             )
     lines = [
         f'<line class="clip" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP - 6}" y2="{BOTTOM}"/>'
-        for at in (x(_place(drawn.edges, edge)) for edge in (drawn.low, drawn.high))
+        for at in map(x, np.interp((drawn.low, drawn.high), drawn.edges, range(bins + 1)))
     ]
     unit = "" if drawn.unit == "value" else f" {drawn.unit}"
     about = f"quantizer's range {drawn.low:.3g} to {drawn.high:.3g}{unit} (dashed); heights: log of counts"
@@ -110,13 +106,6 @@ def histogram_chart(title: str, drawn: Histogram) -> str:
         *(_mark(x(place), _rounded(drawn.edges, place)) for place in range(0, bins + 1, bins // 4 or 1)),
     ]
     return _figure(title, about, [*bars, *lines, *marks])
-
-
-def _place(edges: Sequence[float], value: float) -> float:
-    """Where a value lies among the bins, in bins."""
-    after = min(max(bisect.bisect_right(edges, value), 1), len(edges) - 1)
-    left, right = edges[after - 1], edges[after]
-    return after - 1 + min(max((value - left) / (right - left), 0.0), 1.0)
 
 
 def _rounded(edges: Sequence[float], place: int) -> float:
@@ -170,6 +159,7 @@ def _figure(title: str, about: str, drawing: Sequence[str]) -> str:
     )
 
 
+NOISE_HEADS = ("layer", "noise that it alone brings to the output", "dB")
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -189,21 +179,18 @@ def costs(rows: Sequence[SiteRow], sizes: Mapping[str, tuple[int, int]], *, meas
         sizes: path of a row -> bytes of its weight in floats, and as it is quantized.
         measured: whether the rows have numbers.
     """
-    noise = {row.path: _noise(row) for row in rows} if measured else {}
-    finite = {path: part for path, part in noise.items() if part is not None}
-    shown = finite if measured else {path: float(low) for path, (_, low) in sizes.items()}
+    measurements = {row.path: row.numbers for row in rows if row.numbers is not None} if measured else {}
+    ratios = {path: x.only_quantized for path, x in measurements.items() if x.only_quantized is not None}
+    if measured:
+        shown, heads = {path: _noise(x) for path, x in ratios.items()}, NOISE_HEADS
+    else:
+        shown, heads = {path: float(low) for path, (_, low) in sizes.items()}, ("layer", "bytes after", "")
     if not shown:
         return ""
     worst = max((part for part in shown.values() if math.isfinite(part)), default=0.0) or 1.0
-    ratios = {row.path: row.numbers.only_quantized for row in rows if row.numbers is not None}
     bars = "".join(
         _bar(path, min(part / worst, 1.0), decibels(ratios[path]) if path in ratios else "", sizes.get(path))
         for path, part in sorted(shown.items(), key=lambda item: -item[1])
-    )
-    heads = (
-        ("layer", "noise that it alone brings to the output", "dB")
-        if measured
-        else ("layer", "bytes after", "")
     )
     head = "".join(f'<div class="head">{escape(text)}</div>' for text in (*heads, "bytes"))
     return f'<h2>What every layer costs</h2><div class="costs">{head}{bars}</div>\n'
@@ -218,11 +205,8 @@ def _bar(path: str, part: float, label: str, size: tuple[int, int] | None) -> st
     )
 
 
-def _noise(entry: SiteRow) -> float | None:
-    """The power of the output's noise if only this layer is quantized, against the signal's."""
-    ratio = None if entry.numbers is None else entry.numbers.only_quantized
-    if ratio is None:
-        return None
+def _noise(ratio: float) -> float:
+    """The power of noise against the signal's."""
     return math.inf if math.isnan(ratio) or ratio == -math.inf else 10 ** (-ratio / 10)
 
 
@@ -262,8 +246,7 @@ def _section(entry: SiteRow) -> str:
     """The charts of a layer; empty without measured numbers."""
     if entry.numbers is None:
         return ""
-    histograms = entry.numbers.histograms
-    parts = (("weight", histograms.weight), ("input", histograms.input), ("output", histograms.output))
+    parts = vars(entry.numbers.histograms).items()
     drawn = [histogram_chart(name, part) for name, part in parts if part is not None]
     histories = [_history(history) for history in entry.numbers.histories]
     calls = f"{entry.numbers.calls} call{'' if entry.numbers.calls == 1 else 's'}"

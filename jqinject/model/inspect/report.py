@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -135,12 +135,10 @@ class ContractionReport(page.Shown):
             raise ValueError(
                 "most_sensitive needs numbers, and this report has none.\n  cure: report(model, ..., numbers=True)"
             )
-        ranked = [
-            (_worst_if_nan(numbers.only_quantized), -(numbers.only_float or 0.0), position)
-            for position, numbers in enumerate(row.numbers for row in self.layers)
-            if numbers is not None and numbers.only_quantized is not None
+        measured = [
+            row for row in self.layers if row.numbers is not None and row.numbers.only_quantized is not None
         ]
-        return tuple(self.layers[position] for _, _, position in sorted(ranked)[:n])
+        return tuple(sorted(measured, key=_sensitivity)[:n])
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report as dicts, lists, strings, numbers and None, ready for JSON.
@@ -392,27 +390,28 @@ def _merged(
         kind, note = type(layer).__name__, note_of_layer(path, layer, kinds, sites)
     elif uses[0].parameter:
         kinds = kinds or sorted({row.contraction for row in uses if row.contraction != "none"})
-        kind, note = " and ".join(_distinct(row.layer for row in uses)), note_of_parameter(uses, kinds)
+        kind, note = " and ".join(dict.fromkeys(row.layer for row in uses)), note_of_parameter(uses, kinds)
     else:
         kind, note = uses[0].layer, uses[0].note
     return replace(
         uses[0] if uses else SiteRow(path),
         layer=kind,
-        formats=", ".join(_distinct(row.formats for row in uses if row.formats)),
+        formats=", ".join(dict.fromkeys(row.formats for row in uses if row.formats)),
         contraction=" and ".join(kinds) or "none",
-        program=", ".join(_distinct(map(str, compiled))),
+        program=", ".join(dict.fromkeys(map(str, compiled))),
         note=note,
         weight_bytes=sites.weights.layer_bytes(path) if layer is not None else sum(weights.values()),
         operations=sum(row.operations for row in uses),
     )
 
 
-def _distinct(texts: Iterable[str]) -> dict[str, None]:
-    return dict.fromkeys(texts)
-
-
-def _worst_if_nan(ratio: float) -> float:
-    return -math.inf if math.isnan(ratio) else ratio
+def _sensitivity(row: SiteRow) -> tuple[float, float]:
+    """The lower, the more a layer's quantization hurts the model's output."""
+    numbers = row.numbers
+    if numbers is None or numbers.only_quantized is None:
+        return math.inf, 0.0
+    ratio = numbers.only_quantized
+    return -math.inf if math.isnan(ratio) else ratio, -(numbers.only_float or 0.0)
 
 
 def _share(part: float | None) -> str:

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +20,7 @@ from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import LayerNumbers
 from jqinject.model.inspect.model_weights import ModelWeight, ModelWeights, OperandGrid
 from jqinject.model.inspect.running_program import RunningProgram
-from jqinject.model.inspect.weight_flow import ARGUMENT, Flow, TracedContraction, WeightFlow
+from jqinject.model.inspect.weight_flow import Flow, TracedContraction, WeightFlow
 from jqinject.model.quantizing.rule_policy import OURS, RulePolicy
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -162,15 +161,13 @@ class TracedCall:
         program = program_of_call(model, policy, call)
         sites = sites_of_program(program, policy, names_of(model, call))
         weights.note_sites(sites.sites.values())
-        flows = [
-            ARGUMENT if not path or path[0] != 0 else Flow(sources=frozenset({name} if name else ()))
-            for name, path in zip(weights.names(program), program.paths, strict=True)
-        ]
+        flows = [weights.flow_of(path) for path in program.paths]
         self.program = program  # whose equations are compared by identity
         self.flow = WeightFlow(program.body, flows, _constant)
         self.uses = {(use.equation, dotted(use.weight_path)): use for use in sites.uses}
         self.products = {product.equation: product for product in sites.products}
-        self.caches = [name for name, site in sites.sites.items() if site.cache_ndim and name in weights.held]
+        written = (name for name, site in sites.sites.items() if site.cache_ndim)
+        self.caches = [name for name in written if name in weights.between]
         self.running = RunningProgram(model, call)
         self.kinds = self.running.kinds(flows)
 
@@ -325,8 +322,8 @@ class SiteTable:
         for name, weight in self.weights.all.items():
             if weight.is_parameter and len(weight.shape) > 1 and name not in read:
                 grid = self.weights.grid_of(name)
-                reason = self._reasons.of_unread if self.calls else self._reasons.of_unknown
-                yield self._row(name, grid, "" if grid is not None else reason(weight))
+                why = "" if grid is not None else self._reasons.of_unread(weight, traced=bool(self.calls))
+                yield self._row(name, grid, why)
 
 
 def formats_of(operation: str, input: str, weight: str) -> str:
@@ -394,28 +391,25 @@ class Reasons:
             isinstance(node, OURS) or quantized_op(node) is not None for node in weights.nodes.values()
         )
 
-    def of_unread(self, weight: ModelWeight) -> str:
-        """Return why a weight is not quantized that no traced call reads."""
-        return self._of_itself(weight) or UNREAD
-
-    def of_unknown(self, weight: ModelWeight) -> str:
-        """Return why a weight is not quantized in a program that was not traced."""
-        layer = self._weights.nodes.get(weight.path[:-1])
-        named = type(layer) in COUNTERPARTS
-        return self._of_itself(weight) or (self._of_rules(weight, "", "dot_general") if named else UNKNOWN)
+    def of_unread(self, weight: ModelWeight, *, traced: bool) -> str:
+        """Return why a weight is not quantized that no traced call reads, or that may be read: no call was traced."""
+        own = self._of_itself(weight)
+        if own or traced:
+            return own or UNREAD
+        named = type(weight.layer) in COUNTERPARTS
+        return self._of_rules(weight, "", "dot_general") if named else UNKNOWN
 
     def of_contracted(
         self, weight: ModelWeight, contraction: TracedContraction, use: WeightUse | None
     ) -> str:
         """Return why a weight is not quantized that is contracted or looked up."""
-        layer = self._weights.nodes.get(weight.path[:-1])
+        path, operation = contraction.path, contraction.operation
         own = self._of_itself(weight)
         if own:
             return own
-        path, operation = contraction.path, contraction.operation
         if use is not None:
             return self._of_rules(weight, path, use.operation)
-        if type(layer) in COUNTERPARTS and path == ".".join(weight.path[:-1]):
+        if type(weight.layer) in COUNTERPARTS and path == ".".join(weight.path[:-1]):
             return self._of_rules(weight, path, operation)
         if contraction.inside:
             part = PARTS.get(contraction.inside, contraction.inside)
@@ -429,19 +423,24 @@ class Reasons:
 
     def _of_itself(self, weight: ModelWeight) -> str:
         """What in the weight itself, or in its layer, keeps it float; "" if nothing does."""
-        layer = self._weights.nodes.get(weight.path[:-1])
+        layer, kind = weight.layer, weight.kind
         if not weight.is_parameter:
-            kind = f"numbers of {weight.dtype}" if weight.kind in ("Param", "FrozenParam") else weight.kind
-            return f"it is not a float nnx.Param, but {_with_article(kind)}"
+            named = f"{'an' if kind[:1] in 'aeiouAEIOU' else 'a'} {kind}"
+            what = f"numbers of {weight.dtype}" if kind in ("Param", "FrozenParam") else named
+            return f"it is not a float nnx.Param, but {what}"
         if isinstance(layer, QuantWeightLayer):
             if weight.path[-1] != layer.weight_name:
                 return f"its {type(layer).__name__} quantizes the {layer.weight_name} alone"
-            return "its layer has no weight quantizer" if layer.weight_quant is None else _switched_off(layer)
-        site = self._weights.sites.get(".".join(weight.path))
-        return "" if site is None else _switched_off(site)
+            if layer.weight_quant is None:
+                return "its layer has no weight quantizer"
+        holder = (
+            layer if isinstance(layer, QuantWeightLayer) else self._weights.sites.get(".".join(weight.path))
+        )
+        proxy = None if holder is None else holder.weight_quant
+        return "its quantizer is switched off" if proxy is not None and not proxy.is_quant_enabled else ""
 
     def _of_rules(self, weight: ModelWeight, path: str, operation: str) -> str:
-        name, layer = ".".join(weight.path), self._weights.nodes.get(weight.path[:-1])
+        name, layer = ".".join(weight.path), weight.layer
         if self._rules is None:
             if self._is_float:
                 return "the model is not quantized"
@@ -460,17 +459,6 @@ class Reasons:
                     "no rule took it" if self._traced else "no inputs were given when the model was quantized"
                 )
         return "no rule matches its path"
-
-
-def _switched_off(holder: Any) -> str:
-    proxy = holder.weight_quant
-    return "its quantizer is switched off" if proxy is not None and not proxy.is_quant_enabled else ""
-
-
-def _with_article(kind: str) -> str:
-    if kind.startswith("numbers"):
-        return kind
-    return f"{'an' if kind[:1] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
 def decibels(ratio: float | None) -> str:

@@ -18,17 +18,15 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.freezing import check_finite, freeze
-from jqinject.model.frozen_weights import freeze_weight
+from jqinject.model.frozen_weights import WeightHolder, freeze_weight
 from jqinject.model.state.checkpoint_entries import problem_of
 from jqinject.model.state.loading import proxies_beside, reassemble_held
 from jqinject.model.walk import Holders, ModelIndex, Path, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.freeze_layer import frozen_param, numbers_from_host
 from jqinject.proxy import stack_of
 
 STEP = 2**20  # bytes
-WeightHolder = QuantWeightLayer | ParameterSite
 
 
 class FreedMemory:
@@ -293,7 +291,7 @@ def _placed(array: Any, variable: Any, is_read_once: bool) -> jax.Array:
     return jnp.asarray(array, dtype) if is_read_once else jnp.array(array, dtype)
 
 
-def _fill_quantizers(model: object, make: Callable[[], Any]) -> None:
+def _fill_quantizers(model: object, make: Callable[[], object]) -> None:
     """Give quantizers that depend on no weight, and random streams, the numbers that they begin with."""
     index = ModelIndex(model)
     from_weights = _made_from_weights(index)
@@ -304,7 +302,7 @@ def _fill_quantizers(model: object, make: Callable[[], Any]) -> None:
     ]
 
     @jax.jit
-    def numbers() -> list[Any]:
+    def numbers() -> list[object]:
         by_path = ModelIndex(make()).by_path
         return [by_path[entry.path].variable.get_value() for entry in entries]
 
