@@ -13,6 +13,7 @@ from flax import nnx
 from jqinject.dot import LowBitCache, is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
 from jqinject.program import CacheSite, QuantizedProgram, dotted
+from jqinject.proxy import ActQuantProxyFromInjector
 
 Cache = TypeVar("Cache")
 
@@ -63,7 +64,7 @@ def quantized_cache(model: object, cache: Cache = None) -> Cache:
             "inputs that hold a cache"
         )
     quantizers = {site.name: model.op_quant.held[site.name] for site in sites}  # pyright: ignore
-    container: Any = model if cache is None else cache
+    container: object = model if cache is None else cache
     flat, tree = jax.tree_util.tree_flatten_with_path(container, is_leaf=_is_leaf)
     leaves: list[Any] = [nnx.clone(leaf, graph=True) if _is_module(leaf) else leaf for _, leaf in flat]
     names: list[str] = []
@@ -88,28 +89,27 @@ def quantized_cache(model: object, cache: Cache = None) -> Cache:
     return jax.tree.unflatten(tree, leaves)
 
 
-def check_cache_quantizer(site: CacheSite, proxy: object, dtype: object = jnp.float32) -> None:
+def check_cache_quantizer(site: CacheSite, proxy: ActQuantProxyFromInjector) -> None:
     """Refuse a quantizer whose numbers a cache cannot hold.
 
     Raises:
         ValueError: it has no payload of at most 8 bits, or shares scales otherwise than by row.
     """
-    probe = jax.ShapeDtypeStruct(site.shape, dtype)
     try:
-        jax.eval_shape(lambda: _encoded(proxy, jnp.zeros(probe.shape, probe.dtype)))
+        jax.eval_shape(lambda: _encoded(proxy, jnp.zeros(site.shape, jnp.float32)))
     except Exception as error:
         error.add_note(f"while the quantizer of the cache {site.name} was tried on {site.shape}")
         raise
 
 
-def _encoded(proxy: Any, x: jax.Array) -> LowBitCache:
+def _encoded(proxy: ActQuantProxyFromInjector, x: jax.Array) -> LowBitCache:
     """The rows of an array, through a copy of the quantizer in evaluation mode, whose statistics do not move."""
     copy = nnx.clone(proxy, graph=True)
     copy.eval()
     return LowBitCache.of(copy(x), proxy.has_zero_point)
 
 
-def _quantized(proxy: Any, array: Any, site: CacheSite, name: str) -> LowBitCache:
+def _quantized(proxy: ActQuantProxyFromInjector, array: Any, site: CacheSite, name: str) -> LowBitCache:
     stacked = array.ndim - len(site.shape)
     fits = stacked == site.stacked and array.shape[-1:] == site.shape[-1:]
     if not fits or not jnp.issubdtype(array.dtype, jnp.floating):
@@ -118,7 +118,7 @@ def _quantized(proxy: Any, array: Any, site: CacheSite, name: str) -> LowBitCach
             f"float cache of {len(site.shape) + site.stacked} axes and {site.shape[-1]} features in the last.\n"
             "  cure: a cache of that layout; its other sizes are free"
         )
-    encode: Callable[[Any], Any] = partial(_encoded, proxy)
+    encode: Callable[..., LowBitCache] = partial(_encoded, proxy)
     for _ in range(stacked):
         encode = jax.vmap(encode)
     return (
@@ -140,7 +140,7 @@ def _site_of(name: str, sites: Sequence[CacheSite], of_model: bool) -> CacheSite
     return matching[0] if matching else None
 
 
-def _arrays(leaves: list[Any], place: int) -> list[tuple[tuple[Any, ...], Any, Any]]:
+def _arrays(leaves: list[Any], place: int) -> list[tuple[tuple[object, ...], Any, Callable[[object], None]]]:
     """The arrays of a leaf of a cache: path below it, array, and a function that replaces it."""
     leaf = leaves[place]
     if isinstance(leaf, nnx.Variable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from jqinject.program import (
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 
 
-def with_progress(items: Iterable[object], what: str, *, shown: bool) -> Iterator[Any]:
+def with_progress(items: Iterable[T], what: str, *, shown: bool) -> Iterator[T]:
     """The items, with a bar that advances as they are taken.
 
     Args:
@@ -47,7 +47,8 @@ def with_progress(items: Iterable[object], what: str, *, shown: bool) -> Iterato
     yield from track(items, description=what, total=total, transient=True)
 
 
-CallBatch = Callable[[Any, Any], Any]
+T = TypeVar("T")
+CallBatch = Callable[[Any, Any], object]
 
 
 def check_batches(batches: object, caller: str) -> None:

@@ -38,7 +38,7 @@ class Argument(NamedTuple):
     """
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     shape: tuple[int, ...]
     in_low_bits: bool
 
@@ -173,7 +173,8 @@ def _is_flag(name: str, argument: object) -> bool:
 
 
 Model = TypeVar("Model", bound=nnx.Module)
-Arrays = tuple[Any, ...]
+Filter = nnx.filterlib.Filter
+Arrays = tuple[jax.Array, ...]
 Shapes = Literal["any", "given"]
 MANY = 16
 """So many programs of one model are no surprise."""
@@ -183,7 +184,7 @@ def compiled(
     model: Model,
     *inputs: object,
     method: Method = CALL,
-    changing: object = nnx.Cache,
+    changing: Filter = nnx.Cache,
     donate: str | Collection[str] = (),
     shapes: Shapes = "any",
     **keywords: object,
@@ -243,7 +244,7 @@ class CompiledModel(Generic[Model]):
     """
 
     def __init__(
-        self, model: Model, call: Call, changing: Any, donate: Collection[str], shapes: Shapes
+        self, model: Model, call: Call, changing: Filter, donate: Collection[str], shapes: Shapes
     ) -> None:
         options = _options_of(model, call, donate)
         _check_evaluates(model)
@@ -330,13 +331,13 @@ class CompiledModel(Generic[Model]):
     def _split(self, model: nnx.Module) -> Any:
         """The graph, the state that calls may change, and the rest."""
 
-        def may_change(path: Any, node: Any) -> bool:
+        def may_change(path: tuple[Any, ...], node: object) -> bool:
             value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
             return is_low_bit_cache(value) or bool(self._chosen(path, node))
 
         return nnx.split(model, may_change, ..., graph=True)
 
-    def _leaves(self, model: nnx.Module) -> list[Any] | None:
+    def _leaves(self, model: nnx.Module) -> list[jax.Array] | None:
         """The arrays of a model, those first that calls may change; None if it has another structure."""
         graphdef, *states = self._split(model)
         leaves, tree = jax.tree.flatten(tuple(states))
@@ -398,7 +399,7 @@ class CompiledModel(Generic[Model]):
     def _refuse_changes(self, call: Call, read: Arrays, changing: Arrays) -> None:
         """Refuse a call that changes what it may only read, be it that this goes through a part of its program."""
 
-        def run(read: Arrays, changing: Arrays, arrays: Sequence[jax.Array]) -> Any:
+        def run(read: Arrays, changing: Arrays, arrays: Sequence[jax.Array]) -> list[jax.Array]:
             model = self._merged(read, changing)
             call.frame.filled(arrays, ())(model)
             return (self._leaves(model) or [])[self._count :]
@@ -447,7 +448,7 @@ def _check_evaluates(model: nnx.Module) -> None:
         )
 
 
-def _shardings(changing: Arrays) -> Any:
+def _shardings(changing: Arrays) -> object:
     """Caches that lie on several devices stay as they lie; the rest is left to the compiler."""
     shardings = [x.sharding if len(x.sharding.device_set) > 1 else None for x in changing]
     return (None, tuple(shardings)) if any(sharding is not None for sharding in shardings) else None
@@ -457,7 +458,7 @@ def _kind(x: jax.Array) -> str:
     return f"{x.dtype}{list(x.shape)}"
 
 
-def _dotted(path: Sequence[Any]) -> str:
+def _dotted(path: Sequence[object]) -> str:
     """The keys of a leaf without that of its state, and without the attribute in which a Variable has its array."""
     keys = [part for part in path[1:] if not isinstance(part, jax.tree_util.GetAttrKey)]
     return ".".join(jax.tree_util.keystr((key,), simple=True) for key in keys)

@@ -2,8 +2,8 @@
 
 import itertools
 import warnings
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import FrozenParam
 from jqinject.model.from_payload import unfreeze_from_payload
 from jqinject.model.frozen_weights import (
+    WeightHolder,
     check_parameters_freeze,
     check_unfreezes,
     freeze_weight,
@@ -149,7 +150,7 @@ def _is_quantized(module: object) -> bool:
     return quantized_op(module) is not None
 
 
-def check_finite(index: ModelIndex, layers: list[Any], caller: str) -> None:
+def check_finite(index: ModelIndex, layers: Sequence[WeightHolder], caller: str) -> None:
     """Refuse weights with nan or inf, which have no integer value, before any weight is replaced."""
     weights = [layer.weight[...] for layer in layers]
     concrete = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
@@ -214,7 +215,7 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
     return model
 
 
-def _to_evaluation(model: nnx.Module, modules: list[Any]) -> None:
+def _to_evaluation(model: nnx.Module, modules: list[nnx.Module]) -> None:
     """Do what `model.eval()` does, on modules that were already found."""
     if type(model).eval is not nnx.Module.eval:
         model.eval()  # the user's own does more

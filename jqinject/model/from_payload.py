@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import Numbers, in_two_levels, quant_tensor_of, scale_of
+from jqinject.inject import ExtendedInjector
 from jqinject.model.frozen_weights import put_in_place, without_masters
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
 from jqinject.model.walk import ModelIndex, Path, place_name
@@ -114,7 +116,7 @@ def _site(
     return site, site.weight_quant
 
 
-def _owner(index: ModelIndex, path: Path) -> tuple[Path, Any]:
+def _owner(index: ModelIndex, path: Path) -> tuple[Path, QuantizedProgram]:
     """The model that runs a parameter's contraction as a program, the innermost one."""
     owners = [
         (place, node)
@@ -126,7 +128,7 @@ def _owner(index: ModelIndex, path: Path) -> tuple[Path, Any]:
     return max(owners, key=lambda entry: len(entry[0]))
 
 
-def _own(metadata: Any) -> dict[str, Any]:
+def _own(metadata: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if value is not None} | {"eager_sharding": False}
 
 
@@ -136,7 +138,9 @@ def _scaled(numbers: Numbers, form: FrozenForm) -> tuple[Any, Any]:
     return (tensor.grouped, tensor.groups) if is_grouped(tensor) else (tensor, None)
 
 
-def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict[str, Any]]:
+def _quantizer(
+    path: str, numbers: Numbers, form: FrozenForm
+) -> tuple[type[ExtendedInjector], dict[str, object]]:
     """The injector that rounds to the numbers' grid, and what is declared anew."""
     if form.cut is not None:
         raise ValueError(f"unfreeze: {path} has groups that cross shards.\n  cure: gather the model first")
@@ -146,7 +150,7 @@ def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict
             "  cure: unfreeze(model), for float weights; or a checkpoint with axis = 1"
         )
     groups = form.groups
-    overrides: dict[str, Any] = {}
+    overrides: dict[str, object] = {}
     if groups is not None:
         overrides = {"group_size": groups.size, "group_dim": groups.dim, "group_padding": True}
     if form.grid.is_table:
@@ -173,7 +177,7 @@ def _quantizer(path: str, numbers: Numbers, form: FrozenForm) -> tuple[Any, dict
     return plain, overrides | bits | {"narrow_range": False, "signed": form.grid.signed}
 
 
-def _has_two_levels(scale: Any) -> bool:
+def _has_two_levels(scale: jax.Array) -> bool:
     """Whether freezing finds the bytes of the scales again, as it does where one of them is the largest byte."""
     codes, factor = in_two_levels(scale, np.dtype(jnp.float8_e4m3fn))
     return bool(jnp.all(codes.astype(jnp.float32) * factor == scale))

@@ -88,12 +88,12 @@ class KernelInOp(ClassMixin):
     weight_name = "kernel"
 
     @classmethod
-    def method(cls, kind: type, name: str) -> Callable[..., Any]:
+    def method(cls, kind: type, name: str) -> Callable[..., object]:
         """The layer's own method, called on a stand-in whose op contracts the frozen kernel."""
         own = getattr(kind, name)
 
         @functools.wraps(own)
-        def frozen(self: object, *args: object, **kwargs: object) -> Any:
+        def frozen(self: object, *args: object, **kwargs: object) -> object:
             return own(_stand_in(self, kind), *args, **kwargs)
 
         return frozen
@@ -118,10 +118,10 @@ def _stand_in(layer: Any, kind: type) -> Any:
     return stand_in
 
 
-def _with_kernel(op: Any, kernel: FrozenParam, place: int) -> Callable[..., jax.Array]:
+def _with_kernel(op: Callable[..., jax.Array], kernel: FrozenParam, place: int) -> Callable[..., jax.Array]:
     """An op that contracts a frozen kernel in the place of the one that it is given."""
 
-    def contract(*args: Any, **kwargs: Any) -> jax.Array:
+    def contract(*args: jax.Array, **kwargs: object) -> jax.Array:
         stored = kernel.operand(args[place].dtype)
         return op(*args[:place], stored, *args[place + 1 :], **kwargs)
 
@@ -196,7 +196,7 @@ def check_parameters_freeze(index: ModelIndex) -> None:
             )
 
 
-def quantized_weights(index: ModelIndex) -> list[Any]:
+def quantized_weights(index: ModelIndex) -> list[WeightHolder]:
     """The layers and the sites whose quantized weight is not frozen."""
     layers = [
         layer for layer in index.modules if isinstance(layer, QuantWeightLayer) and layer.frozen is None
@@ -296,7 +296,7 @@ def _replace(holder: Any, old: object, new: nnx.Variable[Any]) -> None:
     """Put a Variable in the place of another one in a module, and in the containers that it holds."""
     is_module = isinstance(holder, nnx.Pytree) and not isinstance(holder, nnx.List)
     children: Any = vars(holder) if is_module else holder
-    put: Any = partial(setattr, holder) if is_module else holder.__setitem__
+    put: Any = partial(setattr, holder) if is_module else children.__setitem__
     for key, child in [*(children.items() if isinstance(children, dict) else enumerate(children))]:
         if child is old:
             put(key, new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,12 @@ from jqinject.model.quantizing.rule_policy import OURS, Plan
 from jqinject.model.quantizing.rules import Rule, matches_path
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted
+from jqinject.program.tracked_value import Path
 from jqinject.proxy import QuantProxyFromInjector
 
 Rank = int | Mapping[str, int]
+Parameter = nnx.Variable[jax.Array]
+T = TypeVar("T")
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")
 
 
@@ -35,7 +38,7 @@ class PlannedAdapter:
         rank: of the update.
     """
 
-    path: tuple[Any, ...]
+    path: Path
     uses: tuple[WeightUse, ...]
     lookups: tuple[str, ...]
     rank: int
@@ -137,7 +140,7 @@ def _nothing(idle: Sequence[str], candidates: Sequence[str]) -> str:
     )
 
 
-def checked_rank(rank: Any) -> Rank:
+def checked_rank(rank: Rank) -> Rank:
     """Ranks as given.
 
     Raises:
@@ -163,7 +166,7 @@ def _check_one(rank: object, name: str) -> None:
 
 def new_adapter(
     plan: PlannedAdapter,
-    variable: Any,
+    variable: Parameter,
     alpha: float | None,
     dropout: float,
     base: PlannedParameter | None,
@@ -204,7 +207,7 @@ def factor_of_update(plan: PlannedAdapter, alpha: float | None) -> float:
     return (plan.rank if alpha is None else alpha) / plan.rank
 
 
-def _zero_update(plan: PlannedAdapter, variable: Any, rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:
+def _zero_update(plan: PlannedAdapter, variable: Parameter, rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:
     """He's uniform numbers, and zeros."""
     shape, rank = tuple(variable.shape), plan.rank
     batch, contracted, free = plan.batch, plan.contracted, plan.free
@@ -218,7 +221,7 @@ def _zero_update(plan: PlannedAdapter, variable: Any, rngs: nnx.Rngs) -> tuple[j
     return a, b
 
 
-def _placed(factor: jax.Array, variable: Any, axes: Iterable[int | None]) -> nnx.LoRAParam[jax.Array]:
+def _placed(factor: jax.Array, variable: Parameter, axes: Iterable[int | None]) -> nnx.LoRAParam[jax.Array]:
     """A factor as a Variable, sharded as the axes of the parameter that it has.
 
     Args:
@@ -238,7 +241,7 @@ def _placed(factor: jax.Array, variable: Any, axes: Iterable[int | None]) -> nnx
     return nnx.LoRAParam(factor, **named, **on_mesh)
 
 
-def _along(names: Any, axes: Sequence[int | None]) -> Any:
+def _along(names: Iterable[T], axes: Sequence[int | None]) -> tuple[T | None, ...]:
     entries = tuple(names)
     return tuple(entries[axis] if axis is not None and axis < len(entries) else None for axis in axes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def lora(
     dropout: float = 0.0,
     start: Start = "zeros",
     update: Update = "beside",
-    inputs: Iterable[Any] | Mapping[str, Any] | None = None,
+    inputs: Iterable[object] | Mapping[str, object] | None = None,
     methods: Methods | None = None,
     rngs: nnx.Rngs,
 ) -> Model:

@@ -128,7 +128,7 @@ def check_updates(index: ModelIndex) -> None:
         )
 
 
-def _inside(index: ModelIndex) -> Iterator[tuple[Path, Any, str, Adapter]]:
+def _inside(index: ModelIndex) -> Iterator[tuple[Path, QuantizedProgram, str, Adapter]]:
     """The adapters inside quantizers: path of the model that has it, that model, the weight's path, the adapter."""
     for at, owner in index.places:
         if isinstance(owner, QuantizedProgram):
@@ -210,7 +210,7 @@ def _rounding(before: object, updated: object, stored: object) -> _Rounded:
     return _Rounded(sqnr_db([new], [quantized]), error / update if update else math.inf if error else 0.0)
 
 
-def _without_adapters(owner: Any) -> None:
+def _without_adapters(owner: QuantizedProgram) -> None:
     quantizers = owner.op_quant
     if quantizers.adapters_by_path():
         return

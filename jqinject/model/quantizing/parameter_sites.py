@@ -11,11 +11,12 @@ from flax import nnx
 
 from jqinject.core._protocols import groups_of
 from jqinject.inject import Binding, DependencyError
-from jqinject.model.walk import ModelIndex, Path
+from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.slots import binding_of, warn_of_cut_groups
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import WeightUse, dotted
+from jqinject.program.tracked_value import Path
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant import ScalingPerOutputType
 
@@ -41,18 +42,18 @@ class PlannedParameter:
             contraction of rows and columns.
     """
 
-    path: tuple[Any, ...]
+    path: Path
     uses: tuple[WeightUse, ...]
-    quantizer: Any
+    quantizer: object
     stacked: int
     shared: tuple[int, ...]
     free: tuple[int, ...] = ()
     summed: tuple[int, ...] = ()
 
 
-def uses_by_path(uses: Iterable[WeightUse]) -> dict[tuple[Any, ...], list[WeightUse]]:
+def uses_by_path(uses: Iterable[WeightUse]) -> dict[Path, list[WeightUse]]:
     """Return the uses of each parameter, by its path."""
-    by_path: dict[tuple[Any, ...], list[WeightUse]] = {}
+    by_path: dict[Path, list[WeightUse]] = {}
     for use in uses:
         by_path.setdefault(use.weight_path, []).append(use)
     return by_path
@@ -114,7 +115,7 @@ def _has_one_scale(quantizer: object) -> bool:
     return binding is not None and any(_said(binding, name) == value for name, value in declarations.items())
 
 
-def _said(binding: Binding, name: str) -> Any:
+def _said(binding: Binding, name: str) -> object:
     try:
         return binding.resolve(name) if binding.declares(name) else None
     except DependencyError:  # made from what a layer says
@@ -129,12 +130,12 @@ def _listed(uses: Iterable[WeightUse]) -> str:
     )
 
 
-def tied_to_layers(index: ModelIndex, planned: Mapping[str, PlannedParameter]) -> tuple[tuple[Any, ...], ...]:
+def tied_to_layers(index: ModelIndex, planned: Mapping[str, PlannedParameter]) -> tuple[Path, ...]:
     """The planned parameters that are the weight of a layer of ours, which quantizes them."""
     layers = {path: node for path, node in index.places if isinstance(node, QuantWeightLayer)}
     tied = []
     for parameter in planned.values():
-        path: Path = tuple(map(str, parameter.path))
+        path = tuple(map(str, parameter.path))
         layer = layers.get(path[:-1])
         if layer is not None and path[-1] == layer.weight_name and layer.weight_quant is not None:
             tied.append(parameter.path)

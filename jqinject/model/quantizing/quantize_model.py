@@ -39,6 +39,7 @@ from jqinject.program import (
     throws_away,
 )
 from jqinject.program.kept_state import node_at
+from jqinject.program.tracked_value import Path
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -54,7 +55,7 @@ def quantize(
     model: Model,
     rules: Rule | Iterable[Rule] | Provider,
     *,
-    inputs: Iterable[Any] | Mapping[str, Any] | None = None,
+    inputs: Iterable[object] | Mapping[str, object] | None = None,
     methods: Methods | None = None,
     allow_idle: bool = False,
     rngs: nnx.Rngs | None = None,
@@ -210,7 +211,7 @@ def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | N
         return
     prefixes = tuple(slot.removesuffix("quant") for slot in entry.slots)
     overrides = {name: value for name, value in rule.overrides if name.startswith(prefixes)}
-    quantizers: dict[str, Any] = {slot: rule.quantizer(slot) for slot in entry.slots}
+    quantizers: dict[str, object] = {slot: rule.quantizer(slot) for slot in entry.slots}
     if rule.contraction != "auto":
         quantizers["contraction"] = rule.contraction
     change_class(layer, COUNTERPARTS[type(layer)])
@@ -227,7 +228,7 @@ class LayerReuse:
     def __init__(self) -> None:
         self.seen: dict[Hashable, Any] = {}
 
-    def quantized(self, layer: object, how: Hashable, quantize: Callable[[Any], None]) -> bool:
+    def quantized(self, layer: nnx.Module, how: Hashable, quantize: Callable[[nnx.Module], None]) -> bool:
         """Quantize a layer like an earlier one of the same kind, if there was one.
 
         Args:
@@ -258,16 +259,16 @@ class LayerReuse:
 _ONCE = object()
 
 
-def _kind(layer: object) -> tuple[Any, ...]:
+def _kind(layer: nnx.Module) -> tuple[object, ...]:
     graphdef, state = nnx.split(layer, graph=True)
     leaves = jax.tree.leaves(state)
     return graphdef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def _without_numbers(layer: object, quantize: Callable[[Any], None]) -> Any:
+def _without_numbers(layer: nnx.Module, quantize: Callable[[nnx.Module], None]) -> nnx.Module | None:
     """The layer quantized on shapes alone; None if that fails, or adds state."""
 
-    def traced(layer: object) -> Any:
+    def traced(layer: nnx.Module) -> nnx.Module:
         quantize(layer)
         return layer
 
@@ -289,10 +290,7 @@ def _take(layer: object, template: object) -> None:
         setattr(layer, name, copies.get(name, value))
 
 
-Path = tuple[Any, ...]
-
-
-def initialize(model: nnx.Module, *args: Any, **kwargs: Any) -> None:
+def initialize(model: nnx.Module, *args: object, **kwargs: object) -> None:
     """Make the state of every `QDotGeneral`, `QEinsum` and `QConvGeneralDilated` of a model, in place.
 
     Such a module that was written by hand, `nnx.Linear(..., dot_general=QDotGeneral(scheme))`, does not know the shapes
@@ -322,7 +320,7 @@ def initialize(model: nnx.Module, *args: Any, **kwargs: Any) -> None:
     graphdef, state = nnx.split(model, graph=True)
     recorded: dict[Path, dict[str, OperandAxes]] = {}
 
-    def call(state: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def call(state: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         copy = nnx.merge(graphdef, state)
         for path, contraction in _contractions(copy).items():
             # Static, so that copies of the copy, in transformations, have it too.

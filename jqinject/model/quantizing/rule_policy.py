@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -44,6 +44,7 @@ from jqinject.program import (
     CALL,
     Call,
     Choice,
+    Method,
     Operation,
     Policy,
     Site,
@@ -139,7 +140,7 @@ class RulePolicy(Policy):
         rule = self.rules[index]
         if rule.keeps_float:
             return None
-        if rule.configures:
+        if rule.scheme is not None:
             return by_scheme(rule.scheme, operation.name, weight_path)
         weight = rule.declared("weight_quant")
         return Choice(
@@ -164,7 +165,7 @@ class RulePolicy(Policy):
                 return index
         return None
 
-    def cache_quantizer(self, path: str, cache: str) -> Any:
+    def cache_quantizer(self, path: str, cache: str) -> object:
         """See `Policy`."""
         index = self.cache_rule_of(path, cache)
         return None if index is None else self.rules[index].declared("cache_quant")
@@ -317,7 +318,7 @@ class Operand:
         self.input_axes = site.transformed or (-1,)
 
 
-Methods = Mapping[str | Callable[..., Any], Any]
+Methods = Mapping[Method, object]
 
 
 def call_with(inputs: object) -> Call | None:
@@ -365,7 +366,7 @@ def traced_calls(
     return tuple(calls.values())
 
 
-def _arguments(arguments: object, said: str, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(arguments: object, said: str, name: str) -> tuple[Path, dict[str, object]]:
     if not isinstance(arguments, Mapping | tuple | list | jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         raise TypeError(
             f"{said}, got {type(arguments).__name__}.\n"

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from flax import nnx
 
 from jqinject.core.flax_internals import flax_layer
+from jqinject.dot.schemes.scheme import SchemeLike
 from jqinject.inject import Binding
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.frozen_weights import op_slot
@@ -123,11 +124,11 @@ class Rule:
 
     path: str
     op: tuple[str, ...] | None
-    quantizers: tuple[tuple[str, Any], ...]
+    quantizers: tuple[tuple[str, object], ...]
     contraction: ContractionKind
-    scheme: Any
+    scheme: SchemeLike | None
     share: bool
-    overrides: tuple[tuple[str, Any], ...]
+    overrides: tuple[tuple[str, object], ...]
     pattern: re.Pattern[str] = field(compare=False, repr=False)
 
     def __init__(
@@ -144,7 +145,7 @@ class Rule:
         rhs_quant: QuantizerLike = None,
         cache_quant: QuantizerLike = None,
         contraction: ContractionKind = "auto",
-        scheme: object = None,
+        scheme: SchemeLike | None = None,
         share: bool = False,
         **overrides: Unpack[RuleKeywords],
     ) -> None:
@@ -275,7 +276,9 @@ def _compiled(path: object) -> re.Pattern[str]:
         ) from None
 
 
-def _checked_overrides(overrides: Mapping[str, object], quantizers: tuple[object, ...]) -> Mapping[str, Any]:
+def _checked_overrides(
+    overrides: Mapping[str, object], quantizers: tuple[object, ...]
+) -> Mapping[str, object]:
     for name in overrides:
         if not name.startswith(PREFIXES):
             start = name.partition("_")[0]

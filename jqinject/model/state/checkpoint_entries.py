@@ -45,7 +45,7 @@ def flat_entries(state: object) -> dict[Path, Any]:
     return dict(_flatten(state, ()))
 
 
-def _flatten(node: object, path: Path) -> Iterator[tuple[Path, Any]]:
+def _flatten(node: object, path: Path) -> Iterator[tuple[Path, object]]:
     if isinstance(node, nnx.Variable):
         yield from _flatten(node.get_raw_value(), path)
     elif isinstance(node, Mapping):
@@ -113,7 +113,7 @@ def problem_of(value: object, target: jax.Array | jax.ShapeDtypeStruct) -> str |
 class HasCheckpointDefaults(Protocol):
     """A component whose variables depend on each other: a loaded scale, say, means that calibration is over."""
 
-    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]: ...
+    def complete_state(self, entries: dict[str, object]) -> dict[str, object]: ...
 
 
 def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:

@@ -291,7 +291,7 @@ def _placed(array: Any, variable: Any, is_read_once: bool) -> jax.Array:
     return jnp.asarray(array, dtype) if is_read_once else jnp.array(array, dtype)
 
 
-def _fill_quantizers(model: object, make: Callable[[], Any]) -> None:
+def _fill_quantizers(model: object, make: Callable[[], object]) -> None:
     """Give quantizers that depend on no weight, and random streams, the numbers that they begin with."""
     index = ModelIndex(model)
     from_weights = _made_from_weights(index)
@@ -302,7 +302,7 @@ def _fill_quantizers(model: object, make: Callable[[], Any]) -> None:
     ]
 
     @jax.jit
-    def numbers() -> list[Any]:
+    def numbers() -> list[object]:
         by_path = ModelIndex(make()).by_path
         return [by_path[entry.path].variable.get_value() for entry in entries]
 

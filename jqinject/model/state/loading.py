@@ -333,7 +333,7 @@ def _holds_adapters_alone(entries: Mapping[Path, object], by_path: Mapping[Path,
     return bool(kinds) and all(issubclass(kind, nnx.LoRAParam) for kind in kinds)
 
 
-def proxies_beside(index: ModelIndex, changed: list[Any]) -> list[Holders]:
+def proxies_beside(index: ModelIndex, changed: list[object]) -> list[Holders]:
     """The proxies held by a layer that holds one of the Variables itself."""
     written = {id(variable) for variable in changed}
     return [
@@ -343,7 +343,7 @@ def proxies_beside(index: ModelIndex, changed: list[Any]) -> list[Holders]:
     ]
 
 
-def _own(layer: object) -> Iterable[Any]:
+def _own(layer: object) -> Iterable[object]:
     """What a layer holds, and the weight of one that holds only its quantizer."""
     return (layer.weight, *vars(layer).values()) if isinstance(layer, ParameterSite) else vars(layer).values()
 

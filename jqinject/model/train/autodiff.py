@@ -27,6 +27,8 @@ from jqinject.program import OpQuantizers
 ArgNum = int | nnx.DiffState
 Given = ParamSpec("Given")
 Value = TypeVar("Value")
+Function = Callable[..., Any]
+"""A function of a user, or one derived from it: its result is whatever that returns."""
 
 
 class GradOptions(TypedDict, total=False):
@@ -49,7 +51,7 @@ def value_and_grad(
 def value_and_grad(
     f: None = None, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[Given, Value]], Callable[Given, tuple[Value, Any]]]: ...
-def value_and_grad(f: Callable[..., Any] | None = None, **options: Unpack[GradOptions]) -> Callable[..., Any]:
+def value_and_grad(f: Function | None = None, **options: Unpack[GradOptions]) -> Function:
     """`nnx.value_and_grad` that also updates the statistics of 8-bit float quantizers.
 
     One call is one step: forward amaxes are collected by maximum over all uses in it (layers that share a quantizer,
@@ -102,7 +104,7 @@ def grad(f: Callable[Given, Any], **options: Unpack[GradOptions]) -> Callable[Gi
 def grad(
     f: None = None, **options: Unpack[GradOptions]
 ) -> Callable[[Callable[Given, Any]], Callable[Given, Any]]: ...
-def grad(f: Callable[..., Any] | None = None, **options: Unpack[GradOptions]) -> Callable[..., Any]:
+def grad(f: Function | None = None, **options: Unpack[GradOptions]) -> Function:
     """`nnx.grad` that also updates the statistics of 8-bit float quantizers. See `value_and_grad`.
 
     Args:
@@ -130,22 +132,20 @@ def grad(f: Callable[..., Any] | None = None, **options: Unpack[GradOptions]) ->
     return _without_value(_reporting(f, **options), options.get("has_aux", False))
 
 
-def _without_value(with_value: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+def _without_value(with_value: Function, has_aux: bool) -> Function:
     @functools.wraps(with_value)
-    def gradients_alone(*args: object, **kwargs: object) -> Any:
+    def gradients_alone(*args: object, **kwargs: object) -> object:
         value, gradients = with_value(*args, **kwargs)
         return (gradients, value[1]) if has_aux else gradients
 
     return gradients_alone
 
 
-def _reporting(
-    f: Callable[..., Any], argnums: ArgNum | Sequence[ArgNum] = 0, **options: Any
-) -> Callable[..., Any]:
+def _reporting(f: Function, argnums: ArgNum | Sequence[ArgNum] = 0, **options: Any) -> Function:
     wanted = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
 
     @functools.wraps(f)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         _refuse_keywords(f, kwargs)
         per_argument = [amax_scalings([arg]) for arg in args]
         found = list({id(scaling): scaling for held in per_argument for scaling in held}.values())
@@ -182,8 +182,8 @@ def _reporting(
 
 
 def _value_and_grad(
-    f: Callable[..., Any], argnums: tuple[ArgNum, ...], graph: bool | None = None, **options: Any
-) -> Callable[..., tuple[Any, Any]]:
+    f: Function, argnums: tuple[ArgNum, ...], graph: bool | None = None, **options: Any
+) -> Function:
     """`nnx.value_and_grad` that differentiates what a filter takes of a module, in tree mode too.
 
     There, and without graph updates, NNX differentiates all that a module holds, and refuses integers.
@@ -192,7 +192,7 @@ def _value_and_grad(
     if all(mode.current_value() if option is None else option for option, mode in modes):
         return nnx.value_and_grad(f, argnums=argnums, graph=graph, **options)
 
-    def run(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def run(*args: object, **kwargs: object) -> object:
         filters = {_number(which) % len(args): _filter_of(which) for which in argnums}
         parts = {
             number: nnx.split(args[number], taken, ..., graph=graph)
@@ -200,7 +200,7 @@ def _value_and_grad(
             if isinstance(args[number], nnx.Pytree)
         }
 
-        def on_parts(rests: dict[int, Any], *args: object, **kwargs: object) -> Any:
+        def on_parts(rests: dict[int, object], *args: object, **kwargs: object) -> object:
             merged = [
                 nnx.merge(parts[number][0], arg, rests[number]) if number in parts else arg
                 for number, arg in enumerate(args)
@@ -215,7 +215,7 @@ def _value_and_grad(
     return run
 
 
-def _filter_of(which: ArgNum) -> Any:
+def _filter_of(which: ArgNum) -> nnx.filterlib.Filter:
     return nnx.Param if isinstance(which, int) else which.filter
 
 
@@ -235,11 +235,11 @@ def _naming_cut_slots() -> Generator[None]:
         ) from error
 
 
-def _listening(f: Callable[..., Any], count: int) -> Callable[..., Any]:
+def _listening(f: Function, count: int) -> Function:
     """`f` with slots that add by maximum while it runs: those of its first arguments, not of its default values."""
 
     @functools.wraps(f)
-    def listened(*args: object, **kwargs: object) -> Any:
+    def listened(*args: object, **kwargs: object) -> object:
         heard: list[StepStatistic] = [s for s in amax_scalings(list(args[:count])) if s.slot is not None]
         for scaling in heard:
             assert scaling.slot is not None
@@ -252,7 +252,7 @@ def _listening(f: Callable[..., Any], count: int) -> Callable[..., Any]:
     return listened
 
 
-def _adapters_alone(wanted: Sequence[ArgNum], args: Sequence[Any]) -> tuple[ArgNum, ...]:
+def _adapters_alone(wanted: Sequence[ArgNum], args: Sequence[object]) -> tuple[ArgNum, ...]:
     """What to differentiate: of a model with adapters, named by its number alone, these."""
     return tuple(
         nnx.DiffState(which % len(args), nnx.LoRAParam)
@@ -289,7 +289,7 @@ def _differentiated(
     return tuple(asked), extra
 
 
-def _refuse_keywords(f: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+def _refuse_keywords(f: Function, kwargs: dict[str, object]) -> None:
     for name, given in kwargs.items():
         if any(scaling.slot is not None for scaling in amax_scalings([given])):
             raise TypeError(

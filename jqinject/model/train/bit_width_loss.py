@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike
 
 from jqinject.core import QuantStat
 from jqinject.core._protocols import is_learned
@@ -40,8 +41,8 @@ from jqinject.proxy import (
 from jqinject.quant_tensor import on_integers, on_minifloats
 
 MEGA = 1e7  # Brevitas's unit of operations
-Weighted = tuple[Any, float]
-Cost = Callable[[Any, Any], Weighted | None]
+Weighted = tuple[ArrayLike, float]
+Cost = Callable[[object, Any], Weighted | None]
 
 
 def _mean(costs: list[Weighted], what: str, cure: str) -> jax.Array:
@@ -124,7 +125,9 @@ class ActivationBitWidthWeightedBySize:
         8.0
     """
 
-    def __call__(self, model: nnx.Module, *args: Any, method: Method = CALL, **kwargs: Any) -> jax.Array:
+    def __call__(
+        self, model: nnx.Module, *args: object, method: Method = CALL, **kwargs: object
+    ) -> jax.Array:
         """The mean bit width, a differentiable float32 scalar.
 
         Args:
@@ -137,13 +140,13 @@ class ActivationBitWidthWeightedBySize:
             ValueError: no quantized activation has a learned bit width.
         """
 
-        def wanted(node: object) -> bool:
+        def counts(node: object) -> bool:
             return isinstance(node, ActQuantProxyFromInjector) and _learns_bits(node)
 
-        def cost(_: Any, y: Any) -> Weighted:
+        def cost(_: object, y: Any) -> Weighted:
             return y.bit_width, _per_example(y)
 
-        costs = _watch(model, wanted, cost, args, kwargs, method)
+        costs = _watch(model, counts, cost, args, kwargs, method)
         cure = "bit_width_impl_type='parameter' on the quantizers whose bits are to be learned"
         return _mean(costs, "activations with a learned bit width", cure)
 
@@ -177,7 +180,7 @@ class QuantLayerOutputBitWidthWeightedByOps:
             ValueError: no layer returned a QuantTensor.
         """
 
-        def wanted(node: object) -> bool:
+        def counts(node: object) -> bool:
             return isinstance(node, self.layer_types)
 
         def cost(layer: object, y: object) -> Weighted | None:
@@ -185,7 +188,7 @@ class QuantLayerOutputBitWidthWeightedByOps:
                 return None
             return y.bit_width, _per_example(y) * _operations(layer) / MEGA
 
-        costs = _watch(model, wanted, cost, args, kwargs, method)
+        costs = _watch(model, counts, cost, args, kwargs, method)
         cure = "return_quant_tensor=True on layers with quantized input and weight"
         return _mean(costs, "outputs of layers that are QuantTensors", cure)
 
@@ -206,7 +209,7 @@ class _Noted(QuantStat):
 class _Noting(Around):
     """Adds what a module's calls cost to its `noted`: a Variable, which leaves traces as state does."""
 
-    def __init__(self, cost: Cost, calls: list[Any]) -> None:
+    def __init__(self, cost: Cost, calls: list[None]) -> None:
         self._cost, self._calls = cost, calls
 
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +223,7 @@ class _Noting(Around):
         return y
 
 
-def _stack(node: Any) -> tuple[int, ...]:
+def _stack(node: nnx.Module) -> tuple[int, ...]:
     """The leading axes of a stack of modules, over which a loop runs."""
     if isinstance(node, QuantWeightLayer):
         return tuple(stack_of((node,)))
@@ -230,16 +233,16 @@ def _stack(node: Any) -> tuple[int, ...]:
 
 def _watch(
     model: nnx.Module,
-    counts: Callable[[Any], bool],
+    counts: Callable[[object], bool],
     cost: Cost,
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     method: Method,
 ) -> list[Weighted]:
     """What the calls of the wanted modules cost when a copy of the model is called: their mean bits, weighted."""
     call = Call(args, kwargs, checked_method(model, method, "bit width loss"))
     copy = nnx.clone(model, graph=True)
-    calls: list[Any] = []
+    calls: list[None] = []
     nodes: list[Any] = [node for _, node in nnx.iter_modules(copy, graph=True) if counts(node)]
     for node in nodes:
         node.noted = _Noted(jnp.zeros((*_stack(node), 2), jnp.float32))

@@ -214,10 +214,9 @@ def _left_in_slots(model: Any, gradients: Any) -> dict[int, jax.Array]:
 
 def without_slots(gradients: object) -> Any:
     """The gradients of everything but slots: of a State, or a container of States."""
-    if isinstance(gradients, nnx.State):
-        return nnx.filter_state(gradients, nnx.Not(nnx.OfType(GradSlot)))
-    if isinstance(gradients, Mapping):
-        return type(gradients)({key: without_slots(of) for key, of in gradients.items()})  # type: ignore[call-arg]
-    if isinstance(gradients, list | tuple):
-        return type(gradients)(without_slots(of) for of in gradients)
-    return gradients
+    others = nnx.Not(nnx.OfType(GradSlot))
+    return jax.tree.map(
+        lambda of: nnx.filter_state(of, others) if isinstance(of, nnx.State) else of,
+        gradients,
+        is_leaf=lambda of: isinstance(of, nnx.Pytree | nnx.State),
+    )
