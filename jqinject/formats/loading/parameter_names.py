@@ -82,11 +82,9 @@ class Name:
             >>> Name("model.{i}.moe.{e}.weight", "layers.{i}.experts").filled({"i": 3})
             Name(file='model.3.moe.{e}.weight', model='layers.3.experts', axes=None, sizes={}, rows=None)
         """
-        of_all = {place: f"{{{place}}}" for place in PLACE.findall(" ".join(self.files))} | {**texts}
+        texts = {place: f"{{{place}}}" for place in PLACE.findall(" ".join(self.files))} | {**texts}
         files, models = (
-            side.format(**of_all)
-            if isinstance(side, str)
-            else tuple(pattern.format(**of_all) for pattern in side)
+            side.format(**texts) if isinstance(side, str) else tuple(name.format(**texts) for name in side)
             for side in (self.file, self.model)
         )
         return replace(self, file=files, model=models)
