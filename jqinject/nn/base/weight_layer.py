@@ -116,7 +116,9 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
         if arguments.get("scheme") is not None:
             arguments = by_scheme(self, arguments["scheme"], arguments, rngs)
-        contraction = checked_contraction(type(self).__name__, arguments.get("contraction", "auto"))
+        contraction = arguments.get("contraction", "auto")
+        if contraction != "auto":
+            checked_contraction(type(self).__name__, contraction)
         super()._init_quantizers(arguments, overrides, rngs)
         if contraction != "auto":
             self.contraction = contraction
