@@ -25,7 +25,7 @@ CODE_LINES = {
     "inject": 1340,
     "model": 5680,
     "native": 201,
-    "nn": 3563,
+    "nn": 3565,
     "odml": 347,
     "ops": 1641,
     "optim": 287,
