@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3942,
     "inject": 1348,
-    "model": 5696,
+    "model": 5687,
     "native": 201,
     "nn": 3563,
     "odml": 347,

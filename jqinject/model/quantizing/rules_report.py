@@ -120,13 +120,13 @@ def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: Plan) -> Itera
         planned: the abstract quantized model.
         plan: by which it was quantized.
     """
-    known = {*static_ranges(index)}
+    listed = {*static_ranges(index)}
     for path, entry in plan.layers.items():
         rule = Rule() if entry.rule is None else plan.rules[entry.rule]
         for slot in entry.slots:
             shared = rule.quantizer(slot)
             if isinstance(shared, StaticRange) and shared.has_range():
-                known.add(".".join((*path, slot)))
+                listed.add(".".join((*path, slot)))
     for path, holder in static_ranges(ModelIndex(planned)).items():
-        if holder.has_range() is not None and path not in known:
+        if holder.has_range() is not None and path not in listed:
             yield path
