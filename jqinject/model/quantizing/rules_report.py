@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flax import nnx
@@ -112,7 +112,7 @@ def rules_report(
     return RulesReport(checked, tuple(plan.layers.values()), names, plan.idle, unseen, covered)
 
 
-def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: Plan) -> Iterator[str]:
+def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: Plan) -> list[str]:
     """Paths of the static ranges that rules would create, or share before they have seen data.
 
     Args:
@@ -127,6 +127,8 @@ def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: Plan) -> Itera
             shared = rule.quantizer(slot)
             if isinstance(shared, StaticRange) and shared.has_range():
                 listed.add(".".join((*path, slot)))
-    for path, holder in static_ranges(ModelIndex(planned)).items():
-        if holder.has_range() is not None and path not in listed:
-            yield path
+    ranges = static_ranges(ModelIndex(planned)).items()
+    new = (path for path, holder in ranges if holder.has_range() is not None and path not in listed)
+    # Shapes alone have lost the order of the model's attributes.
+    places = {".".join(path): at for at, path in enumerate(plan.layers)}
+    return sorted(new, key=lambda path: places.get(path.rpartition(".")[0], len(places)))
