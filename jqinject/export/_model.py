@@ -89,7 +89,7 @@ class ExportedCall:
         self.specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.arrays]
         self.signature = _with_arrays_only(call, self.specs)
 
-    def __call__(self, state: nnx.State[Any, Any], arrays: Sequence[ArrayLike]) -> PyTree:
+    def __call__(self, state: PyTree, arrays: Sequence[ArrayLike]) -> PyTree:
         """The outputs, with arrays instead of QuantTensors.
 
         Raises:

@@ -14,7 +14,7 @@ from flax import nnx
 from jqinject import native
 from jqinject.export._fuse import Module, Proto, fused
 from jqinject.export._marks import MARK, mark_quantizers, rules
-from jqinject.export._model import ExportedCall, checked_path, needed, serving_copy
+from jqinject.export._model import ExportedCall, PyTree, checked_path, needed, serving_copy
 from jqinject.export._operations import KEPT, OPERATOR, POOLS, evaluate
 from jqinject.program import CALL, Call, Method, checked_method
 from jqinject.program.jaxpr import Body
@@ -187,7 +187,7 @@ def _check_valid(proto: Proto, package: Module, kind: str) -> None:
 def _program(exported: ExportedCall, opset: int) -> Body:
     """The call's program, from arrays to arrays, with quantized numbers in ONNX's form."""
 
-    def run(state: nnx.State[Any, Any], *arrays: jax.Array) -> list[jax.Array]:
+    def run(state: PyTree, *arrays: jax.Array) -> list[jax.Array]:
         return jax.tree.leaves(exported(state, arrays))
 
     # NNX's transformations need Variables of their own trace: the state is first an argument, then a constant.

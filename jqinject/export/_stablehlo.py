@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -197,7 +197,7 @@ def _function(exported: ExportedCall) -> tuple[Callable[..., PyTree], dict[str, 
     return run, weights
 
 
-def _weight_name(path: tuple[Any, ...]) -> str:
+def _weight_name(path: tuple[PyTree, ...]) -> str:
     """A path in the model; in a module among the arguments, with its number before it."""
     name = jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")
     number, _, name = name.partition(".")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.checkpoint_errors import PICKLES, CheckpointError, broken
+from jqinject.formats.checkpoint_errors import PICKLES, CheckpointError, broken, nearest
 from jqinject.formats.layouts.compressed_tensors import (
     cache_format,
     read_compressed_tensors,
@@ -18,7 +18,7 @@ from jqinject.formats.layouts.compressed_tensors import (
     write_compressed_tensors,
 )
 from jqinject.formats.layouts.gguf_blocks import read_gguf
-from jqinject.formats.layouts.jax_trees import read_tree
+from jqinject.formats.layouts.jax_trees import Tree, read_tree
 from jqinject.formats.layouts.layout_settings import Settings
 from jqinject.formats.layouts.own import own_settings, read_own, write_own
 from jqinject.formats.layouts.weight_and_input_layouts import (
@@ -37,9 +37,8 @@ from jqinject.formats.layouts.weight_only_layouts import (
     read_hqq,
     write_bitsandbytes,
 )
-from jqinject.formats.safetensors_files import Tensor, Tensors, open_safetensors
+from jqinject.formats.safetensors_files import Tensor, Tensors, Values, open_safetensors
 from jqinject.formats.stored_matrix import InputFormat, StoredMatrix
-from jqinject.inject.errors import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Method:
 
     read: Callable[[Tensors, Settings], list[StoredMatrix]]
     write: Callable[..., tuple[dict[str, np.ndarray], object]] | None = None
-    settings: Callable[[Mapping[str, Any], Sequence[str]], dict[str, Any]] | None = None
+    settings: Callable[[Mapping[str, Any], Sequence[str]], Values] | None = None
 
 
 METHODS = {
@@ -97,7 +96,7 @@ class Checkpoint:
     method: str
     matrices: dict[str, StoredMatrix]
     tensors: dict[str, Tensor]
-    config: dict[str, Any] = field(repr=False)
+    config: Values = field(repr=False)
     is_tree: bool = False
     cache_format: InputFormat | None = None
 
@@ -108,8 +107,7 @@ class Checkpoint:
             KeyError: no tensor has this name.
         """
         if name not in self.tensors:
-            hint = did_you_mean(name, list(self.tensors))
-            raise KeyError(f"{self.path} has no plain tensor {name}{'; ' + hint if hint else ''}")
+            raise KeyError(f"{self.path} has no plain tensor {name}{nearest(name, self.tensors)}")
         return self.tensors[name].read()
 
     @property
@@ -128,7 +126,7 @@ class Checkpoint:
         return self.tensors[name].shape if matrix is None else matrix.shape
 
 
-def read_checkpoint(path: str | Path | Mapping[Any, Any]) -> Checkpoint:
+def read_checkpoint(path: str | Path | Tree) -> Checkpoint:
     """Open a quantized checkpoint: nothing is computed, and no number is read before it is asked for.
 
     Headers, shapes, settings and shards are checked against one another; nothing in a file is executed.
@@ -208,7 +206,7 @@ def _gguf(place: Path) -> Checkpoint:
     return Checkpoint(str(place), "gguf", _by_name(matrices), arrays, values)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> Values:
     if not path.is_file():
         return {}
     try:
@@ -237,9 +235,8 @@ def _method(config: Mapping[str, Any], folder: Path, tensors: Tensors) -> tuple[
     default = "compressed-tensors" if section == "compression_config" else None
     method = settings.values.get("quant_method", default)
     if method not in METHODS:
-        hint = did_you_mean(str(method), list(METHODS))
         raise CheckpointError(
-            f"{settings.where}: quant_method is {method!r}{'; ' + hint if hint else ''}\n"
+            f"{settings.where}: quant_method is {method!r}{nearest(str(method), METHODS)}\n"
             f"  known are {', '.join(METHODS)}"
         )
     return str(method), settings

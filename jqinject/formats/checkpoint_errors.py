@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from jqinject.inject.errors import did_you_mean
 
 CONTRADICTION = (
     "\n  cure: fetch config.json and the files again, of one revision; they contradict one another"
@@ -33,6 +35,17 @@ def listed(names: Sequence[str], count: int = 4) -> str:
         'a, b and 1 more'
     """
     return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the end of a message about a name that is none of `names`; empty if none is like it.
+
+    Example:
+        >>> nearest("q.kernl", ["q.kernel"])
+        "; did you mean 'q.kernel'?"
+    """
+    hint = did_you_mean(name, list(names))
+    return f"; {hint}" if hint else ""
 
 
 def library(name: str, path: Path) -> Any:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jqinject.formats.checkpoint_errors import PICKLES, broken, library
 from jqinject.formats.gguf_files import gguf_reader, gguf_shape
 from jqinject.formats.safetensors_files import header_of
@@ -221,6 +219,8 @@ def _is_orbax(path: Path) -> bool:
 
 
 def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[StoredArray]:
+    import jax
+
     if isinstance(tree, Mapping):
         for name, below in tree.items():
             yield from _leaves(below, (*at, str(name)))
@@ -228,16 +228,8 @@ def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[StoredArray]:
         for place, below in enumerate(tree):
             yield from _leaves(below, (*at, str(place)))
     elif getattr(tree, "shape", None) is not None:
-        size = -(-math.prod(tree.shape) * _bits(np.dtype(tree.dtype)) // 8)
+        size = -(-math.prod(tree.shape) * jax.dtypes.itemsize_bits(tree.dtype) // 8)
         yield StoredArray(".".join(at), str(tree.dtype), tuple(tree.shape), size)
-
-
-def _bits(dtype: np.dtype) -> int:
-    import jax.numpy as jnp
-
-    if dtype.itemsize > 1 or not jnp.issubdtype(dtype, jnp.number):
-        return 8 * dtype.itemsize
-    return jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).bits
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -33,8 +33,8 @@ ONE = ((), (1,))
 
 Shape: TypeAlias = tuple[int | None, ...]
 """Sizes that a tensor must have; None for any."""
-Entry: TypeAlias = Mapping[str, Any]
-"""What the header of a file says of a tensor: `dtype`, `shape`, `data_offsets`."""
+Values: TypeAlias = dict[str, Any]
+"""What JSON says by name: numbers, texts, lists, and further values; of a tensor `dtype`, `shape`, `data_offsets`."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def open_safetensors(path: Path) -> Tensors:
     return Tensors(tensors, metadata)
 
 
-def header_of(path: Path) -> tuple[dict[str, Entry], dict[str, str], int]:
+def header_of(path: Path) -> tuple[dict[str, Values], dict[str, str], int]:
     """Read the header of a file: what it says of each tensor, its metadata, and where its data begin.
 
     Raises:
@@ -230,7 +230,7 @@ def _listed(path: Path) -> dict[str, Path] | None:
     return listed
 
 
-def _tensor(path: Path, data: np.ndarray, name: str, entry: Entry) -> Tensor:
+def _tensor(path: Path, data: np.ndarray, name: str, entry: Values) -> Tensor:
     if entry["dtype"] not in DTYPES:
         raise CheckpointError(f"{name} ({path.name}) is {entry['dtype']}; known are {', '.join(DTYPES)}")
     dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])

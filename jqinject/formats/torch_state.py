@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+Layers: TypeAlias = dict[str, Any]
+"""Arrays by the names of layers and parameters, nested."""
 PARTS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 NOT_HERE = ("bias_k", "bias_v")
 
 
 def attention_from_torch(
-    state: Mapping[str, Any], num_heads: int, *, num_kv_heads: int | None = None, prefix: str = ""
+    state: Mapping[str, object], num_heads: int, *, num_kv_heads: int | None = None, prefix: str = ""
 ) -> dict[str, dict[str, np.ndarray]]:
     """The parameters of `nnx.MultiHeadAttention` from the state of torch's or Brevitas's multi-head attention.
 
@@ -100,7 +102,7 @@ GATES = {
 }
 
 
-def recurrent_state_from_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+def recurrent_state_from_torch(state_dict: Mapping[str, object]) -> Layers:
     """The parameters of a `torch.nn.LSTM` or `torch.nn.RNN` in the shape of a `QuantLSTM` or `QuantRNN`.
 
     Kernels are transposed, to (in, out), and taken apart by gate; the two biases that torch adds become one, of the
@@ -138,13 +140,13 @@ def recurrent_state_from_torch(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         kind, source, layer, reverse = match.groups()
         cell = cells.setdefault((int(layer), 1 if reverse else 0), {})
         cell[f"{kind}_{source}"] = np.asarray(tensor)
-    layers: dict[int, Any] = {}
+    layers: dict[int, dict[int, Layers]] = {}
     for (layer, direction), cell in sorted(cells.items()):
         layers.setdefault(layer, {})[direction] = _cell(cell, f"layer {layer}, direction {direction}")
     return {"layers": layers}
 
 
-def _cell(arrays: dict[str, np.ndarray], where: str) -> dict[str, Any]:
+def _cell(arrays: dict[str, np.ndarray], where: str) -> Layers:
     """One direction of one layer."""
     missing = [name for name in ("weight_ih", "weight_hh") if name not in arrays]
     if missing:
@@ -157,7 +159,7 @@ def _cell(arrays: dict[str, np.ndarray], where: str) -> dict[str, Any]:
             f"{arrays['weight_hh'].shape} are not those of an LSTM (four gates) or a simple RNN (one)"
         )
     biases = [arrays[name] for name in ("bias_ih", "bias_hh") if name in arrays]
-    layers: dict[str, Any] = {}
+    layers: Layers = {}
     for index, (of_input, of_hidden) in enumerate(gates):
         part = slice(index * hidden, (index + 1) * hidden)
         layers[of_input] = {"kernel": arrays["weight_ih"][part].T}

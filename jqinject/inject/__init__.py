@@ -1,7 +1,6 @@
 """Pure wiring: injectors, the resolver behind them, and their errors. Knows no array library but numpy."""
 
 from jqinject.inject.binding import Binding as Binding
-from jqinject.inject.checked_injector import CheckedInjector as CheckedInjector
 from jqinject.inject.dependencies_library import DependencyError as DependencyError
 from jqinject.inject.explain import explain as explain
 from jqinject.inject.explain import reach_of as reach_of

@@ -166,8 +166,7 @@ def _make(
     """A class made by a call, with the module and qualified name of its first base."""
     first = bases[0]
     place = {"__module__": first.__module__, "__qualname__": first.__qualname__, "__doc__": first.__doc__}
-    metaclass = max((type(base) for base in bases), key=lambda metaclass: len(type.mro(metaclass)))
-    cls = metaclass(first.__name__, bases, {**place, **own})
+    cls = InjectorMeta(first.__name__, bases, {**place, **own})
     type.__setattr__(cls, "__made_by__", made_by)
     type.__setattr__(cls, "__overrides__", overrides)
     return cls

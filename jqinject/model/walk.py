@@ -38,7 +38,7 @@ class PlainArray:
         name: the array's key in it.
     """
 
-    def __init__(self, holder: Any, name: Any) -> None:
+    def __init__(self, holder: Any, name: object) -> None:
         self.holder = holder
         self.name = name
 
@@ -49,7 +49,7 @@ class PlainArray:
         return hash((id(self.holder), self.name))
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The array's dtype."""
         return self.get_value().dtype
 
@@ -57,7 +57,7 @@ class PlainArray:
         """The array."""
         return self.holder[self.name]
 
-    def set_value(self, value: Any) -> None:
+    def set_value(self, value: object) -> None:
         """Replace the array."""
         self.holder[self.name] = value
 
@@ -106,7 +106,7 @@ def walk(root: object) -> Iterator[tuple[Path, Any]]:
             ahead.extend(reversed(below))
 
 
-def _children(node: object) -> list[tuple[Any, Any]]:
+def _children(node: object) -> list[tuple[object, object]]:
     """The children of a module or container, by name; arrays as `PlainArray`s."""
     if isinstance(node, nnx.Pytree):
         named: Any = [(n, c) for n, c in vars(node).items() if not n.startswith(PYTREE_ATTRIBUTES)]
@@ -152,7 +152,7 @@ class ModelIndex:
                     site.bind(variable)
 
     @cached_property
-    def frozen_parameters(self) -> list[Any]:
+    def frozen_parameters(self) -> list[FrozenParam]:
         """The parameters whose low-bit numbers are in their places."""
         return [node for _, node in self.places if isinstance(node, FrozenParam)]
 
@@ -177,25 +177,26 @@ class ModelIndex:
             accepted: whether a module is accepted.
         """
         outermost: dict[int, tuple[Path, Any]] = {}
+        for path, node, outer in self._inside(accepted):
+            if path == outer:
+                outermost.setdefault(id(node), (path, node))
+        return list(outermost.values())
+
+    def _inside(self, accepted: Callable[[Any], bool]) -> Iterator[tuple[Path, Any, Path | None]]:
+        """Every place, with that of the outermost accepted module that it is or is in."""
         outer: Path | None = None  # a module's contents come right after it
         for path, node in self.places:
             if outer is not None and path[: len(outer)] != outer:
                 outer = None
             if outer is None and isinstance(node, nnx.Pytree) and accepted(node):
                 outer = path
-                outermost.setdefault(id(node), (path, node))
-        return list(outermost.values())
+            yield path, node, outer
 
     @cached_property
     def variables(self) -> list[VariableEntry]:
         """The Variables and arrays, each once, with all its paths."""
         entries: dict[Any, VariableEntry] = {}
-        proxy: Path | None = None  # a proxy's contents come right after it
-        for path, node in self.places:
-            if proxy is not None and path[: len(proxy)] != proxy:
-                proxy = None
-            if proxy is None and isinstance(node, QuantProxyFromInjector):
-                proxy = path
+        for path, node, proxy in self._inside(lambda node: isinstance(node, QuantProxyFromInjector)):
             inside = proxy is not None or TRACKED in path
             if isinstance(node, PlainArray):
                 _note(entries.setdefault(node, VariableEntry(node)), path, inside)
@@ -241,7 +242,7 @@ def _note(entry: VariableEntry, path: Path, inside: bool) -> None:
         entry.paths.append(path)
 
 
-def modules_by_path(model: Any, kind: type[M]) -> dict[str, M]:
+def modules_by_path(model: nnx.Module, kind: type[M]) -> dict[str, M]:
     """The modules of a class, each once, by their first path as text.
 
     Args:

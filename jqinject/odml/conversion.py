@@ -17,7 +17,7 @@ from flax import nnx
 from jqinject.core import ClippingRange, RangeScaling, RescalingIntQuant, scale_and_zero_point
 from jqinject.core.component import hidden_method
 from jqinject.odml.device_policy import OdmlPolicy, is_dynamic
-from jqinject.odml.qat import OdmlProvider, OdmlQat
+from jqinject.odml.qat import Model, OdmlProvider, OdmlQat
 from jqinject.program import (
     HELD,
     Call,
@@ -213,7 +213,7 @@ class OdmlConversion(OdmlProvider):
         3
     """
 
-    def _of_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
+    def _of_calls(self, model: Model, calls: Sequence[Call]) -> Model:
         """The converted model, for evaluation; a method that is not among `calls` runs as it was written.
 
         Raises:
@@ -232,8 +232,7 @@ class OdmlConversion(OdmlProvider):
         evaluated = nnx.clone(model, graph=True)
         evaluated.eval()
         find_sites(evaluated, policy, calls, collector)
-        methods = [call.name for call in calls]
-        change_class(evaluated, quantized_class(type(model), ConvertedProgram, methods))
+        change_class(evaluated, quantized_class(type(model), ConvertedProgram, [call.name for call in calls]))
         delattr(evaluated, HELD)
         setattr(evaluated, HELD, ConvertedSites(policy, collector.markers, quantizers.same))
         return evaluated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from flax import nnx
 
@@ -23,6 +23,7 @@ from jqinject.program import (
 )
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 
+Model = TypeVar("Model", bound=nnx.Module)
 EVERYTHING = Rule(weight_quant=Int8Weight, output_quant=Int8Act)
 
 
@@ -50,7 +51,7 @@ class OdmlProvider(abc.ABC):
             strict=strict,
         )
 
-    def quantize(self, model: nnx.Module, *inputs: Any, **kwargs: Any) -> Any:
+    def quantize(self, model: Model, *inputs: object, **kwargs: object) -> Model:
         """The model that `quantize_calls` makes for a single call.
 
         Args:
@@ -68,7 +69,7 @@ class OdmlProvider(abc.ABC):
         check_inputs(model, inputs, kwargs, f"{type(self).__name__}.quantize")
         return self.quantize_calls(model, [Call(inputs, kwargs)])
 
-    def quantize_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
+    def quantize_calls(self, model: Model, calls: Sequence[Call]) -> Model:
         """The model that is made for calls of several methods, of which each is traced.
 
         `jqinject.quantize(model, OdmlQat(), inputs=..., methods=...)` calls it.
@@ -88,7 +89,7 @@ class OdmlProvider(abc.ABC):
         return self._of_calls(model, calls)
 
     @abc.abstractmethod
-    def _of_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
+    def _of_calls(self, model: Model, calls: Sequence[Call]) -> Model:
         """The model, of checked calls."""
 
 
@@ -123,7 +124,7 @@ class OdmlQat(OdmlProvider):
         ((3, 2), ['dot_general0_lhs', 'dot_general0_rhs', 'final_output0'])
     """
 
-    def _of_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any:
+    def _of_calls(self, model: Model, calls: Sequence[Call]) -> Model:
         """The model with quantizers in `op_quant`. A place that several methods run has one quantizer.
 
         Raises:

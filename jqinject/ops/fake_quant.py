@@ -285,7 +285,8 @@ def _to_scale_jvp(
     floor: float, of_magnitude: bool, steps: float | None, primals: Primals, tangents: Tangents
 ) -> tuple[jax.Array, Any]:
     (x, divisor), (dx, ddivisor) = primals, tangents
-    scale = to_scale(floor, of_magnitude, steps, x, divisor)
+    # JAX differentiates it likewise, but for a second derivative below the minimum, which is 0.
+    scale = to_scale.fun(floor, of_magnitude, steps, x, divisor)
     changes = []
     if not isinstance(dx, SymbolicZero):
         changes.append(dx * choose(x >= 0, jnp.ones_like(x), -1.0) if of_magnitude else dx)

@@ -166,6 +166,8 @@ def _lowered(
 
 @ONE_DEVICE.def_impl
 def _(*arrays: jax.Array, alone: Compute, otherwise: Compute, **_: object) -> jax.Array:
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        return otherwise(*arrays)
     return eagerly(alone, otherwise, *arrays)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import optax
 
-from jqinject.optim.block_format import BlockFloat8, BlockTable, dynamic_table, linear_table
+from jqinject.optim.block_format import BlockFloat8, BlockFormat, BlockTable, dynamic_table, linear_table
 from jqinject.optim.low_bit_states import SMALLEST, KeepFloat, float32_of, is_embedding, low_bit_states
 from jqinject.optim.rounded_updates import round_stochastically
 
@@ -52,7 +53,7 @@ def adam8bit(
     direction = low_bit_states(
         optax.scale_by_adam(b1, b2, eps), moments, smallest=smallest, keep_float=keep_float
     )
-    return _chained(decayed_in_float32(weight_decay), direction, learning_rate, rounding_seed)
+    return _chained(learning_rate, rounding_seed, decayed_in_float32(weight_decay), direction)
 
 
 def adamw8bit(
@@ -134,7 +135,7 @@ def adamw_fp8(
 
     Source: torchao's `AdamWFp8`.
     """
-    moments: dict[str, Any] = dict.fromkeys(("mu", "nu"), BlockFloat8(block_size))
+    moments = {name: BlockFloat8(block_size) for name in ("mu", "nu")}
     return _adamw(learning_rate, (b1, b2, eps), weight_decay, moments, smallest, keep_float, rounding_seed)
 
 
@@ -162,7 +163,7 @@ def lion8bit(
     """
     moments = {"mu": BlockTable(dynamic_table(8, True), block_size)}
     direction = low_bit_states(optax.scale_by_lion(b1, b2), moments, smallest=smallest, keep_float=keep_float)
-    return _chained(direction, decayed_in_float32(weight_decay), learning_rate, rounding_seed)
+    return _chained(learning_rate, rounding_seed, direction, decayed_in_float32(weight_decay))
 
 
 def sgd8bit(
@@ -191,10 +192,10 @@ def sgd8bit(
     direction = low_bit_states(
         optax.trace(momentum, nesterov), moments, smallest=smallest, keep_float=keep_float
     )
-    return _chained(decayed_in_float32(weight_decay), direction, learning_rate, rounding_seed)
+    return _chained(learning_rate, rounding_seed, decayed_in_float32(weight_decay), direction)
 
 
-def _dynamic8(block_size: int) -> dict[str, Any]:
+def _dynamic8(block_size: int) -> dict[str, BlockTable]:
     signed, unsigned = (BlockTable(dynamic_table(8, signed), block_size) for signed in (True, False))
     return {"mu": signed, "nu": unsigned}
 
@@ -203,20 +204,20 @@ def _adamw(
     learning_rate: Rate,
     adam: tuple[float, float, float],
     weight_decay: float,
-    moments: dict[str, Any],
+    moments: Mapping[str, BlockFormat],
     smallest: int,
     keep_float: KeepFloat,
     rounding_seed: int | None,
 ) -> optax.GradientTransformation:
     direction = low_bit_states(optax.scale_by_adam(*adam), moments, smallest=smallest, keep_float=keep_float)
-    return _chained(direction, decayed_in_float32(weight_decay), learning_rate, rounding_seed)
+    return _chained(learning_rate, rounding_seed, direction, decayed_in_float32(weight_decay))
 
 
 def _chained(
-    first: Any, second: Any, learning_rate: Rate, rounding_seed: int | None
+    learning_rate: Rate, rounding_seed: int | None, *directions: optax.GradientTransformation
 ) -> optax.GradientTransformation:
     last = () if rounding_seed is None else (round_stochastically(rounding_seed),)
-    return optax.chain(first, second, optax.scale_by_learning_rate(learning_rate), *last)
+    return optax.chain(*directions, optax.scale_by_learning_rate(learning_rate), *last)
 
 
 def decayed_in_float32(weight_decay: float) -> optax.GradientTransformation:

@@ -24,10 +24,9 @@ from jqinject.program.operations import operation_of
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
 from jqinject.program.run import Run
+from jqinject.program.trace import Program
 from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
 from jqinject.proxy import transform_of
-
-Write = Callable[[Any, Sequence[Any], Sequence[Any]], Any]
 
 
 def opened(x: Tracked) -> Tracked:
@@ -210,7 +209,9 @@ WRITES: dict[str, Any] = {
 }
 
 
-def check_caches_stay(program: Any, outputs: Any, live: Mapping[Path, Any], changed: Iterable[Path]) -> None:
+def check_caches_stay(
+    program: Program, outputs: object, live: Mapping[Path, object], changed: Iterable[Path]
+) -> None:
     """Refuse a call that was given a cache in low bits and leaves a float array in its place.
 
     Args:
@@ -245,7 +246,9 @@ def check_caches_stay(program: Any, outputs: Any, live: Mapping[Path, Any], chan
     _refuse(lost, "the call")
 
 
-def check_caches_carried(carried: Sequence[Tracked], before: Sequence[Any], after: Sequence[Any]) -> None:
+def check_caches_carried(
+    carried: Sequence[Tracked], before: Sequence[object], after: Sequence[object]
+) -> None:
     """Refuse a loop that carries a cache in low bits and leaves a float array in its place.
 
     Args:

@@ -48,7 +48,7 @@ class Frame:
     arrays: tuple[int, ...]
     modules: tuple[int, ...]
 
-    def filled(self, arrays: Iterable[ArrayLike | jax.ShapeDtypeStruct], modules: Iterable[Any]) -> Call:
+    def filled(self, arrays: Iterable[ArrayLike | jax.ShapeDtypeStruct], modules: Iterable[object]) -> Call:
         """The call with these arrays and modules."""
         leaves = list(self.others)
         for place, leaf in zip((*self.arrays, *self.modules), (*arrays, *modules), strict=True):
@@ -76,7 +76,7 @@ class Call:
         ((1, 2), 1)
     """
 
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, object], method: Method = CALL) -> None:
+    def __init__(self, args: Sequence[object], kwargs: Mapping[str, object], method: Method = CALL) -> None:
         self.args, self.kwargs, self.method = tuple(args), dict(kwargs), method
         leaves, tree = jax.tree.flatten((self.args, self.kwargs), is_leaf=_is_leaf)
         arrays = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, ARRAYS))
@@ -240,7 +240,7 @@ def _is_leaf(leaf: object) -> bool:
     return _is_module(leaf) or isinstance(leaf, LowBitCache)
 
 
-def _in_words(leaf: object) -> Any:
+def _in_words(leaf: object) -> object:
     if _is_module(leaf):
         return type(leaf).__name__
     return f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, ARRAYS) else leaf

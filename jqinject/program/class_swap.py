@@ -12,7 +12,6 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from flax import nnx
 
@@ -66,7 +65,7 @@ def _derived(kind: type, mixin: type[ClassMixin], methods: tuple[str, ...]) -> t
 
 
 @functools.cache
-def _picklable(metaclass: Any) -> Any:
+def _picklable(metaclass: type) -> type:
     """A metaclass whose classes are pickled as the arguments of `derived_class`."""
     picklable = type(metaclass.__name__, (metaclass,), {})
     copyreg.pickle(picklable, lambda kind: (_derived, kind._made_from))  # pyright: ignore[reportAttributeAccessIssue]

@@ -18,7 +18,7 @@ from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import contraction_arguments
 from jqinject.program.tracked_value import Tracked, dtype_of
-from jqinject.quant_tensor import is_quantized
+from jqinject.quant_tensor import QuantTensor, is_quantized
 
 
 class Contracted(NamedTuple):
@@ -66,9 +66,9 @@ def contracted(
 def _of_payloads(
     eqn: Equation,
     numbers: ContractionKind,
-    lhs: Any,
-    rhs: Any,
-    rest: list[Any],
+    lhs: jax.Array | QuantTensor,
+    rhs: jax.Array | QuantTensor,
+    rest: list[jax.Array],
     gradient: GradientFormat | None,
 ) -> Contracted | None:
     """The contraction of two QuantTensors by their payloads; None if the table says floats."""
@@ -99,7 +99,7 @@ def _of_payloads(
     return None if choice.kernel == "floats" else Contracted(*contract_as(choice, where, dtype, **how))
 
 
-def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> Any:
+def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> jax.Array | None:
     """The contraction of floats with a frozen parameter as it is stored; None if it is none of these.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 from flax import nnx
@@ -38,7 +37,7 @@ def _same_of(model: nnx.Module) -> tuple[tuple[str, str], ...]:
     return () if quantizers is None else quantizers.same
 
 
-def outputs_of(interpreter: Interpreter, program: Any) -> list[jax.Array]:
+def outputs_of(interpreter: Interpreter, program: Program) -> list[jax.Array]:
     """Run a program: its outputs, then the new state."""
     inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
     count = program.output_tree.num_leaves
@@ -116,7 +115,7 @@ def _look(run: Interpreter, program: Program, free: Sequence[bool]) -> None:
         free: which of its inputs are abstract; the others are what they are.
     """
 
-    def look(values: list[Any]) -> Any:
+    def look(values: list[jax.Array]) -> list[jax.Array]:
         arrays = iter(values)
         inputs = [
             replace(x, value=next(arrays), twins={}) if is_free else x

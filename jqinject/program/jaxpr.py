@@ -26,6 +26,7 @@ from jax.extend import core
 from jax.extend.core import Primitive as Primitive
 
 V = TypeVar("V")
+Atom = core.Var | core.Literal
 Skeleton = list[tuple[str, Sequence[object], Mapping[str, object]]]
 """Steps of a computation: primitive, inputs, parameters."""
 
@@ -62,7 +63,7 @@ class Equation:
 
     __slots__ = ("_equation", "_inputs", "_outputs", "_steps", "is_read", "name", "params")
 
-    def __init__(self, equation: Any, is_read: tuple[bool, ...] = ()) -> None:
+    def __init__(self, equation: core.JaxprEqn, is_read: tuple[bool, ...] = ()) -> None:
         name = equation.primitive.name
         self._steps: int | None = None
         self._equation, self._inputs, self._outputs = equation, equation.invars, equation.outvars
@@ -102,7 +103,7 @@ class Equation:
             results = primitive.bind(*functions, *values, **parameters)
         return list(results) if primitive.multiple_results else [results]
 
-    def replaced(self, **params: Any) -> Equation:
+    def replaced(self, **params: object) -> Equation:
         """The same operation with other parameters."""
         return Equation(self._equation.replace(params={**self.params, **params}), self.is_read)
 
@@ -219,7 +220,7 @@ class Equation:
             function: runs a body on arrays.
         """
 
-        def traced(part: object) -> Any:
+        def traced(part: object) -> object:
             if isinstance(part, tuple):
                 return tuple(map(traced, part))
             body = Body.of(part)
@@ -264,10 +265,10 @@ class Body:
 
     def __init__(
         self,
-        inputs: Sequence[core.Var],
-        outputs: Sequence[Any],
+        inputs: Sequence[Any],
+        outputs: Sequence[Atom],
         equations: Sequence[Equation],
-        constants: Mapping[Any, Any],
+        constants: Mapping[core.Var, Any],
     ) -> None:
         self.equations = equations
         self._inputs, self._outputs, self._constants = inputs, outputs, constants
@@ -289,7 +290,7 @@ class Body:
         return [var.aval for var in self._inputs]
 
     @property
-    def outputs(self) -> list[jax.Array]:
+    def outputs(self) -> list[Any]:
         """The types of its outputs, with shape and dtype."""
         return [atom.aval for atom in self._outputs]
 
@@ -315,10 +316,10 @@ class Body:
         Returns:
             The values of the outputs.
         """
-        values: dict[Any, V] = dict(zip(self._inputs, inputs, strict=True))
+        values: dict[core.Var, V] = dict(zip(self._inputs, inputs, strict=True))
         values |= {var: constant(array) for var, array in self._constants.items()}
 
-        def read(atom: object) -> V:
+        def read(atom: Atom) -> V:
             if isinstance(atom, core.Literal):
                 # Of NumPy: each array of JAX would be placed on a device, to become a constant of a new program.
                 return constant(np.asarray(atom.val, atom.aval.dtype))  # pyright: ignore
@@ -365,7 +366,8 @@ class Body:
         steps = (at for at in range(start, len(self.equations)) if self.equations[at].name not in LAYOUT)
         end = next(itertools.islice(steps, len(pattern) - 1, None), -1)
         own = self.equations[start : end + 1]
-        if not own or _skeleton(own, own[0]._inputs[place]) != pattern:
+        is_pattern = bool(own) and own[-1].name == pattern[-1][0]
+        if not is_pattern or _skeleton(own, own[0]._inputs[place]) != pattern:
             return None
         inner = {var for eqn in own[:-1] for var in eqn._outputs}
         later = [*self._outputs, *(atom for eqn in self.equations[end + 1 :] for atom in eqn._inputs)]
@@ -374,7 +376,7 @@ class Body:
         return Function(name, Body([own[0]._inputs[place]], own[-1]._outputs, own, {}))
 
     @staticmethod
-    def _variables(atoms: Sequence[Any]) -> list[jax.Array]:
+    def _variables(atoms: Sequence[Atom]) -> list[core.Var]:
         return [atom for atom in atoms if not isinstance(atom, core.Literal)]
 
 
@@ -472,7 +474,7 @@ def _is_body(part: object) -> bool:
     return hasattr(part, "eqns")
 
 
-def _skeleton(equations: Sequence[Equation], operand: core.Var) -> Skeleton:
+def _skeleton(equations: Sequence[Equation], operand: Atom) -> Skeleton:
     """The names, inputs and plain parameters of equations on one value, those that only change a layout left out."""
     values: dict[object, object] = {operand: "operand"}
     steps: Skeleton = []

@@ -276,9 +276,9 @@ def mark_state(called: Path, is_leaf: Callable[[object], bool], always: bool) ->
 
 def _holders(
     called: Path, is_leaf: Callable[[object], bool]
-) -> list[tuple[nnx.Module, list[tuple[Path, Any]]]]:
+) -> list[tuple[nnx.Module, list[tuple[Path, object]]]]:
     """The outermost modules whose calls change the state of quantizers, with that state by its path in them."""
-    holders: dict[Path, tuple[nnx.Module, list[tuple[Path, Any]]]] = {}
+    holders: dict[Path, tuple[nnx.Module, list[tuple[Path, object]]]] = {}
     for path, node in nnx.iter_graph(called, graph=True):
         if isinstance(node, nnx.Module) and (_is_quantizer(node) or is_leaf(node)):
             below = list(nnx.iter_graph(node, graph=True))

@@ -19,6 +19,7 @@ from jqinject.program.moves import Move
 from jqinject.program.operations import contraction_arguments
 
 Evaluate = Callable[[list[jax.Array]], list[jax.Array]]  # as in `tracked_value`
+Arrays = tuple[jax.Array, ...]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["a", "b"], meta_fields=["scale", "dropout", "lookup"])
@@ -93,7 +94,7 @@ def _varies(factor: jax.Array, axis: int) -> bool:
     return factor.shape[axis] > 1
 
 
-def _dot(low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]) -> jax.Array:
+def _dot(low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[object]) -> jax.Array:
     """First with the factor that varies along the summed axes, then with the other one."""
     contracted, batch = eqn.params["dimension_numbers"]
     ndim, rank = low.a.ndim - 1, x.ndim + low.a.ndim
@@ -126,7 +127,7 @@ def _labelled(factor: jax.Array, rank: int) -> tuple[jax.Array, list[int]]:
 
 def _specs(
     eqn: Equation, x: jax.Array, of_x: Sequence[int], out: Sequence[int]
-) -> tuple[dict[int, Any], dict[int, Any]]:
+) -> tuple[dict[int, object], dict[int, object]]:
     """The mesh axes of each label, of the array and of the output; nothing if the program does not say the output's."""
     sharding = eqn.params.get("out_sharding")
     if sharding is None:
@@ -146,7 +147,7 @@ def _options(eqn: Equation, specs: dict[int, object], labels: Sequence[int]) -> 
 
 
 def _conv(
-    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]
+    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
 ) -> jax.Array | None:
     """A convolution with the first factor, then a product along the features with the second."""
     numbers = eqn.params["dimension_numbers"]
@@ -167,7 +168,7 @@ def _conv(
 
 
 def _ragged(
-    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[Any]
+    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
 ) -> jax.Array | None:
     """Rows in groups, each group with its own matrices."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
@@ -222,12 +223,12 @@ def low_rank_sum(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float) ->
         _halves(x) for x in (a.astype(jnp.float32) * scale, b.astype(jnp.float32))
     )
 
-    def add(total: jax.Array, factors: Any) -> tuple[jax.Array, None]:
+    def add(total: jax.Array, factors: Arrays) -> tuple[jax.Array, None]:
         one_high, one_low, other_high, other_low = factors
         total = total + one_high * other_high
         return total + one_high * other_low + one_low * other_high, None
 
-    ranks = [jnp.moveaxis(x, -1, 0) for x in (a_high, a_low, b_high, b_low)]
+    ranks = tuple(jnp.moveaxis(x, -1, 0) for x in (a_high, a_low, b_high, b_low))
     shape = jnp.broadcast_shapes(a.shape[:-1], b.shape[:-1])
     update, _ = jax.lax.scan(add, jnp.zeros(shape, jnp.float32), ranks, unroll=UNROLLED)
     total = weight.astype(jnp.float32) + update
@@ -238,7 +239,7 @@ def low_rank_sum(weight: jax.Array, a: jax.Array, b: jax.Array, scale: float) ->
 
 
 @low_rank_sum.defjvp
-def _tangent(scale: float, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _tangent(scale: float, primals: Arrays, tangents: Arrays) -> tuple[jax.Array, jax.Array]:
     (weight, a, b), (d_weight, d_a, d_b) = primals, tangents
     update = _product(d_a, b) + _product(a, d_b)
     return low_rank_sum(weight, a, b, scale), d_weight + (scale * update).astype(weight.dtype)

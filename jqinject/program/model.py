@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 from flax import nnx
@@ -23,8 +23,10 @@ from jqinject.program.quantizers import HeldQuantizers, Quantizers
 from jqinject.program.trace import trace
 from jqinject.program.tracked_value import Path
 
+V = TypeVar("V")
 
-def _members(modules: Mapping[str, Any]) -> Mapping[str, Any]:
+
+def _members(modules: Mapping[str, V]) -> Mapping[str, V]:
     """Return what a dict of modules holds, without what Flax's tools add to every module for a while."""
     return {name: modules[name] for name in modules if isinstance(modules[name], nnx.Module)}
 
@@ -60,8 +62,8 @@ class OpQuantizers(InnerModule):
     def __init__(
         self,
         policy: Policy,
-        held: Mapping[str, Any],
-        weights: Mapping[str, Any] | None = None,
+        held: Mapping[str, nnx.Module],
+        weights: Mapping[str, nnx.Module] | None = None,
         tied: tuple[Path, ...] = (),
         caches: tuple[CacheSite, ...] = (),
         same: Mapping[str, str] | None = None,
@@ -91,7 +93,7 @@ class OpQuantizers(InnerModule):
         sites = self.weight_sites()
         return sites[name].weight_quant if name in sites else self.held[name]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter((*self.weight_sites(), *_members(self.held)))
 
     def __len__(self) -> int:
@@ -111,11 +113,11 @@ class QuantizedProgram(ClassMixin):
     op_quant: OpQuantizers
 
     @classmethod
-    def method(cls, kind: type, name: str) -> Callable[..., Any]:
+    def method(cls, kind: type, name: str) -> Callable[..., object]:
         """The model's own method of that name, run as a program."""
 
         @functools.wraps(getattr(kind, name))
-        def quantized(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def quantized(self: Any, *args: object, **kwargs: object) -> object:
             return run(self, self.op_quant.policy, self.quantizers(), Call(args, kwargs, name))
 
         return quantized
@@ -130,17 +132,16 @@ class QuantizedProgram(ClassMixin):
         """The quantizers of the sites."""
         modules = self.op_quant
         sites = modules.weight_sites()
-        weights = {name: sites[name].weight_quant for name in sites}
-        stacked = {name: sites[name].stacked for name in sites if sites[name].stacked}
-        weights |= self.tied_quantizers()
+        weights = {name: sites[name].weight_quant for name in sites} | self.tied_quantizers()
         dropouts = {
             dropout_name(path): adapter.dropout
             for path, adapter in modules.adapters_by_path().items()
             if adapter.dropout is not None
         }
         enabled = {name: q for name, q in weights.items() if q is not None}
+        depths = {name: sites[name].stacked if name in sites else 0 for name in enabled}
         again = frozenset(name for name in sites if sites[name].rounded_again)
-        return HeldQuantizers(_members(modules.held), enabled, stacked, dropouts, again)
+        return HeldQuantizers({**_members(modules.held), **dropouts, **enabled}, depths, again)
 
 
 def quantized_class(

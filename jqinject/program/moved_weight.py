@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqinject.dot import FrozenForm
 from jqinject.program.jaxpr import Equation
@@ -17,17 +18,53 @@ from jqinject.quant_tensor import (
     QuantTensor,
     is_grouped,
     on_integers,
-    on_minifloats,
-    on_table,
 )
 from jqinject.quant_tensor.shaping import full_rank
 
+METADATA = ("scale", "zero_point")
 
-def moved(tensor: Any, move: Move) -> Any:
+
+def arrays_of(tensor: QuantTensor) -> dict[str, jax.Array]:
+    """The arrays of a quantized tensor without groups: of its shape ("numbers", "payload"), or that broadcast to it."""
+    stored = tensor.is_stored
+    arrays = {"numbers": tensor.kept_payload if stored else tensor.value, "scale": tensor.scale}
+    if on_integers(tensor):
+        arrays["zero_point"] = tensor.zero_point
+        if not stored and tensor.payload is not None:
+            arrays["payload"] = tensor.payload
+    return arrays
+
+
+def with_arrays(
+    like: QuantTensor, arrays: Mapping[str, jax.Array], dtype: np.dtype | None = None
+) -> QuantTensor:
+    """The tensor of the same format with other arrays; the inverse of `arrays_of`.
+
+    Args:
+        like: a tensor without groups.
+        arrays: by name.
+        dtype: of the value; None for that of `like`.
+    """
+    numbers, dtype = arrays["numbers"], like.dtype if dtype is None else dtype
+    if like.is_stored:
+        return type(like).stored(numbers, arrays["scale"], arrays.get("zero_point"), like.grid, dtype)
+    metadata = {name: array for name, array in arrays.items() if name in METADATA}
+    tensor = like.set(value=numbers.astype(dtype), **metadata)
+    return tensor.keeping(arrays["payload"]) if "payload" in arrays else tensor
+
+
+def moved(tensor: QuantTensor, move: Move) -> QuantTensor | None:
     """A quantized weight after a move; None if its scales cannot follow: the move divides or mixes groups."""
-    dtype = tensor.dtype if move.dtype is None else move.dtype
+    dtype = tensor.dtype if move.dtype is None else np.dtype(move.dtype)
+
+    def bare(inner: QuantTensor, full: Function, follow: Function) -> QuantTensor:
+        arrays = arrays_of(inner)
+        return with_arrays(
+            inner, {name: (follow if name in METADATA else full)(x) for name, x in arrays.items()}, dtype
+        )
+
     if not is_grouped(tensor):
-        return _with_numbers(tensor, move.full, lambda x: _follow(x, tensor, move), dtype)
+        return bare(tensor, move.full, lambda x: _follow(x, tensor, move))
     groups, ndim = tensor.groups, tensor.ndim
     cut = groups.dim % ndim
     place = _place_after(move, cut, tensor.shape)
@@ -35,12 +72,11 @@ def moved(tensor: Any, move: Move) -> Any:
         return None
     after = Groups(groups.size, place.axis - place.ndim, groups.length)
     if tensor.as_it_lies is not None:
-        unsplit = _with_numbers(
-            tensor.as_it_lies, move.full, lambda x: _follow(x, tensor.as_it_lies, move), dtype
+        return tensor.moved(
+            bare(tensor.as_it_lies, move.full, lambda x: _follow(x, tensor.as_it_lies, move)), after
         )
-        return tensor.moved(unsplit, after)
 
-    def full(x: Any) -> Any:
+    def full(x: jax.Array) -> jax.Array:
         return after.split(move.full(groups.join(x)))
 
     def follow(metadata: jax.Array) -> jax.Array:
@@ -53,21 +89,7 @@ def moved(tensor: Any, move: Move) -> Any:
             place.axis + 1,
         )
 
-    return tensor.moved(_with_numbers(tensor.grouped, full, follow, dtype), after)
-
-
-def _with_numbers(tensor: Any, full: Function, follow: Function, dtype: Any) -> Any:
-    """A tensor without groups, its numbers moved by `full`, its scales and zero points by `follow`."""
-    zero = follow(tensor.zero_point) if on_integers(tensor) else None
-    if tensor.is_stored:
-        return type(tensor).stored(full(tensor.kept_payload), follow(tensor.scale), zero, tensor.grid, dtype)
-    if on_integers(tensor):
-        scale = follow(tensor.scale)
-        tensor_after = tensor.set(value=full(tensor.value).astype(dtype), scale=scale, zero_point=zero)
-        return tensor_after if tensor.payload is None else tensor_after.keeping(full(tensor.payload))
-    if on_minifloats(tensor) or on_table(tensor):
-        return tensor.set(value=full(tensor.value).astype(dtype), scale=follow(tensor.scale))
-    return None
+    return tensor.moved(bare(tensor.grouped, full, follow), after)
 
 
 class _Place(NamedTuple):
@@ -93,6 +115,10 @@ def _follow(metadata: jax.Array, tensor: QuantTensor, move: Move) -> jax.Array:
     return move.partial(full_rank(metadata, tensor.ndim))
 
 
+Value = jax.Array | QuantTensor
+Numbers = Mapping[str, jax.Array]
+
+
 @dataclass(frozen=True, eq=False)
 class StoredNumbers:
     """A frozen parameter as it is stored, behind a value of a program.
@@ -104,17 +130,17 @@ class StoredNumbers:
         order: for each axis of the value, the axis of the parameter.
     """
 
-    value: Any
-    numbers: Mapping[str, Any]
+    value: Value
+    numbers: Numbers
     form: FrozenForm
     order: tuple[int, ...]
 
     @classmethod
-    def of(cls, value: Any, numbers: Mapping[str, Any], form: FrozenForm) -> StoredNumbers:
+    def of(cls, value: Value, numbers: Numbers, form: FrozenForm) -> StoredNumbers:
         """Behind the value that the numbers dequantize to."""
         return cls(value, numbers, form, tuple(range(len(value.shape))))
 
-    def moved(self, eqn: Equation, value: Any, others: Sequence[Any]) -> StoredNumbers | None:
+    def moved(self, eqn: Equation, value: Value, others: Sequence[jax.Array]) -> StoredNumbers | None:
         """Behind the output of an operation; None if that does more than cast, reorder axes, or pick layers of a stack.
 
         Args:
@@ -135,7 +161,7 @@ class StoredNumbers:
         stored = replace(self, value=value, numbers=numbers)
         return stored if len(value.shape) == len(self.order) else stored._only_layer()
 
-    def in_slices(self) -> tuple[Mapping[str, Any], Callable[[Any, Mapping[str, Any]], StoredNumbers]] | None:
+    def in_slices(self) -> tuple[Numbers, Callable[[Value, Numbers], StoredNumbers]] | None:
         """The numbers that a loop along the first axis takes apart, and what is behind the value of a slice, given its
         numbers; None if that axis is not stored as the first one.
         """
@@ -143,7 +169,7 @@ class StoredNumbers:
             return None
         layers, rest = self._layers
 
-        def behind(value: object, numbers: Mapping[str, Any]) -> StoredNumbers:
+        def behind(value: Value, numbers: Numbers) -> StoredNumbers:
             layer = {name: array[None] for name, array in numbers.items()}
             return replace(self, value=value, numbers={**rest, **layer})._only_layer()
 
@@ -156,7 +182,7 @@ class StoredNumbers:
         return self.order[:1] == (0,) and form.axis_of_payload(0) == 0
 
     @property
-    def _layers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _layers(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """The numbers of which each layer has its own, and those that all layers share."""
         length = self.value.shape[0]
         own = {name: array for name, array in self.numbers.items() if array.ndim and array.shape[0] == length}
@@ -168,7 +194,7 @@ class StoredNumbers:
         return replace(self, numbers=numbers, order=tuple(axis - 1 for axis in self.order[1:]))
 
 
-def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[Any]) -> Callable[[Any], Any] | None:
+def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[jax.Array]) -> Function | None:
     """Picks the layers of a stack that an operation picks, or all where it drops an axis of size 1; None for others.
 
     Args:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from jqinject.program.jaxpr import Equation
 from jqinject.quant_tensor.shaping import matching_blocks, reshape_metadata
@@ -40,7 +40,7 @@ class Move:
 
     full: Function
     partial: Function
-    dtype: Any = None
+    dtype: DTypeLike | None = None
     picks: frozenset[int] = frozenset()
     where: Callable[[int], Shape] = _itself
 
@@ -99,7 +99,7 @@ class AxesInParameter:
         return frozenset(number for number, own in enumerate(self.places) if not {*own}.isdisjoint(axes))
 
 
-def _cast(eqn: Equation, values: Sequence[Any]) -> Move | None:
+def _cast(eqn: Equation, values: Sequence[jax.Array]) -> Move | None:
     dtype = eqn.params["new_dtype"]
     return Move(_same, _same, dtype) if jnp.issubdtype(dtype, jnp.floating) else None
 
@@ -117,7 +117,7 @@ def _placed(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     return Move(_bound(eqn), _same)
 
 
-def _reshard(eqn: Equation, values: Sequence[Any]) -> Move:
+def _reshard(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     """A change of an explicit sharding, which scales follow, but for their axes of size 1."""
     sharding = eqn.params["dst_sharding"]
 
@@ -129,17 +129,17 @@ def _reshard(eqn: Equation, values: Sequence[Any]) -> Move:
     return Move(_bound(eqn), follow)
 
 
-def _transpose(eqn: Equation, values: Sequence[Any]) -> Move:
+def _transpose(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     order = eqn.params["permutation"]
     places = {axis: place for place, axis in enumerate(order)}
 
-    def permuted(x: Any) -> Any:
+    def permuted(x: jax.Array) -> jax.Array:
         return lax.transpose(x, order)
 
     return Move(permuted, permuted, where=lambda axis: (places[axis],))
 
 
-def _reshape(eqn: Equation, values: Sequence[Any]) -> Move | None:
+def _reshape(eqn: Equation, values: Sequence[jax.Array]) -> Move | None:
     if eqn.params["dimensions"] is not None:
         return None
     old, new = tuple(values[0].shape), tuple(eqn.params["new_sizes"])
@@ -169,27 +169,27 @@ def _bound(eqn: Equation) -> Function:
     return lambda x: eqn.bind([x])[0]
 
 
-def _squeeze(eqn: Equation, values: Sequence[Any]) -> Move:
+def _squeeze(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     dims = eqn.params["dimensions"]
     left = [axis for axis in range(len(values[0].shape)) if axis not in dims]
 
-    def squeezed(x: Any) -> Any:
+    def squeezed(x: jax.Array) -> jax.Array:
         return lax.squeeze(x, dims)
 
     return Move(squeezed, squeezed, where=lambda axis: (left.index(axis),) if axis in left else ())
 
 
-def _broadcast(eqn: Equation, values: Sequence[Any]) -> Move:
+def _broadcast(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     shape, places = eqn.params["shape"], eqn.params["broadcast_dimensions"]
 
-    def partial(x: Any) -> Any:
+    def partial(x: jax.Array) -> jax.Array:
         sizes = dict(zip(places, x.shape, strict=True))
         return lax.broadcast_in_dim(x, [sizes.get(axis, 1) for axis in range(len(shape))], places)
 
     return Move(_bound(eqn), partial, where=lambda axis: (places[axis],))
 
 
-def _slice(eqn: Equation, values: Sequence[Any]) -> Move:
+def _slice(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     start, limit = eqn.params["start_indices"], eqn.params["limit_indices"]
     strides = eqn.params["strides"] or (1,) * len(start)
     return _sliced(values[0].shape, start, limit, strides)
@@ -214,7 +214,7 @@ def _where_sliced(shape: Shape, sizes: Sequence[int]) -> Callable[[int], Shape]:
     return lambda axis: () if sizes[axis] == 1 < shape[axis] else (axis,)
 
 
-def _split(eqn: Equation, values: Sequence[Any]) -> list[Move]:
+def _split(eqn: Equation, values: Sequence[jax.Array]) -> list[Move]:
     shape, axis = values[0].shape, eqn.params["axis"]
     moves, begin = [], 0
     for size in eqn.params["sizes"]:
@@ -225,10 +225,10 @@ def _split(eqn: Equation, values: Sequence[Any]) -> list[Move]:
     return moves
 
 
-def _dynamic_slice(eqn: Equation, values: Sequence[Any]) -> Move:
+def _dynamic_slice(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     starts, sizes = values[1:], eqn.params["slice_sizes"]
 
-    def partial(x: Any) -> Any:
+    def partial(x: jax.Array) -> jax.Array:
         varies = [n > 1 for n in x.shape]
         begin = [a if v else jnp.zeros_like(a) for a, v in zip(starts, varies, strict=True)]
         return lax.dynamic_slice(x, begin, [n if v else 1 for n, v in zip(sizes, varies, strict=True)])
@@ -237,19 +237,19 @@ def _dynamic_slice(eqn: Equation, values: Sequence[Any]) -> Move:
     return Move(lambda x: lax.dynamic_slice(x, starts, sizes), partial, where=where)
 
 
-def _reverse(eqn: Equation, values: Sequence[Any]) -> Move:
+def _reverse(eqn: Equation, values: Sequence[jax.Array]) -> Move:
     dims = eqn.params["dimensions"]
     return Move(lambda x: lax.rev(x, dims), lambda x: lax.rev(x, dims), picks=frozenset(dims))
 
 
-def _gather(eqn: Equation, values: Sequence[Any]) -> Move | None:
+def _gather(eqn: Equation, values: Sequence[jax.Array]) -> Move | None:
     numbers, indices = eqn.params["dimension_numbers"], values[1]
     if numbers.operand_batching_dims:
         return None
     indexed = {*numbers.start_index_map, *numbers.collapsed_slice_dims}
     out = eqn.outputs[0].shape
 
-    def gathered(x: Any, sizes: Sequence[int]) -> Any:
+    def gathered(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
         kept = {
             name: eqn.params[name] for name in ("dimension_numbers", "unique_indices", "indices_are_sorted")
         }
@@ -259,7 +259,7 @@ def _gather(eqn: Equation, values: Sequence[Any]) -> Move | None:
             x, indices, slice_sizes=tuple(sizes), mode=eqn.params["mode"], fill_value=fill, **kept
         )
 
-    def partial(x: Any) -> Any:
+    def partial(x: jax.Array) -> jax.Array:
         sizes = [min(n, size) for n, size in zip(eqn.params["slice_sizes"], x.shape, strict=True)]
         if any(x.shape[axis] > 1 for axis in indexed):
             whole = [n if axis in indexed else x.shape[axis] for axis, n in enumerate(values[0].shape)]
@@ -279,7 +279,7 @@ def _gather(eqn: Equation, values: Sequence[Any]) -> Move | None:
     return Move(lambda x: gathered(x, eqn.params["slice_sizes"]), partial, None, frozenset(indexed), where)
 
 
-MOVES: dict[str, Callable[[Equation, Sequence[Any]], Move | list[Move] | None]] = {
+MOVES: dict[str, Callable[[Equation, Sequence[jax.Array]], Move | list[Move] | None]] = {
     "convert_element_type": _cast,
     "transpose": _transpose,
     "reshape": _reshape,

@@ -307,10 +307,12 @@ def _with_values(tracked: Sequence[Tracked], values: Sequence[jax.Array]) -> lis
     return [replace(x.with_value(value), state=x.state) for x, value in zip(tracked, values, strict=True)]
 
 
+State = Any
+"""A pytree of Variables of quantizers."""
 LOWER_ENDS = ("sum_of_min", "low")
 
 
-def restarted(before: Any, state: object) -> Any:
+def restarted(before: State, state: State) -> State:
     """Return the state of quantizers that a step begins with.
 
     Args:
@@ -324,7 +326,7 @@ def restarted(before: Any, state: object) -> Any:
     return jax.tree.map(begun, before, state, is_leaf=_is_variable)
 
 
-def largest(is_first: jax.Array, widest: Any, state: object) -> Any:
+def largest(is_first: jax.Array, widest: State, state: State) -> State:
     """Return the state of quantizers with the larger of two ranges each.
 
     Args:

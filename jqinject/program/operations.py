@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,7 +183,10 @@ def contraction_arguments(eqn: Equation) -> dict[str, Any]:
     return {name: eqn.params[name] for name in names}
 
 
-def weight_last(numbers: Any, ndim: int, weight_ndim: int) -> tuple[dict[str, object], tuple[int, ...]]:
+Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+def weight_last(numbers: Pairs, ndim: int, weight_ndim: int) -> tuple[dict[str, object], tuple[int, ...]]:
     """The arguments of a `dot_general` whose left operand is the weight, for the operands the other way round.
 
     Args:

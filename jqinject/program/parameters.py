@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
-
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moved_weight import StoredNumbers, moved
@@ -112,7 +110,7 @@ def follow(step: OperationRun) -> list[Tracked] | None:
         if looked_up and x.axes is not None:
             indexed = eqn.params["dimension_numbers"].start_index_map
             note_use(run, choice, name, "take", x, other_axes(indexed, len(shape_of(x))), eqn)
-    values: Sequence[jax.Array] = [moved(x.value, move) for move in moves] if is_quantized(x.value) else ()
+    values: Sequence[Any] = [moved(x.value, move) for move in moves] if is_quantized(x.value) else ()
     if not values or any(value is None for value in values):
         values = eqn.bind([replace(x, chosen=None).array, *rest])
     originals: Sequence[Any] = (None,) * len(moves)

@@ -14,17 +14,17 @@ from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_along
 from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
+from jqinject.program.moved_weight import METADATA, arrays_of
 from jqinject.program.operations import contraction_arguments, weight_last
 from jqinject.program.policy import Site, dotted
-from jqinject.program.tracked_value import Path, Tracked, WeightCall
+from jqinject.program.tracked_value import Evaluate, Path, Tracked, WeightCall
 from jqinject.proxy import GradQuantProxyFromInjector, check_range, transformed
 from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import (
     as_array,
     is_grouped,
+    is_quantized,
     on_integers,
-    on_minifloats,
-    on_table,
 )
 from jqinject.quant_tensor.shaping import full_rank
 
@@ -67,7 +67,7 @@ class Quantizers:
         rhs: object,
         unrounded: jax.Array | None,
         rest: Sequence[jax.Array] = (),
-    ) -> Any:
+    ) -> jax.Array:
         """A contraction by a scheme.
 
         Args:
@@ -102,7 +102,7 @@ class Quantizers:
             name: its path as text.
         """
 
-    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., Any]) -> jax.Array:
+    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Evaluate) -> jax.Array:
         """Return the result of an arithmetic operation, by `evaluate` unless it is written in another way."""
         (value,) = evaluate([x.array for x in operands])
         return value
@@ -148,36 +148,30 @@ class HeldQuantizers(Quantizers):
     """The quantizers that a model holds: by the names of their sites, and by the paths of parameters.
 
     Args:
-        held: name -> proxy.
-        weights: path of a parameter, as text -> proxy.
-        stacked: path of a parameter -> its leading axes over which a loop runs; 0 if there is no entry.
-        dropouts: name -> what is applied to the input of an adapter.
+        modules: name, or path of a parameter as text -> proxy; or what is applied to the input of an adapter.
+        depths: path of each parameter among them -> its leading axes over which a loop runs.
         again: paths of the parameters of which a scheme takes another version backward.
     """
 
     def __init__(
         self,
-        held: Mapping[str, Any],
-        weights: Mapping[str, Any] | None = None,
-        stacked: Mapping[str, int] | None = None,
-        dropouts: Mapping[str, Any] | None = None,
+        modules: Mapping[str, nnx.Module],
+        depths: Mapping[str, int] | None = None,
         again: frozenset[str] = frozenset(),
     ) -> None:
-        self._held = held
-        self._weights = weights or {}
-        self._stacked = stacked or {}
-        self._dropouts = dropouts or {}
+        self._modules: Mapping[str, Any] = modules
+        self._depths = depths or {}
         self._again = again
         self._graphdef: Any = None
         self._has_state: bool | None = None
 
     def holds(self, weight_path: Path) -> bool:
         """See `Quantizers`."""
-        return dotted(weight_path) in self._weights
+        return dotted(weight_path) in self._depths
 
     def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> GradientFormat | None:
         """See `Quantizers`."""
-        proxy = self._held.get(name)
+        proxy = self._modules.get(name)
         return proxy.gradient_format(y) if isinstance(proxy, GradQuantProxyFromInjector) else None
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
@@ -186,14 +180,13 @@ class HeldQuantizers(Quantizers):
         Raises:
             ValueError: the model was quantized for a program that has no such site.
         """
-        if site.name in self._dropouts:
-            return self._dropouts[site.name](x)
-        if site.weight_path and site.name in self._weights:
-            proxy = self._weights[site.name]
-            quantized = quantized_stack(proxy, x, self._stacked.get(site.name, 0))
+        proxy = self._at(site)
+        if isinstance(proxy, nnx.Dropout):
+            return proxy(x)
+        if site.weight_path and site.name in self._depths:
+            quantized = quantized_stack(proxy, x, self._depths[site.name])
             # Zero points between integers: no contraction may take the integers.
             return quantized if proxy.has_whole_zero_points else as_array(quantized)
-        proxy = self._at(site)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
         ready = proxy.quantize_transformed if site.transformed else proxy
@@ -218,60 +211,56 @@ class HeldQuantizers(Quantizers):
         rhs: object,
         unrounded: jax.Array | None,
         rest: Sequence[jax.Array] = (),
-    ) -> Any:
+    ) -> jax.Array:
         """See `Quantizers`."""
         return contract_by(self._at(site), site, lhs, rhs, unrounded, rest)
 
     def proxy_at(self, name: str) -> Any:
         """The quantizer of a parameter, by its path, or of a tensor; None if absent."""
-        return self._weights.get(name, self._held.get(name))
+        return self._modules.get(name)
 
     def _at(self, site: Site) -> Any:
-        if site.name not in self._held:
-            hint = did_you_mean(site.name, self._held)
+        if site.name not in self._modules:
+            hint = did_you_mean(site.name, [name for name in self._modules if name not in self._depths])
             raise ValueError(
                 f"{site.name} has no quantizer: the call runs operations that were not there when the model was "
                 f"quantized{'; ' + hint if hint else '.'}\n"
                 "  cure: quantize it with inputs that lead through them, in the mode that it is called in"
             )
-        return self._held[site.name]
+        return self._modules[site.name]
 
     def has_state(self) -> bool:
         """See `Quantizers`."""
         if self._has_state is None:
-            self._has_state = bool(
-                jax.tree.leaves(self.state((*self._held, *self._weights, *self._dropouts)))
-            )
+            self._has_state = bool(jax.tree.leaves(self.state(self._modules)))
         return self._has_state
 
     def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
         """The Variables of some quantizers, as two states."""
-        parts = (self._held, self._weights, self._dropouts)
-        chosen = [nnx.Dict({name: part[name] for name in sorted(names) if name in part}) for part in parts]
+        modules = nnx.Dict({name: self._modules[name] for name in sorted(names) if name in self._modules})
 
-        def shared(path: Sequence[Any], variable: object) -> bool:
-            return path[1] not in stacked
+        def shared(path: Path, variable: object) -> bool:
+            return path[0] not in stacked
 
-        self._graphdef, *states = nnx.split(tuple(chosen), shared, ..., graph=True)
+        self._graphdef, *states = nnx.split(modules, shared, ..., graph=True)
         return tuple(states)
 
     def restored(self, state: Any) -> Quantizers:
         """Copies with that state."""
         same = copy.copy(self)
-        same._held, same._weights, same._dropouts = nnx.merge(self._graphdef, *state)
+        same._modules = nnx.merge(self._graphdef, *state)
         return same
 
     def update(self, state: Any) -> None:
         """Write a state into the quantizers."""
-        for place, proxies in enumerate((self._held, self._weights, self._dropouts)):
-            for parts in state:
-                for name, part in parts.get(place, {}).items():
-                    nnx.update(proxies[name], part)
+        for part in state:
+            for name, variables in part.items():
+                nnx.update(self._modules[name], variables)
 
 
 def contract_by(
-    op: Any, site: Site, lhs: Any, rhs: Any, unrounded: Any = None, rest: Sequence[Any] = ()
-) -> Any:
+    op: Any, site: Site, lhs: Any, rhs: Any, unrounded: object = None, rest: Sequence[object] = ()
+) -> jax.Array:
     """The contraction at a site, by the module that does it.
 
     Args:
@@ -300,7 +289,7 @@ def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
         return proxy(weight)
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def one(state: Any, weight: jax.Array) -> tuple[Any, Any, Any]:
+    def one(state: object, weight: jax.Array) -> tuple[Any, jax.Array | None, object]:
         quantizer = nnx.merge(graphdef, state)
         quantized = quantizer(weight)
         # The integers that evaluation keeps are no part of the pytree.
@@ -317,13 +306,12 @@ def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
 
 def full_metadata(x: Any) -> Any:
     """A quantized tensor whose scales have as many axes as it has, so that they can be stacked."""
-    if on_integers(x):
-        ndim = x.ndim
-        return x.set(scale=full_rank(x.scale, ndim), zero_point=full_rank(x.zero_point, ndim))
-    if is_grouped(x) and x.as_it_lies is None:
-        return x.moved(full_metadata(x.grouped), x.groups)
-    has_scale = on_minifloats(x) or on_table(x)
-    return x.set(scale=full_rank(x.scale, x.ndim)) if has_scale else as_array(x)
+    if is_grouped(x):
+        return as_array(x) if x.as_it_lies is not None else x.moved(full_metadata(x.grouped), x.groups)
+    if not is_quantized(x):
+        return x
+    scales = {name: full_rank(array, x.ndim) for name, array in arrays_of(x).items() if name in METADATA}
+    return x.set(**scales)
 
 
 def has_row_scales(quantizer: object) -> bool:
@@ -342,7 +330,7 @@ def has_row_scales(quantizer: object) -> bool:
 
 @lru_cache(maxsize=256)
 def _declares_rows(binding: Binding) -> bool:
-    def said(name: str) -> Any:
+    def said(name: str) -> object:
         try:
             return binding.resolve(name) if binding.declares(name) else None
         except DependencyError:  # made from what the injector does not declare

@@ -10,7 +10,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import jax
 
@@ -166,8 +166,8 @@ class Run:
         return self.quantizers.transformed(self._site(x, quantizer, name, axes, {})[0], x.array)
 
     def _site(
-        self, x: Tracked, quantizer: object, name: str, axes: SummedAxes, overrides: dict[str, Any]
-    ) -> tuple[Site, tuple[Any, ...]]:
+        self, x: Tracked, quantizer: object, name: str, axes: SummedAxes, overrides: dict[str, object]
+    ) -> tuple[Site, tuple[object, ...]]:
         """The site where a value is quantized, named after the first operation that quantizes it so, and its key."""
         if x.fixed_range is not None and not x.is_weight:
             overrides = {**overrides, "fixed_range": x.fixed_range}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jqinject.program.class_swap import Around, intercept
 
+V = TypeVar("V")
+Path = tuple[object, ...]
 SCOPE = "jqinject_module({})"
 SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
 WEIGHT_SCOPE = "jqinject_weight({})"
@@ -52,7 +54,7 @@ def weight_in(name_stack: object) -> str | None:
     return paths[-1] if paths else None
 
 
-def weight_scope(weight_path: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
+def weight_scope(weight_path: Path) -> contextlib.AbstractContextManager[object]:
     """Marks the contraction of a parameter, by its path, in the program's text; marks nothing without a path."""
     if not weight_path:
         return contextlib.nullcontext()
@@ -117,7 +119,7 @@ def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> Generator[No
         yield
 
 
-def in_scope(path: str, region: str | None, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def in_scope(path: str, region: str | None, call: Callable[..., V], args: Path, kwargs: Any) -> V:
     """Call a module under its path; as one operation if it is a region."""
     with jax.named_scope(SCOPE.format(path)), _naming(path):
         if region is None or not args:
@@ -156,7 +158,7 @@ def _is_float(x: object) -> bool:
 def linen_scopes(is_leaf: Callable[[object], bool]) -> Generator[None]:
     """Let Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks."""
 
-    def named(call: Any, args: Sequence[object], kwargs: Mapping[str, object], context: Any) -> object:
+    def named(call: Callable[..., object], args: Path, kwargs: Any, context: Any) -> object:
         if context.method_name != "__call__" or not context.module.path:
             return call(*args, **kwargs)
         path = "+" + ".".join(context.module.path)

@@ -39,7 +39,7 @@ class Program(NamedTuple):
     new_state: list[tuple[Path, Any]]
     paths: list[Path]
 
-    def changed(self, values: list[jax.Array], state: KeptState) -> list[tuple[Path, Any, Any]]:
+    def changed(self, values: list[jax.Array], state: KeptState) -> list[tuple[Path, Any, jax.Array]]:
         """Path, Variable and value of every change of the state.
 
         Args:
@@ -72,7 +72,7 @@ def trace(
     flat, treedef = jax.tree.flatten_with_path(split.state, is_leaf=is_low_bit_cache)
     traced: dict[str, Any] = {}
 
-    def run(leaves: list[Any], arrays: list[Any]) -> Any:
+    def run(leaves: list[object], arrays: list[jax.Array]) -> tuple[list[jax.Array], list[object]]:
         copy, copied_call = split.merged(jax.tree.unflatten(treedef, leaves), arrays)
         change_class(copy, original_class(type(copy)))
         # Hidden from the forward: a bridge to Linen would treat every attribute as its own.
@@ -123,7 +123,7 @@ def _stand_in(leaf: object) -> Any:
 
 
 def _state_input(
-    path: tuple[Any, ...],
+    path: Path,
     leaf: object,
     variables: dict[Path, Any],
     modules: list[tuple[str, ...]],
@@ -165,8 +165,11 @@ def dequantized_for_linen(model: nnx.Module) -> Generator[None]:
         container[key] = frozen
 
 
-def _frozen_in(container: Any) -> list[tuple[Any, Any, FrozenParam]]:
-    parameters: list[tuple[Any, Any, FrozenParam]] = []
+Container = dict[str, object] | nnx.Dict[object]
+
+
+def _frozen_in(container: Container) -> list[tuple[Container, str, FrozenParam]]:
+    parameters: list[tuple[Container, str, FrozenParam]] = []
     for key, value in list(container.items()):
         if isinstance(value, FrozenParam):
             parameters.append((container, key, value))

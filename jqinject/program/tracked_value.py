@@ -106,14 +106,14 @@ class Tracked:
     cache_ndim: int = 0
     turned: object = None
     unrounded: jax.Array | None = None
-    chosen: Callable[[Any, Any], Any] | None = None
+    chosen: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None
     low_rank: LowRankProduct | None = None
     masked: Masked | None = None
     state: StatePlace | None = None
     twins: dict[Any, Tracked] = field(default_factory=dict)
 
     @property
-    def array(self) -> Any:
+    def array(self) -> jax.Array:
         """The numbers as an array."""
         array = self.value.dequantized() if isinstance(self.value, LowBitCache) else as_array(self.value)
         return array if self.chosen is None else self.chosen(array, self.unrounded)
@@ -188,7 +188,7 @@ def shape_of(x: Tracked) -> tuple[int, ...]:
     return tuple(x.value.shape) if hasattr(x.value, "shape") else ()
 
 
-def dtype_of(value: Any) -> Any:
+def dtype_of(value: Any) -> np.dtype:
     """The dtype of an array, a QuantTensor or a number."""
     return value.dtype if hasattr(value, "dtype") else jnp.result_type(value)
 
@@ -224,5 +224,5 @@ class WeightCall:
     name: str
     module: str
     quantized: Callable[[], Tracked]
-    floating: Callable[[], Any]
+    floating: Callable[[], jax.Array]
     heard: list[Heard] = field(default_factory=list)

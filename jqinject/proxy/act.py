@@ -200,7 +200,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         """As a call, for a QuantTensor too, which stays one."""
         return y.set(value=self(y.value)) if isinstance(y, QuantTensor) else self(y)
 
-    def quantize(self, x: jax.Array, /, *more: Any) -> Any:
+    def quantize(self, x: jax.Array, /, *more: object) -> Any:
         """Quantize a given gradient as this step would; nothing is recorded, and rounding is to nearest.
 
         Args:
@@ -244,7 +244,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         return GradientFormat(FloatGrid.of_dtype(form.dtype))
 
     def _read_metadata(
-        self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: object
+        self, said: QuantMetadata, handed: Mapping[str, object], quantizer: object
     ) -> QuantMetadata:
         why = why_not_backward(quantizer)
         if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
@@ -323,6 +323,6 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         return result.quant_tensor(training=self.training)
 
     def _read_metadata(
-        self, said: QuantMetadata, handed: Mapping[str, Any], quantizer: object
+        self, said: QuantMetadata, handed: Mapping[str, object], quantizer: object
     ) -> QuantMetadata:
         return replace(said, narrow_range=bool(said.narrow_range))  # the sign is that of what comes in

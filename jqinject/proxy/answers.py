@@ -11,7 +11,6 @@ from flax import nnx
 
 from jqinject.core import AmaxScaling, _protocols
 from jqinject.core.component import InnerModule
-from jqinject.inject import Binding
 from jqinject.proxy.assembly import set_mode
 from jqinject.proxy.layer_links import Linked, ranges_in
 from jqinject.proxy.metadata import QuantMetadata
@@ -40,8 +39,6 @@ class Answers(Linked, InnerModule):
             protocol of `core.StaticRange` for the components that the quantizer holds).
     """
 
-    binding: Binding
-    tensor_quant: Any
     quant_metadata: QuantMetadata
     disable_quant: bool = False
     quantizes_activations: ClassVar[bool] = False

@@ -83,7 +83,6 @@ class QuantProxyFromInjector(Answers):
     """
 
     # Class attributes until set, so that what few proxies need costs the others nothing.
-    use_running_average: bool
     observing: bool = False
     keeps_payload: bool = False
     record: QuantStat | None = None
@@ -99,8 +98,8 @@ class QuantProxyFromInjector(Answers):
         injector: type[ExtendedInjector] | Binding,
         layer: ServedLayer,
         *,
-        overrides: Mapping[str, Any] | None = None,
-        offered: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, object] | None = None,
+        offered: Mapping[str, object] | None = None,
         rngs: nnx.Rngs | None = None,
         where: tuple[str, str] = ("", ""),
         stack: tuple[int, ...] = (),
@@ -130,8 +129,8 @@ class QuantProxyFromInjector(Answers):
             layer_links.declare_transform(self, layer, stack, trace, handed)
         if names and not names.keys() <= (read := metadata.read_by(self, quantizer, trace)):
             check(read=read, passed=handed)
-        if not binding.once(unasked_names) <= (known := self.reads | metadata.METADATA | trace):
-            check_declarations(binding.injector, also_requested=known)
+        if not binding.once(unasked_names) <= (requested := self.reads | metadata.METADATA | trace):
+            check_declarations(binding.injector, also_requested=requested)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         self._hold(quantizer)
         layer_links.remember(self, layer_links.LINKS, layer_links.Links(layer))
@@ -159,7 +158,7 @@ class QuantProxyFromInjector(Answers):
 
     set_view = set_view
 
-    def init_tensor_quant(self, *layers: Any) -> bool:
+    def init_tensor_quant(self, *layers: ServedLayer) -> bool:
         """Assemble the quantizer again from its layers as they are now.
 
         Its values are written into the present Variables if structure, shapes and dtypes are those of the present
@@ -255,9 +254,9 @@ class QuantProxyFromInjector(Answers):
             )
         return assembly.Committed.of(quantizer, layers[0].weight.get_value()) if committed else quantizer
 
-    def _handed(self, layers: tuple[ServedLayer, ...], rngs: nnx.Rngs | None = None) -> dict[str, Any]:
+    def _handed(self, layers: tuple[ServedLayer, ...], rngs: nnx.Rngs | None = None) -> dict[str, object]:
         """What an assembly is handed beside what the injector declares."""
-        tracked: list[Any] = []
+        tracked: list[object] = []
         for layer in layers if self.parameter else ():
             if (parameter := getattr(layer, self.parameter)) is not None:
                 tracked.append(parameter)
@@ -369,7 +368,7 @@ class QuantProxyFromInjector(Answers):
             metadata.note_quantizer(error, self)
             raise
 
-    def quantize(self, x: jax.Array, /, *more: Any) -> Any:
+    def quantize(self, x: jax.Array, /, *more: object) -> Any:
         """Quantize as a call does: a QuantTensor, whose `payload()` or `int()` are the low-bit numbers and whose
         `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x, *more)

@@ -158,7 +158,7 @@ def relink(proxy: Linked, layers: tuple[ServedLayer, ...]) -> tuple[ServedLayer,
     return holders
 
 
-def _within(some: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+def _within(some: tuple[object, ...], others: tuple[object, ...]) -> bool:
     return all(any(layer is candidate for candidate in others) for layer in some)
 
 
@@ -199,7 +199,7 @@ PRE_TRANSFORM = "pre_transform"
 
 
 def declare_transform(
-    proxy: Linked, layer: ServedLayer, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, Any]
+    proxy: Linked, layer: ServedLayer, stack: tuple[int, ...], trace: set[str], handed: Mapping[str, object]
 ) -> None:
     """Make the transform that the injector of a proxy under construction declares.
 

@@ -92,7 +92,7 @@ def read_by(proxy: Linked, quantizer: object, traced: set[str]) -> set[str]:
 
 
 def check_names(
-    binding: Binding, names: Iterable[str], keywords: Mapping[str, Any], where: tuple[str, str], **how: Any
+    binding: Binding, names: Iterable[str], keywords: Mapping[str, object], where: tuple[str, str], **how: Any
 ) -> None:
     """Reject overrides that are unknown, or that nothing reads.
 
@@ -162,7 +162,7 @@ def _plain_metadata(injector: type[ExtendedInjector]) -> QuantMetadata | None:
     return _metadata(injector, {name: spec.target for name, spec in specs.items()})
 
 
-def _metadata(injector: type[ExtendedInjector], declared: Mapping[str, Any]) -> QuantMetadata:
+def _metadata(injector: type[ExtendedInjector], declared: Mapping[str, object]) -> QuantMetadata:
     said = {**SAID, **declared}
     for name in ("signed", "narrow_range"):
         flag = said[name]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, final
 import jax
 import jax.numpy as jnp
 
-from jqinject.core._protocols import Factors
+from jqinject.core._protocols import Factors, ServedLayer
 from jqinject.proxy.answers import said
 from jqinject.proxy.assembly import by_record
 from jqinject.proxy.base import QuantProxyFromInjector
@@ -107,7 +107,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         input_format = self.tensor_quant.kept_input()
         return None if input_format is None else IntegerFormat(*input_format)
 
-    def commit(self, *layers: Any) -> None:
+    def commit(self, *layers: ServedLayer) -> None:
         """Keep the scales that the weights have now, whatever becomes of the weights (`record`).
 
         Args:
@@ -119,7 +119,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         if self.is_quant_enabled and not self.committed:
             self._assemble_for(self._known(layers), committed=True)
 
-    def release(self, *layers: Any) -> None:
+    def release(self, *layers: ServedLayer) -> None:
         """Measure scales of the weights as they are again: the reverse of `commit`.
 
         Args:

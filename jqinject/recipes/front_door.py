@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from typing import Any, Literal, TypeVar, overload
+from collections.abc import Container, Iterable
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from flax import nnx
 
@@ -78,7 +78,7 @@ def fold_batch_norm(
         raise TypeError(f"fold_batch_norm takes an NNX module, got {type(model).__name__}")
     call = Call(inputs, keywords, checked_method(model, method, "fold_batch_norm"))
     merged = FoldBatchNorm(None if pairs is None else tuple(pairs)).fold(model, call)
-    return tuple((pair.layer, pair.norm) for pair in merged)
+    return tuple((norm.sites[0], norm.path) for norm in merged)
 
 
 merge_batch_norm = fold_batch_norm
@@ -87,7 +87,7 @@ merge_batch_norm = fold_batch_norm
 
 def calibrate_batch_norm(
     model: nnx.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     method: Method = CALL,
     call: CallBatch | None = None,
@@ -126,7 +126,7 @@ def calibrate_batch_norm(
 
 def learn_rounding(
     model: nnx.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     method: Method = CALL,
     call: CallBatch | None = None,
@@ -179,7 +179,8 @@ def learn_rounding(
         True
     """
     solver = LearnedRounding(steps, learning_rate, regularization, beta, warmup, learned_round_impl_type)
-    work = Work.of_quantized(model, _calls(model, batches, method, call, "learn_rounding"), progress=progress)
+    calls = BatchCalls(model, method, call, "learn_rounding").of(batches)
+    work = Work.of_quantized(model, calls, progress=progress)
     sites = Solve(solver)(work)
     _check_done(model, "with a quantized weight", any(isinstance(site, Solved) for site in sites))
     work.write_to(model)
@@ -189,7 +190,7 @@ def learn_rounding(
 
 def correct_biases(
     model: nnx.Module,
-    batches: Iterable[Any],
+    batches: Iterable[object],
     *,
     method: Method = CALL,
     call: CallBatch | None = None,
@@ -233,11 +234,26 @@ def correct_biases(
         >>> bool(jnp.allclose(layer(x)[0], (x @ layer.kernel[...])[0], atol=1e-6))
         True
     """
-    work = Work.of_quantized(model, _calls(model, batches, method, call, "correct_biases"), progress=progress)
+    calls = BatchCalls(model, method, call, "correct_biases").of(batches)
+    work = Work.of_quantized(model, calls, progress=progress)
     paths = _corrected(work)
     work.write_to(model)
     layers = modules_by_path(model, QuantWeightLayer)
     return tuple(_layer_of(path, layers) for path in paths)
+
+
+class PostTrainingOptions(TypedDict, total=False):
+    """The further keywords of `post_training_quantize`."""
+
+    batches: Iterable[object] | None
+    method: Method
+    call: CallBatch | None
+    weight_quant: QuantizerLike
+    act_quant: QuantizerLike
+    keep_float: str | None
+    bias_correction: bool
+    freeze: bool
+    progress: bool
 
 
 @overload
@@ -245,16 +261,8 @@ def post_training_quantize(
     model: Model,
     activations: Activations = "float",
     *,
-    batches: Iterable[Any] | None = None,
-    method: Method = CALL,
-    call: CallBatch | None = None,
-    weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
-    act_quant: QuantizerLike = None,
-    keep_float: str | None = None,
-    bias_correction: bool = False,
-    freeze: bool = True,
     report: Literal[False] = False,
-    progress: bool = True,
+    **options: Unpack[PostTrainingOptions],
 ) -> Model: ...
 
 
@@ -263,16 +271,8 @@ def post_training_quantize(
     model: Model,
     activations: Activations = "float",
     *,
-    batches: Iterable[Any] | None = None,
-    method: Method = CALL,
-    call: CallBatch | None = None,
-    weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
-    act_quant: QuantizerLike = None,
-    keep_float: str | None = None,
-    bias_correction: bool = False,
-    freeze: bool = True,
     report: Literal[True],
-    progress: bool = True,
+    **options: Unpack[PostTrainingOptions],
 ) -> tuple[Model, ContractionReport]: ...
 
 
@@ -280,7 +280,7 @@ def post_training_quantize(
     model: Any,
     activations: Activations = "float",
     *,
-    batches: Iterable[Any] | None = None,
+    batches: Iterable[object] | None = None,
     method: Method = CALL,
     call: CallBatch | None = None,
     weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
@@ -359,12 +359,6 @@ def post_training_quantize(
     return served if numbers is None else (served, numbers)
 
 
-def _calls(
-    model: nnx.Module, batches: Iterable[Any], method: Method, call: CallBatch | None, caller: str
-) -> list[Call]:
-    return list(BatchCalls(model, method, call, caller).of(batches))
-
-
 def _corrected(work: Work) -> list[str]:
     """Correct the biases of a quantized model; the paths of those that were."""
     report = CorrectBiases(inputs="quantized", add=False)(work)
@@ -385,7 +379,7 @@ def _check_done(model: nnx.Module, which: str, done: bool) -> None:
         )
 
 
-def _layer_of(path: str, layers: Any) -> str:
+def _layer_of(path: str, layers: Container[str]) -> str:
     """The layer that holds a bias; the bias's own path if none does."""
     holder, _, name = path.rpartition(".")
     if name == "bias" and holder in layers:

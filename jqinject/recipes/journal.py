@@ -7,10 +7,10 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +138,7 @@ def _read(file: Path, name: str) -> Arrays:
     return arrays
 
 
-def _written(file: Path, write: Callable[[Any], Any]) -> None:
+def _written(file: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file whole: a process that is killed leaves the old one, or none."""
     part = file.with_name(file.name + ".part")
     with part.open("wb") as out:
@@ -174,15 +174,20 @@ def identity_of(
         batches: the data.
         call: how batches become calls.
     """
+    graphdef, state = nnx.split(model, graph=True)
+    jax_and_devices = (
+        jax.__version__,
+        jax.default_backend(),
+        jax.process_count(),
+        jax.device_count(),
+    )
     return {
-        "recipe": _hashed([written(key_of(tuple(passes)))]),
-        "model": _hashed(_of_model(model)),
-        "rules": _hashed([written(key_of(tuple(rules)))]),
-        "batches": _hashed(_of_data(list(batches))),
-        "method or call": _hashed([written(key_of(tuple(call)))]),
-        "JAX or number of devices": _hashed(
-            [jax.__version__, jax.default_backend(), jax.process_count(), jax.device_count()]
-        ),
+        "recipe": _hashed(written(key_of(tuple(passes)))),
+        "model": _hashed((re.sub(r" at 0x[0-9a-f]+", "", repr(graphdef)), state)),
+        "rules": _hashed(written(key_of(tuple(rules)))),
+        "batches": _hashed(list(batches)),
+        "method or call": _hashed(written(key_of(tuple(call)))),
+        "JAX or number of devices": _hashed(jax_and_devices),
     }
 
 
@@ -222,34 +227,15 @@ def _named(thing: Any) -> str:
     return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
 
 
-def _of_model(model: nnx.Module) -> Iterable[object]:
-    graphdef, state = nnx.split(model, graph=True)
-    yield re.sub(r" at 0x[0-9a-f]+", "", repr(graphdef))
-    yield from ((path, on_host(x)) for path, x in jax.tree.leaves_with_path(state) if _is_array(x))
-
-
-def _is_array(x: object) -> bool:
-    return isinstance(x, jax.Array | np.ndarray) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _of_data(batches: Sequence[object]) -> Iterable[object]:
-    for path, leaf in jax.tree.leaves_with_path(batches):
-        yield jax.tree_util.keystr(path), on_host(leaf) if isinstance(leaf, jax.Array) else leaf
-
-
-def _hashed(parts: Iterable[object]) -> str:
+def _hashed(tree: object) -> str:
+    """The digest of a pytree's leaves, with their paths: arrays by their numbers, others by their text."""
     digest = hashlib.sha256()
-
-    def add(part: object) -> None:
-        if isinstance(part, tuple):
-            for nested in part:
-                add(nested)
-        elif isinstance(part, np.ndarray):
-            digest.update(f"{part.shape}{part.dtype}".encode())
-            digest.update(np.ascontiguousarray(part).tobytes())
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        digest.update(jax.tree_util.keystr(path).encode() + b"\0")
+        if isinstance(leaf, jax.Array | np.ndarray) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            x = on_host(leaf) if isinstance(leaf, jax.Array) else leaf
+            digest.update(f"{x.shape}{x.dtype}".encode())
+            digest.update(np.ascontiguousarray(x).tobytes())
         else:
-            digest.update(repr(part).encode() + b"\0")
-
-    for part in parts:
-        add(part)
+            digest.update(repr(leaf).encode() + b"\0")
     return digest.hexdigest()

@@ -61,15 +61,44 @@ class Online:
         why = _why_not(took)
         if why:
             raise ValueError(f"{name}: no transform can be kept before its input: {why}")
-        own = {key.removeprefix("input_"): x for key, x in took.overrides if key.startswith("input_")}
-        quantizer = took.quantizer("input_quant") or NoneActQuant
-        binding = quantizer if isinstance(quantizer, Binding) else Binding(quantizer)
-        return rule_like(
-            took,
-            re.escape(path),
-            {"input_quant": binding.let(**own, pre_transform=_declared(self.transform, name))},
-            {key: x for key, x in took.overrides if not key.startswith("input_")},
-        )
+        quantizers = {"input_quant": declared_quantizer(took, "input_quant")}
+        return rule_with_transform(took, re.escape(path), quantizers, _declared(self.transform, name))
+
+
+def declared_quantizer(rule: Rule, *slots: str) -> Binding | None:
+    """What a rule declares for the first of some slots that it has, with the rule's overrides; None if absent."""
+    for slot in slots:
+        quantizer = rule.quantizer(slot)
+        if quantizer is not None:
+            prefix = slot.removesuffix("quant")
+            own = {name.removeprefix(prefix): x for name, x in rule.overrides if name.startswith(prefix)}
+            return (quantizer if isinstance(quantizer, Binding) else Binding(quantizer)).let(**own)
+    return None
+
+
+def rule_with_transform(
+    rule: Rule,
+    path: str,
+    quantizers: Mapping[str, Binding | None],
+    transform: Transform | Sized,
+    op: str | None = None,
+) -> Rule:
+    """A rule for one path with a transform before the quantizers of some slots; other inputs have none.
+
+    Args:
+        rule: as it is.
+        path: a regular expression.
+        quantizers: slot -> the quantizer declared for it, None for a transform alone.
+        transform: before all of them.
+        op: see `rule_like`.
+    """
+    slots = {
+        slot: (Binding(NoneActQuant) if own is None else own).let(pre_transform=transform)
+        for slot, own in quantizers.items()
+    }
+    taken = ("input_", *(slot.removesuffix("quant") for slot in slots))
+    overrides = {name: x for name, x in rule.overrides if not name.startswith(taken)}
+    return rule_like(rule, path, {"input_quant": None, **slots}, overrides, op)
 
 
 def rule_like(

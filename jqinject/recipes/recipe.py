@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -17,20 +18,6 @@ from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import CALL, Method
 from jqinject.recipes.journal import Journal, identity_of
-from jqinject.recipes.passes.allocate_bits import AllocateBits
-from jqinject.recipes.passes.batch_norm import CorrectBatchNorm, FoldBatchNorm
-from jqinject.recipes.passes.correct_biases import CorrectBiases
-from jqinject.recipes.passes.descent import LearnedRotation, TweakNorms
-from jqinject.recipes.passes.equalize import Equalize, SplitChannels
-from jqinject.recipes.passes.fold_norms import FoldNorms
-from jqinject.recipes.passes.low_rank import LowRank
-from jqinject.recipes.passes.rotate import Rotate
-from jqinject.recipes.passes.smoothing import AWQ, SmoothQuant
-from jqinject.recipes.passes.solve import Solve
-from jqinject.recipes.solvers.corrections import QEP, MagR
-from jqinject.recipes.solvers.greedy import GPFQ, GPTQ, RTN, Qronos
-from jqinject.recipes.solvers.rounding_descent import AutoRound, LearnedRounding
-from jqinject.recipes.solvers.scale_search import HQO, Clip
 from jqinject.recipes.solvers.solver import Solver
 from jqinject.recipes.work import Work
 
@@ -109,6 +96,7 @@ class Result(Generic[Model]):
     float_model: Model
 
 
+@runtime_checkable
 class Pass(Protocol):
     """One step of a recipe: it changes the work and says what it did.
 
@@ -124,11 +112,13 @@ class Pass(Protocol):
 
 KIND = "is"
 VERSION = 1
-CHANGES = (AWQ, Equalize, FoldBatchNorm, FoldNorms, LearnedRotation, Rotate, SmoothQuant, SplitChannels)
-PASSES = (*CHANGES, AllocateBits, CorrectBatchNorm, CorrectBiases, LowRank, Solve, TweakNorms)
-SOLVERS = (GPFQ, GPTQ, HQO, QEP, RTN, AutoRound, Clip, LearnedRounding, MagR, Qronos)
-BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*PASSES, *SOLVERS)}
-"""The passes and solvers that a file may name."""
+
+
+def kinds_by_name() -> dict[str, type[Pass]]:
+    """The passes and solvers that a file may name: all that `jqinject.recipes` exports."""
+    public = vars(import_module("jqinject.recipes"))
+    kinds = (kind for kind in public.values() if isinstance(kind, type) and is_dataclass(kind))
+    return {kind.__name__: kind for kind in kinds if issubclass(kind, Pass)}
 
 
 def as_data(value: object) -> Data:
@@ -173,10 +163,11 @@ def from_data(data: Data, where: str) -> Any:
     if not isinstance(data, Mapping):
         return data
     name = data.get(KIND)
-    if not isinstance(name, str) or name not in BY_NAME:
-        hint = did_you_mean(str(name), BY_NAME)
+    kinds = kinds_by_name()
+    if not isinstance(name, str) or name not in kinds:
+        hint = did_you_mean(str(name), kinds)
         raise ValueError(f"{where}: there is no pass or solver {name!r}{'; ' + hint if hint else '.'}")
-    kind = BY_NAME[name]
+    kind = kinds[name]
     parts = {key: value for key, value in data.items() if key != KIND}
     names = _choices(kind)
     for key in parts:
@@ -303,7 +294,7 @@ class Recipe:
         self,
         model: Model,
         rules: Rule | Iterable[Rule],
-        batches: Iterable[Any],
+        batches: Iterable[object],
         *,
         method: Method = CALL,
         call: CallBatch | None = None,

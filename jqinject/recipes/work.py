@@ -40,8 +40,7 @@ class Work:
         rules: which quantizer each site gets.
         batches: the calibration data.
         calls: of the model, one for each batch.
-        inputs: the arguments that `quantize` traces the model with; None to trace only `methods`.
-        methods: name -> arguments of another method that it traces.
+        traced: what `quantize` traces the model with: its keywords `inputs` and `methods`.
         method, call: how batches become calls, as for `jqinject.calibrate`.
         allow_idle: whether rules may take nothing, as a pass put others before them.
         on_host: whether values between sites are kept in the host's memory.
@@ -53,10 +52,9 @@ class Work:
 
     model: nnx.Module
     rules: tuple[Rule, ...]
-    batches: Sequence[Any]
+    batches: Sequence[object]
     calls: Sequence[Call]
-    inputs: Any
-    methods: Any = None
+    traced: dict[str, Any] = field(default_factory=dict)
     method: Method = CALL
     call: CallBatch | None = None
     on_host: bool = False
@@ -72,7 +70,7 @@ class Work:
         cls,
         model: nnx.Module,
         rules: Rule | Iterable[Rule],
-        batches: Iterable[Any] | None,
+        batches: Iterable[object] | None,
         method: Method,
         call: CallBatch | None,
         caller: str,
@@ -88,22 +86,23 @@ class Work:
         """
         calls = BatchCalls(model, method, call, caller)
         data = [] if batches is None else list(batches)
+        traced = checked_method(model, method, caller) if data and call is None else None
+        inputs: dict[str, Any] = {"inputs": None, "methods": None}
+        if traced == CALL:
+            args, kwargs = arguments_of(data[0])
+            inputs["inputs"] = kwargs or args
+        elif isinstance(traced, str):
+            inputs["methods"] = {traced: data[0]}
         work = cls(
             model=nnx.clone(model, graph=True),
             rules=checked_rules(rules),
             batches=data,
             calls=[] if batches is None else list(calls.of(data)),
-            inputs=None,
+            traced=inputs,
             method=method,
             call=call,
         )
         work.model.eval()
-        traced = checked_method(model, method, caller) if data and call is None else None
-        if traced == CALL:
-            args, kwargs = arguments_of(data[0])
-            work.inputs = kwargs or args
-        elif isinstance(traced, str):
-            work.methods = {traced: data[0]}
         return work
 
     @classmethod
@@ -121,7 +120,7 @@ class Work:
         for _, node in nnx.iter_modules(floating, graph=True):
             if isinstance(node, QuantProxyFromInjector):
                 node.observing = True
-        return cls(floating, (), (), list(calls), None, progress=progress, _quantized=quantized)
+        return cls(floating, (), (), list(calls), progress=progress, _quantized=quantized)
 
     def write_to(self, model: nnx.Module) -> None:
         """Give a model the parameters, scales and statistics of the quantized model.
@@ -156,7 +155,7 @@ class Work:
             rules: of the work, or others in their place.
         """
         idle = self.allow_idle or bool(self.online)
-        return quantize(self.model, rules, inputs=self.inputs, methods=self.methods, allow_idle=idle)
+        return quantize(self.model, rules, **self.traced, allow_idle=idle)
 
     def quantize_with(self, model: nnx.Module) -> nnx.Module:
         """Go on with a quantized model.

@@ -7,6 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
+import jqinject
 from jqinject.core.state import flat_parts
 from jqinject.nn import QuantConv, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant import (
@@ -237,3 +238,18 @@ def test_an_empty_batch():
     assert model(batch(0)[:0]).shape == (0, 3)
     assert all(bool(jnp.isfinite(v.get_value()).all()) for _, v in flat_parts(nnx.state(model)))
     assert np.isfinite(model(batch(1))).all()
+
+
+def test_a_frozen_layer_without_jit_has_the_same_bits():
+    layer = QuantLinear(
+        8, 4, weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0)
+    )
+    x = jax.random.normal(jax.random.key(0), (3, 8))
+    layer(x)
+    layer.eval()
+    frozen = jqinject.freeze(layer)
+    expected = frozen(x)
+    with jax.disable_jit():
+        y = frozen(x)
+    assert (y == expected).all()
+    assert (jax.jit(frozen)(x) == expected).all()

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject import Rule, quant, recipes
 from jqinject.recipes import GPTQ, QEP, RTN, AllocateBits, MagR, Qronos, Recipe, SmoothQuant, Solve
-from jqinject.recipes.recipe import BY_NAME
+from jqinject.recipes.recipe import kinds_by_name
 
 RECIPE = Recipe(
     SmoothQuant(alpha=0.7),
@@ -30,7 +30,7 @@ def test_a_recipe_survives_a_file(tmp_path: Path) -> None:
 def test_a_file_may_name_every_pass_and_solver() -> None:
     exported = {name: getattr(recipes, name) for name in dir(recipes) if name[0].isupper()}
     callable_parts = {name for name, each in exported.items() if "__call__" in vars(each)}
-    assert callable_parts - {"Solver"} == set(BY_NAME)
+    assert callable_parts - {"Solver"} == set(kinds_by_name())
 
 
 @pytest.mark.parametrize(

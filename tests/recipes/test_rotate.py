@@ -16,8 +16,9 @@ from jqinject.model.calibration import BatchCalls
 from jqinject.program import CALL
 from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 from jqinject.recipes import RTN, FoldNorms, Recipe, Rotate, Solve
-from jqinject.recipes.passes.fold_norms import Folded, NotFolded
+from jqinject.recipes.passes.float_change import Folded
 from jqinject.recipes.passes.rotate import Rotated, largest_size
+from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.work import Work
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24
@@ -131,7 +132,7 @@ def _work(model: Any, x: jax.Array) -> Work:
     model.eval()
     calls = list(BatchCalls(model, CALL, None, "test").of([x]))
     copy = nnx.clone(model)
-    return Work(model=copy, rules=(RULE,), batches=[x], calls=calls, inputs=x, progress=False)
+    return Work(model=copy, rules=(RULE,), batches=[x], calls=calls, traced={"inputs": x}, progress=False)
 
 
 def _output(work: Work) -> jax.Array:
@@ -213,11 +214,11 @@ def test_blocks_under_scan_keep_their_function() -> None:
 @pytest.mark.lengthy
 def test_a_tied_head_is_rotated_with_its_table_and_keeps_its_norms_gain() -> None:
     _, folded, rotated = _folded_and_rotated(_with_noise(Decoder(1, tied=True), but=("norm",)), _tokens())
-    assert not any(isinstance(one, NotFolded) for one in folded)
+    assert not any(isinstance(one, LeftOut) for one in folded)
     assert "R1" in _kinds(rotated)
     work = _work(_with_noise(Decoder(1, tied=True)), _tokens())
-    (stays,) = (one for one in FoldNorms()(work) if isinstance(one, NotFolded))
-    assert stays.path == "norm.scale" and "table.embedding is read by gather too" in stays.reason
+    (stays,) = (one for one in FoldNorms()(work) if isinstance(one, LeftOut))
+    assert stays.name == "norm.scale" and "table.embedding is read by gather too" in stays.reason
     done = Rotate("R1")(work)
     assert not _kinds(done)
     assert any("which FoldNorms takes out" in str(one) for one in done)

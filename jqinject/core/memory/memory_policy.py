@@ -236,13 +236,14 @@ def mean_after(
 
 
 def _mean_after_jvp(policy: MemoryPolicy, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
-    (_, count, _), (dnumbers, _, _) = primals, tangents
-    means, counted, totals, entered = mean_after(policy, *primals)
-    share = entered.astype(jnp.float32)
+    (numbers, count, sums), (dnumbers, _, _) = primals, tangents
+    totals, counted, entered = policy.after(sums, numbers, count)
+    means = tuple([total / counted for total in totals])
+    divisor = choose(entered, counted, np.inf)  # a batch that stays out changes nothing
+    changes = tuple([d if isinstance(d, SymbolicZero) else d / divisor for d in dnumbers])
     if policy.momentum is not None and not policy.restart:
-        share = choose(count > 0, share * policy.momentum, share) * counted
-    divisor = jnp.maximum(counted, 1)
-    changes = tuple(d if isinstance(d, SymbolicZero) else d / divisor * share for d in dnumbers)
+        weight = choose(count > 0, policy.momentum, jnp.ones_like(count)) * counted
+        changes = tuple([d if isinstance(d, SymbolicZero) else d * weight for d in changes])
     still = jax.tree.map(no_change, (counted, totals, entered))
     return (means, counted, totals, entered), (changes, *still)
 

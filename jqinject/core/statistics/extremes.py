@@ -122,9 +122,9 @@ class Ranked(Reduction):
             (end == 0).astype(jnp.float32) if self._rule == "near" and isinstance(over.axes, Cut) else None
             for end in measured
         ]
-        # The narrowest floats, which a compiler may have to store, hold 0 and 1; counting takes wider ones.
+        # The narrowest integers, which a compiler may have to store, hold 0 and 1; counting takes floats.
         return tuple(
-            map(over.sum, map_tensors(lambda hit: hit.astype(jnp.bfloat16).astype(jnp.float32), hits), near)
+            map(over.sum, map_tensors(lambda hit: hit.astype(jnp.int8).astype(jnp.float32), hits), near)
         )
 
     def _ranked_change(self, dx: Tensors, x: Tensors) -> Any:

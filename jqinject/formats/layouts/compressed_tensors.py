@@ -19,7 +19,7 @@ import numpy as np
 from jqinject.formats.bits import is_padded, pack_stream, unpack_padded_words, unpack_stream, words_of
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.layouts.layout_settings import E8M0, Settings, as_blocks, checked_groups, exponents
-from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors
+from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, StoredMatrix, minifloat_name
 from jqinject.ops import FloatGrid, IntGrid
 
@@ -310,7 +310,7 @@ def cache_format(method: str, config: Settings) -> InputFormat | None:
 
 def write_compressed_tensors(
     matrix: Matrix, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+) -> tuple[dict[str, np.ndarray], Values]:
     """Return the tensors of a module, and the settings of a group of modules that are quantized like it.
 
     Args:
@@ -353,7 +353,7 @@ def write_compressed_tensors(
     return {f"{module}.{end}": array for end, array in arrays.items()}, scheme
 
 
-Written = tuple[dict[str, np.ndarray], str, dict[str, Any]]
+Written = tuple[dict[str, np.ndarray], str, Values]
 """Tensors by the ends of their names, the name of their layout, and the `weights` settings."""
 
 
@@ -418,14 +418,14 @@ def _stored_integers(matrix: Matrix, path: str, inputs: InputFormat | None) -> W
     return tensors, PACKED_INTEGERS, settings
 
 
-def _settings(matrix: Matrix, kind: str) -> dict[str, Any]:
+def _settings(matrix: Matrix, kind: str) -> Values:
     settings = {"num_bits": matrix.grid.bit_width, "type": kind, "symmetric": True, "dynamic": False}
     if matrix.scale.shape[1] > 1 or matrix.group < matrix.codes.shape[1]:
         return settings | {"strategy": "group", "group_size": matrix.group}
     return settings | {"strategy": "channel"}
 
 
-def _of_blocks(matrix: Matrix) -> tuple[np.ndarray, dict[str, Any]]:
+def _of_blocks(matrix: Matrix) -> tuple[np.ndarray, Values]:
     """Return the scales of a tensor, of blocks of rows, or of rows, whichever they are; and their settings."""
     scale = _scale(matrix)
     changes = np.flatnonzero(np.any(scale[1:] != scale[:-1], axis=1)) + 1
@@ -444,13 +444,13 @@ def _scale(matrix: Matrix) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(wide, (matrix.codes.shape[0], wide.shape[1])))
 
 
-def settings_of_input(inputs: InputFormat) -> dict[str, Any]:
+def settings_of_input(inputs: InputFormat) -> Values:
     """Return `input_activations`, or `kv_cache_scheme`.
 
     Args:
         inputs: how the input, or the cache, is quantized.
     """
-    settings: dict[str, Any] = {
+    settings: Values = {
         "num_bits": inputs.bits,
         "type": inputs.kind,
         "symmetric": inputs.symmetric,
@@ -466,7 +466,7 @@ def settings_of_input(inputs: InputFormat) -> dict[str, Any]:
     return settings
 
 
-def settings_of(schemes: Mapping[str, dict[str, Any]], floats: Sequence[str]) -> dict[str, Any]:
+def settings_of(schemes: Mapping[str, Values], floats: Sequence[str]) -> Values:
     """Return `quantization_config`: a group for each way in which modules are quantized.
 
     Args:

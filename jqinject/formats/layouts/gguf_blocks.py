@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.gguf_files import gguf_reader, gguf_shape
 from jqinject.formats.layouts.layout_settings import exponents, refuse_order_and_inputs
-from jqinject.formats.safetensors_files import Tensor
+from jqinject.formats.safetensors_files import Tensor, Values
 from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, Matrix, StoredMatrix
 from jqinject.ops import Grid, IntGrid
 
@@ -85,7 +85,7 @@ def _two_halves(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nvfp4_scale(raw: np.ndarray) -> tuple[np.ndarray, None]:
-    return np.where(raw[..., :4] == 0x7F, np.uint8(0), raw[..., :4]).view(E4M3.dtype), None
+    return np.where(raw[..., :4] == 0x7F, np.uint8(0), raw[..., :4]).view(E4M3.storage), None
 
 
 def _two_levels(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +131,7 @@ TYPES = {
 PLAIN = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
 
 
-def read_gguf(path: Path) -> tuple[list[StoredMatrix], dict[str, Tensor], dict[str, Any]]:
+def read_gguf(path: Path) -> tuple[list[StoredMatrix], dict[str, Tensor], Values]:
     """Return the low-bit matrices of a GGUF file, its other tensors, and the values that it carries with them.
 
     Raises:

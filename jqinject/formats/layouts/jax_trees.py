@@ -25,6 +25,8 @@ PARTS = ("qvalue", "scale", "zero_point", "qtype", "bias")
 FROZEN = re.compile(r"(?:^|\.)Aqt\w+\.q[lr]hs\.frozen$|\.?q[lr]hs\.frozen$|\.?frozen$")
 GRIDS = {str(grid): grid for name, grid in MINIFLOATS.items() if name != "e2m3"}
 
+Tree: TypeAlias = Mapping[Any, Any]
+"""Nested mappings of arrays, and of what Qwix or AQT quantized."""
 Node: TypeAlias = Any
 """What a tree has: mappings, lists, boxes, arrays."""
 

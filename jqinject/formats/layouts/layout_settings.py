@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 
-from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
+from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError, nearest
 from jqinject.formats.safetensors_files import Tensor
 from jqinject.formats.stored_matrix import InputFormat, Matrix
-from jqinject.inject.errors import did_you_mean
 
 Value = TypeVar("Value")
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -57,8 +56,7 @@ class Settings:
                 raise CheckpointError(
                     f"{self.where}: {name} is {value!r}, a {kinds[0]}; expected the {kinds[1]} {alike!r}"
                 )
-            hint = did_you_mean(str(value), [str(choice) for choice in choices])
-            expected = ", ".join(map(repr, choices)) + ("; " + hint if hint else "")
+            expected = ", ".join(map(repr, choices)) + nearest(str(value), map(str, choices))
             raise CheckpointError(f"{self.where}: {name} is {value!r}; known are {expected}")
         return next(choice for choice in choices if choice == value and type(choice) is type(value))
 

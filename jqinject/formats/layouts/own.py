@@ -27,7 +27,7 @@ from jqinject.formats.bits import pack_stream, unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
 from jqinject.formats.layouts.layout_settings import Settings, checked_groups
-from jqinject.formats.safetensors_files import Tensor, Tensors
+from jqinject.formats.safetensors_files import Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, StoredMatrix, minifloat_name, table_grid
 from jqinject.ops import Grid, IntGrid
 from jqinject.quant_tensor import Groups
@@ -129,7 +129,7 @@ def _input_format(settings: Settings | None) -> InputFormat | None:
     )
 
 
-def input_settings(inputs: InputFormat) -> dict[str, Any]:
+def input_settings(inputs: InputFormat) -> Values:
     """Return what `config.json` says of an input's format; what is absent or false by default is left out."""
     values = {name: value for name, value in vars(inputs).items() if value is not None}
     if not inputs.unsigned:
@@ -160,7 +160,7 @@ class ParameterArrays(NamedTuple):
 
 def write_own(
     arrays: ParameterArrays, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+) -> tuple[dict[str, np.ndarray], Values]:
     """Return the tensors of a weight, and its settings.
 
     Args:
@@ -186,7 +186,7 @@ def write_own(
         "table": grid.table,
         "g_idx": arrays.group_of_column,
     }
-    settings: dict[str, Any] = {
+    settings: Values = {
         "kind": "int" if grid.is_integer else "table" if grid.is_table else "float",
         "bits": bits,
         "signed": bool(grid.signed) if grid.is_integer else True,
@@ -199,7 +199,7 @@ def write_own(
     return {f"{name}.{end}": array for end, array in tensors.items() if array is not None}, settings
 
 
-def own_settings(weights: Mapping[str, Any], floats: Sequence[str]) -> dict[str, Any]:
+def own_settings(weights: Mapping[str, Any], floats: Sequence[str]) -> Values:
     """Return `quantization_config`.
 
     Args:

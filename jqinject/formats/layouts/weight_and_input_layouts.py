@@ -9,14 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from jqinject.formats.bits import unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.layout_settings import Settings, as_blocks, parsed, refuse_order_and_inputs
-from jqinject.formats.safetensors_files import FLOATS, ONE, Tensors
+from jqinject.formats.safetensors_files import FLOATS, ONE, Tensors, Values
 from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, Matrix, StoredMatrix
 from jqinject.ops import IntGrid
 
@@ -171,7 +170,7 @@ def write_fp8_blocks(
     return {name: matrix.codes, f"{name}_scale_inv": np.ascontiguousarray(blocks[::size])}, None
 
 
-def fp8_settings(schemes: Mapping[str, object], floats: Sequence[str]) -> dict[str, Any]:
+def fp8_settings(schemes: Mapping[str, object], floats: Sequence[str]) -> Values:
     """Return `quantization_config`.
 
     Args:

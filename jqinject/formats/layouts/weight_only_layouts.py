@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from jqinject.formats.layouts.layout_settings import (
     groups_of,
     refuse_order_and_inputs,
 )
-from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors
+from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import InputFormat, Matrix, StoredMatrix, table_grid
 from jqinject.ops import NF4, IntGrid
 
@@ -371,7 +370,7 @@ def write_bitsandbytes(
     }, None
 
 
-def bitsandbytes_settings(schemes: Mapping[str, object], floats: Sequence[str]) -> dict[str, Any]:
+def bitsandbytes_settings(schemes: Mapping[str, object], floats: Sequence[str]) -> Values:
     """Return `quantization_config`.
 
     Args:

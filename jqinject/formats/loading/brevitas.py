@@ -11,10 +11,9 @@ import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.checkpoint_errors import CheckpointError, nearest
 from jqinject.formats.loading.parameter_names import compiled
 from jqinject.formats.safetensors_files import open_safetensors
-from jqinject.inject.errors import did_you_mean
 from jqinject.model import LoadReport, load_state
 from jqinject.model.state.checkpoint_entries import RECORD
 from jqinject.model.walk import ModelIndex, place_name
@@ -107,9 +106,8 @@ def _path_of(name: str, names: Mapping[str, str] | None, variables: Collection[V
             if path in variables:
                 return path
     expected = ".".join(parts)
-    hint = did_you_mean(expected, [place_name(path) for path in variables])
     raise CheckpointError(
-        f"{name} is for {expected}, which the model has not{'; ' + hint if hint else ''}.\n"
+        f"{name} is for {expected}, which the model has not{nearest(expected, map(place_name, variables))}.\n"
         "  cure: quantizers of the same names and settings as in Brevitas; names={'module': 'path'} for other paths"
     )
 

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError, listed
+from jqinject.formats.layouts.jax_trees import Tree
 from jqinject.formats.loading.frozen_matrix import floats_of, maker_of
 from jqinject.formats.loading.loaded_quantizers import (
     cache_formats,
@@ -46,10 +47,10 @@ class DequantizedWarning(UserWarning):
 
 def explain_load(
     model: nnx.Module,
-    checkpoint: str | Path | Mapping[Any, Any] | Checkpoint,
+    checkpoint: str | Path | Tree | Checkpoint,
     *,
     names: Names | None = None,
-    inputs: Iterable[Any] | Mapping[str, Any] | None = None,
+    inputs: Iterable[object] | Mapping[str, object] | None = None,
     ignore: Iterable[str] = (),
 ) -> LoadPlan:
     """Return what `load` would do with each tensor and each parameter; nothing is read or changed.
@@ -66,10 +67,10 @@ def explain_load(
 
 def load(
     model: Model,
-    checkpoint: str | Path | Mapping[Any, Any] | Checkpoint,
+    checkpoint: str | Path | Tree | Checkpoint,
     *,
     names: Names | None = None,
-    inputs: Iterable[Any] | Mapping[str, Any] | None = None,
+    inputs: Iterable[object] | Mapping[str, object] | None = None,
     ignore: Iterable[str] = (),
 ) -> Model:
     """Return a model with the numbers of another library's quantized checkpoint, frozen as the file says.
@@ -176,7 +177,7 @@ def load(
     return loaded
 
 
-def _opened(model: nnx.Module, checkpoint: str | Path | Mapping[Any, Any] | Checkpoint) -> Checkpoint:
+def _opened(model: nnx.Module, checkpoint: str | Path | Tree | Checkpoint) -> Checkpoint:
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"load puts a checkpoint into an NNX module, got {type(model).__name__}.\n"

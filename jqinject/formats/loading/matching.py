@@ -10,9 +10,8 @@ from typing import NamedTuple
 import jax
 
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.checkpoint_errors import CheckpointError, listed
+from jqinject.formats.checkpoint_errors import CheckpointError, listed, nearest
 from jqinject.formats.loading.parameter_names import READY, Name, compiled, published_name
-from jqinject.inject.errors import did_you_mean
 
 # Names of parameters in the models of JAX that hold what a checkpoint calls a weight.
 LEAVES = ("kernel", "embedding", "scale", "weight", "w", "value")
@@ -55,9 +54,8 @@ def by_rules(name: str, rules: Iterable[Name], parameters: Parameters) -> list[M
         filled = rule.filled(places)
         for model, path in zip(rule.models, filled.models, strict=True):
             if path not in parameters:
-                hint = did_you_mean(path, list(parameters))
                 why = _deeper(model, places, parameters) or (
-                    f"which is not a parameter of the model{'; ' + hint if hint else ''}"
+                    f"which is not a parameter of the model{nearest(path, parameters)}"
                 )
                 raise ValueError(f"names: {name} is for {path}, {why}")
             matches.append(Match(path, (stack, at), filled))
@@ -118,9 +116,7 @@ def idle_rules(names: Iterable[str], rules: Iterable[Name]) -> tuple[str, ...]:
         for pattern in rule.files
         if not any(compiled(pattern).fullmatch(name) for name in stored)
     ]
-    return tuple(
-        f"{pattern}{'; ' + hint if (hint := did_you_mean(pattern, stored)) else ''}" for pattern in idle
-    )
+    return tuple(pattern + nearest(pattern, stored) for pattern in idle)
 
 
 @dataclass(frozen=True)

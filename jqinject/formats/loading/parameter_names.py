@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -85,7 +84,9 @@ class Name:
         """
         of_all = {place: f"{{{place}}}" for place in PLACE.findall(" ".join(self.files))} | {**texts}
         files, models = (
-            side.format(**of_all) if isinstance(side, str) else tuple(one.format(**of_all) for one in side)
+            side.format(**of_all)
+            if isinstance(side, str)
+            else tuple(pattern.format(**of_all) for pattern in side)
             for side in (self.file, self.model)
         )
         return replace(self, file=files, model=models)
@@ -127,12 +128,14 @@ def checked_names(names: Names) -> tuple[Name, ...]:
             Name(file, model[0], model[1]) if _has_axes(model) else Name(file, model)
             for file, model in names.items()
         )
-    single = isinstance(names, str | Name) or not isinstance(names, Iterable)
-    rules: tuple[Any, ...] = (names,) if single else tuple(names)
-    for rule in rules:
+    rules: object = names
+    single = isinstance(rules, str | Name) or not isinstance(rules, Iterable)
+    checked = []
+    for rule in (rules,) if single else rules:
         if not isinstance(rule, Name):
             raise TypeError(f"names are jqinject.formats.Name rules, or a mapping of texts, got {rule!r:.80}")
-    return rules
+        checked.append(rule)
+    return tuple(checked)
 
 
 def _has_axes(model: str | tuple[str, ...]) -> bool:
@@ -273,7 +276,7 @@ def _translated(name: str, patterns: Mapping[str, str]) -> str:
     return name
 
 
-def heads_in_turn(gguf: str, values: Mapping[str, Any]) -> int:
+def heads_in_turn(gguf: str, values: Mapping[str, object]) -> int:
     """Return the heads of a tensor whose rows llama.cpp keeps in another order; 0 for any other tensor.
 
     Args:

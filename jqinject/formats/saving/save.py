@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flax import nnx
 
 from jqinject.formats.checkpoint import METHODS
-from jqinject.formats.checkpoint_errors import CheckpointError, library
-from jqinject.formats.gguf_files import check_gguf, write_gguf
+from jqinject.formats.checkpoint_errors import CheckpointError, library, nearest
+from jqinject.formats.gguf_files import Block, check_gguf, write_gguf
 from jqinject.formats.layouts.gguf_blocks import gguf_blocks
 from jqinject.formats.layouts.own import ParameterArrays
 from jqinject.formats.loading.parameter_names import (
@@ -22,7 +22,7 @@ from jqinject.formats.loading.parameter_names import (
     heads_in_turn,
     published_order,
 )
-from jqinject.formats.safetensors_files import write_safetensors
+from jqinject.formats.safetensors_files import Values, write_safetensors
 from jqinject.formats.saving.saved_inputs import (
     cache_quantizers,
     cache_tensors,
@@ -32,8 +32,8 @@ from jqinject.formats.saving.saved_inputs import (
 from jqinject.formats.saving.saved_matrices import arrays_in_own_order, matrices_of
 from jqinject.formats.saving.weights import Weight, weights_of
 from jqinject.formats.stored_matrix import InputFormat
-from jqinject.inject.errors import did_you_mean
 
+T = TypeVar("T")
 CONFIG, GGUF = "config.json", "model.gguf"
 
 
@@ -112,7 +112,7 @@ def save(
     if method == "gguf":
         return _gguf(weights, place, dict(config or {}), round_scales)
     tensors, cache_settings = cache_tensors(caches)
-    schemes: dict[str, Any] = {}
+    schemes: Values = {}
     floats: list[str] = []
     for weight, arrays, scheme in _written(weights, method):
         _add(tensors, arrays)
@@ -140,9 +140,8 @@ def _checked_place(model: object, folder: str | Path, method: str, shard_bytes: 
         )
     methods = ("gguf", *(name for name, layout in METHODS.items() if layout.write is not None))
     if method not in methods:
-        hint = did_you_mean(str(method), methods)
         raise ValueError(
-            f"method is {method!r}{'; ' + hint if hint else ''}; known are {', '.join(map(repr, methods))}"
+            f"method is {method!r}{nearest(str(method), methods)}; known are {', '.join(map(repr, methods))}"
         )
     is_gguf = method == "gguf"
     if shard_bytes is not None and (is_gguf or shard_bytes < 1):
@@ -189,8 +188,8 @@ def _as_they_are(
             yield weight, arrays_in_own_order(weight), inputs
 
 
-def _gguf(weights: list[Weight], place: Path, values: dict[str, Any], round_scales: bool) -> Path:
-    tensors: dict[str, Any] = {}
+def _gguf(weights: list[Weight], place: Path, values: Values, round_scales: bool) -> Path:
+    tensors: dict[str, np.ndarray | Block] = {}
     for weight, matrix, inputs in matrices_of(weights):
         name = gguf_name(weight.name)
         heads = heads_in_turn(name, values) if name != weight.name else 0
@@ -206,7 +205,7 @@ def _gguf(weights: list[Weight], place: Path, values: dict[str, Any], round_scal
     return place
 
 
-def _add(tensors: dict[str, Any], more: Mapping[str, Any]) -> None:
+def _add(tensors: dict[str, T], more: Mapping[str, T]) -> None:
     for name, array in more.items():
         if name in tensors:
             raise CheckpointError(f"two weights are called {name}.\n  cure: names= with a rule for each")

@@ -21,11 +21,11 @@ from jqinject.formats.layouts.compressed_tensors import settings_of_input
 from jqinject.formats.loading.loaded_quantizers import LARGEST, cache_proxies, input_quantizer, static_format
 from jqinject.formats.loading.matching import CACHE_SCALE, PROXIES
 from jqinject.formats.loading.parameter_names import Name
-from jqinject.formats.saving.weights import Weight
+from jqinject.formats.safetensors_files import Values
+from jqinject.formats.saving.weights import Layer, Weight
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn import QuantIdentity
-from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 from jqinject.quant_tensor import on_minifloats
@@ -36,9 +36,7 @@ CURE = (
 )
 
 
-def input_format_of(
-    layer: QuantWeightLayer[Any] | None, path: str, permuted: bool = False
-) -> InputFormat | None:
+def input_format_of(layer: Layer | None, path: str, permuted: bool = False) -> InputFormat | None:
     """Return how a layer quantizes its input; None for a float input.
 
     Args:
@@ -177,7 +175,7 @@ def _static(path: str, proxy: ActQuantProxyFromInjector) -> InputFormat:
     return form
 
 
-def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarray], Values]:
     """Return the scales by name, and `kv_cache_scheme`; both empty without caches.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, transform_of
 
+Layer: TypeAlias = QuantWeightLayer[Any]
 LEAVES = ("kernel", "embedding", "scale")
 
 
@@ -52,9 +53,9 @@ class Weight:
     value: jax.Array | None = None
     numbers: Mapping[str, jax.Array] | None = None
     form: FrozenForm | None = None
-    layer: QuantWeightLayer[Any] | None = None
+    layer: Layer | None = None
     order: np.ndarray | None = None
-    stack: QuantWeightLayer[Any] | None = None
+    stack: Layer | None = None
 
     @property
     def name(self) -> str:
@@ -168,9 +169,7 @@ def _named(path: str, rules: tuple[Name, ...] | None, unchanged: bool) -> Weight
     return Weight(path, Name(f"{module}{dot}{'weight' if leaf in LEAVES else leaf}", path))
 
 
-def _of_frozen(
-    parameter: FrozenParam, stacked: Weight, layer: QuantWeightLayer[Any] | None
-) -> Iterator[Weight]:
+def _of_frozen(parameter: FrozenParam, stacked: Weight, layer: Layer | None) -> Iterator[Weight]:
     for at, weight in stacked.layers(parameter.shape):
         if layer is not None:
             single = sliced(layer, at)
@@ -188,7 +187,7 @@ def _of_frozen(
         yield replace(weight, numbers=numbers, form=parameter.form)
 
 
-def sliced(layer: QuantWeightLayer[Any], at: tuple[int, ...]) -> QuantWeightLayer[Any]:
+def sliced(layer: Layer, at: tuple[int, ...]) -> Layer:
     """Return one layer of a stack.
 
     Args:
@@ -210,7 +209,7 @@ def _at(x: jax.Array, at: tuple[int, ...], depth: tuple[int, ...]) -> jax.Array:
     return x[tuple(0 if size == 1 else place for size, place in zip(sizes, at, strict=True))]
 
 
-def _axes_of_layer(layer: QuantWeightLayer[Any], weight: Weight) -> AxesOfLayout:
+def _axes_of_layer(layer: Layer, weight: Weight) -> AxesOfLayout:
     """Return the axes of a layer's weight: those that it sums over are the inputs."""
     path, ndim, summed = weight.path, layer.weight_ndim, layer.summed_axes
     if len(layer.weight_shape) != ndim:

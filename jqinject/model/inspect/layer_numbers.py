@@ -85,7 +85,7 @@ class Clipped:
         return int(np.sum((self.x < low - margin) | (self.x > high + margin)))
 
 
-def clipped_fields(proxy: Any, x: jax.Array, quantized: Any) -> tuple[Any, ...]:
+def clipped_fields(proxy: QuantProxyFromInjector | None, x: jax.Array, quantized: Any) -> tuple[object, ...]:
     """The fields of `Clipped`: a quantizer's input, its output and its range.
 
     Args:
@@ -206,7 +206,7 @@ def _of_quantizer(slot: str, quantizer: nnx.Module) -> Iterator[History]:
             yield History(slot, name, "elements", () if unfilled else tuple(numbers.tolist()))
 
 
-def _placeholders(nodes: Iterable[tuple[tuple[Any, ...], Any]]) -> Iterator[tuple[Any, ...]]:
+def _placeholders(nodes: Iterable[tuple[tuple[object, ...], Any]]) -> Iterator[tuple[object, ...]]:
     """The paths below which no data or training has replaced initial numbers."""
     for path, node in nodes:
         # On the class: `nnx.Rngs` has a stream under any name.

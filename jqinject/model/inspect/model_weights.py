@@ -106,7 +106,7 @@ class ModelWeights:
         self.between: Mapping[str, nnx.Module] = {} if held is None else held.held
         self._stacks = {} if held is None else dict(held.stacks)
         self.at_sites: dict[str, str] = {}
-        self._grids: dict[Any, OperandGrid] = {}
+        self._grids: dict[tuple[object, ...], OperandGrid] = {}
 
     @cached_property
     def all(self) -> Mapping[str, ModelWeight]:
@@ -118,7 +118,7 @@ class ModelWeights:
                 weights.setdefault(name, self._weight(name, node))
         return weights
 
-    def layer_of(self, name: str) -> Any:
+    def layer_of(self, name: str) -> object:
         """The module that holds a weight; None if a container does."""
         return self.nodes.get(tuple(name.split("."))[:-1])
 

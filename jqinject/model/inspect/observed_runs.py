@@ -148,7 +148,9 @@ class Observer:
         y = floats.astype(quantized.dtype)
         return y if self.on is False else jnp.where(self.on[entry], quantized, y)
 
-    def quantizer(self, entry: str, part: str, proxy: Any, x: object, quantized: object) -> None:
+    def quantizer(
+        self, entry: str, part: str, proxy: QuantProxyFromInjector | None, x: object, quantized: object
+    ) -> None:
         """Record what the quantizer of a part did."""
         if self.on is True and is_quantized(quantized):
             self._note(entry, part, *clipped_fields(proxy, as_array(x), quantized))
@@ -243,13 +245,15 @@ class Listener:
         heard: takes the proxy, its input and its output.
     """
 
-    def __init__(self, proxy: Any, heard: Callable[[Any, object, object], None]) -> None:
+    def __init__(
+        self, proxy: QuantProxyFromInjector, heard: Callable[[QuantProxyFromInjector, object, object], None]
+    ) -> None:
         self._proxy, self._heard = proxy, heard
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._proxy, name)
 
-    def __call__(self, x: Any, *more: Any) -> Any:
+    def __call__(self, x: Any, *more: Any) -> object:
         """Call the proxy and report; weights that depend on the format of their input are called with it."""
         quantized = self._proxy(x, *more)
         if self._proxy.is_quant_enabled:
@@ -264,7 +268,9 @@ class _AtProgram(Around):
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
-    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    def __call__(
+        self, layer: nnx.Module, call: Callable[..., Any], *args: object, **kwargs: object
+    ) -> ObservedQuantizers:
         """See `Around`."""
         return ObservedQuantizers(call(*args, **kwargs), self._observer)
 
@@ -305,7 +311,7 @@ class ObservedQuantizers(HeldQuantizers):
         # Contracted as floats next, if these are other numbers: the scale is not theirs.
         return out if self._observer.on is True else out.with_value(value)
 
-    def chosen(self, name: str) -> Callable[[Any, Any], Any] | None:
+    def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """See `Quantizers`."""
         entry = self._observer.sites.get(name)
         return None if entry is None else partial(self._observer.chosen, entry)
@@ -391,14 +397,14 @@ class ObservedRuns:
         """
         others = others or not self._has_others
 
-        def run(state: Any, arrays: list[Any], chosen: jax.Array) -> list[jax.Array]:
+        def run(state: object, arrays: list[jax.Array], chosen: jax.Array) -> list[jax.Array]:
             switches = {entry: chosen[place] for place, entry in enumerate(self.entries)}
             return self.outputs(state, arrays, self._observer(switches, others=others))
 
         compiled = self._mixed.setdefault(others, jax.jit(run))
         return _numbers(compiled(self.state, self.arrays, np.array([on[entry] for entry in self.entries])))
 
-    def in_floats(self, state: object, arrays: list[Any]) -> list[jax.Array]:
+    def in_floats(self, state: object, arrays: list[jax.Array]) -> list[jax.Array]:
         """The model's floating-point outputs with every quantizer off, for a caller that traces.
 
         Args:
@@ -406,7 +412,9 @@ class ObservedRuns:
         """
         return self.outputs(state, arrays, self._observer(False, others=False))
 
-    def outputs(self, state: object, arrays: list[Any], observer: Observer | None = None) -> list[jax.Array]:
+    def outputs(
+        self, state: object, arrays: list[jax.Array], observer: Observer | None = None
+    ) -> list[jax.Array]:
         """The model's floating-point outputs, for a caller that traces; all its arrays if none is.
 
         Args:

@@ -82,7 +82,7 @@ class RunningProgram:
         self._layers: list[str] = []
         self._inputs = [*jax.tree.leaves(split.state, is_leaf=is_low_bit_cache), *split.arrays]
 
-        def run(leaves: list[Any], arrays: list[Any]) -> list[Any]:
+        def run(leaves: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
             copy, copied_call = split.merged(jax.tree.unflatten(tree, leaves), arrays)
             for path, node in nnx.iter_modules(copy):
                 if isinstance(node, LAYERS):

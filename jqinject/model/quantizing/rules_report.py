@@ -106,7 +106,10 @@ def rules_report(
     unseen, planned = uncalibrated(index), model
     if not isinstance(model, QuantizedProgram):
         planned = planned_model(model, plan)
-        unseen = (*unseen, *_planned_ranges(index, planned, plan))
+        # An abstract model's attributes are sorted; those of the layers come first, in the model's order.
+        order = {".".join(path): number for number, path in enumerate(plan.layers)}
+        ranges = _planned_ranges(index, planned, plan)
+        unseen += tuple(sorted(ranges, key=lambda path: order.get(path.rpartition(".")[0], len(order))))
     covered = coverage_of(planned, calls, checked)
     names = (*plan.parameters, *plan.found.sites)
     return RulesReport(checked, tuple(plan.layers.values()), names, plan.idle, unseen, covered)

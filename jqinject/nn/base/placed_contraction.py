@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -43,7 +42,6 @@ class ContractingLayer(Protocol):
     preferred_element_type: Any
     promote_dtype: PromoteDtypeFn
     contraction_name: ClassVar[str]
-    contraction_needs: ClassVar[Mapping[str, str]]
 
     def _parent_forward(
         self, parameter_view: object, inputs: jax.Array, out_sharding: object, /
@@ -225,16 +223,18 @@ class StaticContraction(NamedTuple):
     """What is static in a layer's contraction, compared by value.
 
     Attributes:
-        layer: its class.
+        layer: the name of its class.
         contraction: the numbers that were asked for.
+        needs: what these need of the operands, for the error text.
         placed: how the input is contracted; None without a contraction.
         whole_zero_points: whether those of the weight are integers.
         dtype, preferred_element_type, promote_dtype, out_sharding: as for the layer of Flax.
         operands: what is static in input and weight, as `split_payload` returns it.
     """
 
-    layer: type[ContractingLayer]
+    layer: str
     contraction: ContractionKind
+    needs: str
     placed: Any
     whole_zero_points: bool
     dtype: Any
@@ -259,9 +259,8 @@ class StaticContraction(NamedTuple):
         if self.contraction not in ("auto", choice.numbers):
             weight = weight.quant_tensor() if isinstance(weight, FrozenParam) else weight
             raise ValueError(
-                f"{self.layer.__name__}(contraction={self.contraction!r}) needs "
-                f"{self.layer.contraction_needs[self.contraction]}; got {_described(x)} and {_described(weight)}.\n"
-                "  cure: quantizers of that kind for input and weight, or contraction='auto'"
+                f"{self.layer}(contraction={self.contraction!r}) needs {self.needs}; got {_described(x)} and "
+                f"{_described(weight)}.\n  cure: quantizers of that kind for input and weight, or contraction='auto'"
             )
         return choice
 

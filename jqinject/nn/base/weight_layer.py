@@ -116,10 +116,10 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
     def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
         if arguments.get("scheme") is not None:
             arguments = by_scheme(self, arguments["scheme"], arguments, rngs)
-        contraction = checked_contraction(type(self).__name__, arguments.get("contraction", "auto"))
+        contraction = arguments.get("contraction", "auto")
         super()._init_quantizers(arguments, overrides, rngs)
         if contraction != "auto":
-            self.contraction = contraction
+            self.contraction = checked_contraction(type(self).__name__, contraction)
             self._check_function(contraction)
         check_input_for_weight(self)
 
@@ -392,7 +392,8 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         # A zero point between integers cannot be subtracted from their sum.
         whole = proxy is None or isinstance(weight, FrozenParam) or proxy.quant_metadata.whole_zero_points
         options = attributes.get("dtype"), attributes.get("preferred_element_type"), self.promote_dtype
-        return StaticContraction(type(self), requested, self._placed(shape), whole, *options)
+        needs = self.contraction_needs.get(requested, "")
+        return StaticContraction(type(self).__name__, requested, needs, self._placed(shape), whole, *options)
 
     def _placed(self, shape: tuple[int, ...]) -> Placement | None:
         """How inputs of this shape are contracted; None for a layer, or an input, without a contraction."""

@@ -10,21 +10,19 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.walk import ModelIndex
-from jqinject.program import Call
 from jqinject.recipes.online import InputQuantizers, rule_like, rule_of
 from jqinject.recipes.passes.sensitivities import (
     BY_LOSS,
     NEEDS_LOSS,
     WHOLE_MODEL,
+    Choices,
     Loss,
-    ModelSensitivity,
-    of_model,
-    of_output,
+    errors_of_model,
+    errors_of_output,
 )
 from jqinject.recipes.quantized_parameter import quantized_parameters
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
@@ -116,29 +114,22 @@ class Budget:
     most: float
     shown: float = 1.0
 
-    @property
-    def least(self) -> float:
-        """The smallest value of the argument that an assignment fits."""
-        return float(self.costs.min(axis=1).sum()) / self.shown
-
     def check(self) -> None:
         """Refuse a budget that nothing fits.
 
         Raises:
             ValueError: with the smallest that something fits.
         """
-        if self.costs.min(axis=1).sum() > self.most:
-            least = self.least
+        least = float(self.costs.min(axis=1).sum())
+        if least > self.most:
+            least = least / self.shown
+            # As text it is no smaller when it is read.
+            enough = math.ceil(least) if least > 1000 else least
             raise ValueError(
                 f"AllocateBits: no assignment fits the budget {self.name}={self.most / self.shown:g}: the cheapest "
                 f"widths take {least:g} {self.unit}.\n"
-                f"  cure: {self.name}={_above(least)}, or smaller widths among bits="
+                f"  cure: {self.name}={enough!r}, or smaller widths among bits="
             )
-
-
-def _above(least: float) -> str:
-    """A number as text, no smaller when it is read."""
-    return repr(math.ceil(least)) if least > 1000 else repr(least)
 
 
 Sites = dict[str, list[ContractionSite]]
@@ -330,109 +321,97 @@ class AllocateBits:
 
     def __call__(self, work: Work) -> list[Allocated]:
         """See `Pass`."""
-        models, stream = self._models(work), work.float_stream()
-        sites = self._sites(models, stream)
-        budget = self._budget(models, stream, sites, work.calls[0])
-        budget.check()
-        errors = self._errors(work, models, stream, sites)
-        table = np.array([[errors[name][bits] for bits in self.bits] for name in sites])
+        choices, stream, sites, budget = self._problem(work)
+        errors = self._errors(work, choices, stream, sites)
+        table = np.array([errors[name] for name in sites])
         places = cheapest_errors(table, budget.costs, budget.most) if sites else []
         widths = {name: self.bits[place] for name, place in zip(sites, places, strict=True)}
         index = ModelIndex(work.model)
         allocated = []
-        for name in quantized_parameters(models[self.bits[0]]):
+        for name in choices[0]:
             bits, rule = widths.get(name), None
             if bits is not None:
                 took, path = rule_of(name, sites[name][0].module, index, work.rules)
                 rule = _with_width(took, bits, re.escape(path))
-            allocated.append(Allocated(name, bits, errors.get(name, {}), rule))
+            at_widths = dict(zip(self.bits, map(float, errors.get(name, ())), strict=False))
+            allocated.append(Allocated(name, bits, at_widths, rule))
         work.rules = (*(x.rule for x in allocated if x.rule is not None), *work.rules)
         work.allow_idle = True  # these rules took something before
         return allocated
 
     def explain(self, work: Work) -> list[Allocatable]:
         """See `Pass`."""
-        models, stream = self._models(work), work.float_stream()
-        sites = self._sites(models, stream)
-        budget = self._budget(models, stream, sites, work.calls[0])
-        budget.check()
+        _, _, sites, budget = self._problem(work)
         costs = zip(sites, budget.costs / budget.shown, strict=True)
         return [
             Allocatable(name, dict(zip(self.bits, map(float, row), strict=True)), budget.unit)
             for name, row in costs
         ]
 
-    def _models(self, work: Work) -> dict[int, nnx.Module]:
-        """The model quantized with each width."""
+    def _problem(self, work: Work) -> tuple[Choices, Stream, Sites, Budget]:
+        """The quantized parameters with each width, the float model's stream, the parameters' sites, and the budget."""
         if work.is_quantized:
             raise ValueError(
                 "AllocateBits changes rules, and an earlier pass has already quantized the model by them.\n"
                 "  cure: Recipe(AllocateBits(...), Solve(...)), in this order"
             )
-        return {
-            bits: work.quantized_by([_with_width(rule, bits) for rule in work.rules]) for bits in self.bits
-        }
-
-    def _sites(self, models: dict[int, nnx.Module], stream: Stream) -> Sites:
-        """The sites of each quantized parameter that sites contract."""
-        parameters = quantized_parameters(models[self.bits[0]])
+        models = [work.quantized_by([_with_width(rule, bits) for rule in work.rules]) for bits in self.bits]
+        choices, stream = [quantized_parameters(model) for model in models], work.float_stream()
         sites: Sites = {}
         for site in stream.sites:
-            if site.path in parameters:
+            if site.path in choices[0]:
                 sites.setdefault(site.path, []).append(site)
-        return sites
+        sizes = np.array([choices[0][name].value.size for name in sites], np.float64)
+        budget = self._budget(stream, sites, sizes, partial(InputQuantizers, models[0], work.calls[0]))
+        budget.check()
+        return choices, stream, sites, budget
 
-    def _budget(self, models: dict[int, nnx.Module], stream: Stream, sites: Sites, call: Call) -> Budget:
+    def _budget(
+        self, stream: Stream, sites: Sites, sizes: np.ndarray, quantizers: Callable[[], InputQuantizers]
+    ) -> Budget:
         bits = np.array(self.bits, np.float64)
         if self.max_seconds is not None and self.seconds is not None:
             times = seconds_of(self.seconds, list(sites), self.bits)
             return Budget("max_seconds", "seconds", times, self.max_seconds)
         if self.max_bit_operations is not None:
-            flat, inputs = stream.flat, InputQuantizers(models[self.bits[0]], call)
+            flat, inputs = stream.flat, quantizers()
             operations = [
                 sum(multiply_adds(flat, site) * (inputs.bits(site) or float_bits(flat, site)) for site in own)
                 for own in sites.values()
             ]
             costs = np.array(operations, np.float64)[:, None] * bits
             return Budget("max_bit_operations", "bit operations", costs, self.max_bit_operations)
-        parameters = quantized_parameters(models[self.bits[0]])
-        sizes = np.array([parameters[name].value.size for name in sites], np.float64)
         costs = sizes[:, None] * bits
         if self.max_bytes is not None:
             return Budget("max_bytes", "bytes", costs, 8 * self.max_bytes, 8.0)
         total = float(sizes.sum()) or 1.0
         return Budget("mean_bits", "bits on average", costs, total * (self.mean_bits or 0), total)
 
-    def _errors(
-        self, work: Work, models: dict[int, nnx.Module], stream: Stream, sites: Sites
-    ) -> dict[str, dict[int, float]]:
-        """The error of each parameter that sites contract, with each width."""
-        choices = {bits: quantized_parameters(model) for bits, model in models.items()}
+    def _errors(self, work: Work, choices: Choices, stream: Stream, sites: Sites) -> dict[str, np.ndarray]:
+        """The errors of each parameter that sites contract, with each width."""
         if self.sensitivity == "output":
-            errors = {name: dict.fromkeys(self.bits, 0.0) for name in sites}
+            errors = {name: np.zeros(len(self.bits)) for name in sites}
             for visit in work.bar(stream, "sensitivity"):
-                name = visit.site.path
-                if name in sites:
-                    more = self._remembered(work, visit.site.name, partial(of_output, visit, choices))
-                    errors[name] = {bits: errors[name][bits] + error for bits, error in more.items()}
+                if visit.site.path in sites:
+                    compute = partial(errors_of_output, visit, choices)
+                    errors[visit.site.path] += self._remembered(work, visit.site.name, compute)
             return errors
-        paths = list(sites)
-        measured = ModelSensitivity(work.model, work.calls, work.batches, paths, self.sensitivity, self.loss)
+        of_model = errors_of_model(work, choices, list(sites), self.sensitivity, self.loss)
         return {
-            path: self._remembered(work, path, partial(of_model, measured, path, choices))
-            for path in work.bar(paths, "sensitivity")
+            path: self._remembered(work, path, partial(of_model, path))
+            for path in work.bar(list(sites), "sensitivity")
         }
 
-    def _remembered(self, work: Work, name: str, compute: Callable[[], dict[int, float]]) -> dict[int, float]:
+    def _remembered(self, work: Work, name: str, compute: Callable[[], list[float]]) -> np.ndarray:
         """Errors at each width, which the recipe's journal remembers."""
-        part = work.journal.once(name, lambda: {"errors": np.array(list(compute().values()), np.float64)})
+        part = work.journal.once(name, lambda: {"errors": np.array(compute(), np.float64)})
         errors = np.asarray(part["errors"])
         if not np.isfinite(errors).all():
             raise ValueError(
                 f"AllocateBits: the {self.sensitivity} error of {name} is not finite: {errors.tolist()}.\n"
                 "  cure: look for nan or inf in the loss or in the model's outputs with the calibration data"
             )
-        return dict(zip(self.bits, map(float, errors), strict=True))
+        return errors
 
 
 def _with_width(rule: Rule, bits: int, path: str | None = None) -> Rule:

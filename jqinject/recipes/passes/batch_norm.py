@@ -20,26 +20,11 @@ from jqinject.ops.processes import on_host
 from jqinject.program import Around, Call, compiled_call, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete, is_quantized
+from jqinject.recipes.passes.float_change import Folded
 from jqinject.recipes.solvers.solver import among, check_arguments
 from jqinject.recipes.work import Work
 
 Pairs = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A batch normalization that a layer took over.
-
-    Attributes:
-        layer: the path of the layer.
-        norm: the path of the normalization, now a `MergedBatchNorm`.
-    """
-
-    layer: str
-    norm: str
-
-    def __str__(self) -> str:
-        return f"{self.norm}: in {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -68,14 +53,14 @@ class FoldBatchNorm:
 
     pairs: Pairs | None = None
 
-    def __call__(self, work: Work) -> list[Merged]:
+    def __call__(self, work: Work) -> list[Folded]:
         """See `Pass`."""
         merged = self.fold(work.model, work.calls[0])
         if work.is_quantized:
             self.fold(work.quantized, work.calls[0])
         return merged
 
-    def fold(self, model: nnx.Module, example: Call) -> list[Merged]:
+    def fold(self, model: nnx.Module, example: Call) -> list[Folded]:
         """Fold the batch normalizations of a model, in place.
 
         Args:
@@ -83,7 +68,7 @@ class FoldBatchNorm:
             example: a call of it, which shows what layer precedes which normalization.
         """
 
-        def call(model: nnx.Module) -> Any:
+        def call(model: nnx.Module) -> object:
             (fresh,) = with_copied_modules([example])
             return fresh(model)
 
@@ -98,7 +83,7 @@ class FoldBatchNorm:
         _fold(trial, pairs)
         _compare(_floating(model, call), _floating(trial, call), pairs)
         _fold(model, pairs)
-        return [Merged(layer, norm) for layer, norm in pairs]
+        return [Folded(norm, (layer,)) for layer, norm in pairs]
 
 
 class _Calls:
@@ -148,7 +133,7 @@ class _Watched(Around):
         return y
 
 
-def _watched(model: nnx.Module, call: Callable[[nnx.Module], Any]) -> _Calls:
+def _watched(model: nnx.Module, call: Callable[[nnx.Module], object]) -> _Calls:
     """Call a copy of the model and record its calls."""
     copy = nnx.clone(model, graph=True)
     copy.eval()
@@ -188,7 +173,7 @@ def _fold(model: nnx.Module, pairs: Pairs) -> None:
             setattr(holder, name, merged)
 
 
-def _floating(model: nnx.Module, call: Callable[[nnx.Module], Any]) -> list[jax.Array]:
+def _floating(model: nnx.Module, call: Callable[[nnx.Module], object]) -> list[jax.Array]:
     """What the model computes in evaluation mode with all quantizers off."""
     copy = nnx.clone(model, graph=True)
     copy.eval()

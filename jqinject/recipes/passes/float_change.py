@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from jqinject.recipes.work import Work
 
 TOLERANCE = 1e-5
 """How far a float32 model's outputs may move, relative to the largest."""
-Change = Callable[[Any], Any]
+Change = Callable[[jax.Array], jax.Array]
 
 
 class FloatChange:
@@ -139,7 +139,7 @@ class FloatChange:
             **{name: before for _, _, online in done for name, before in online.items()},
         }
 
-    def _with(self, values: Mapping[str, Any]) -> nnx.Module:
+    def _with(self, values: Mapping[str, jax.Array]) -> nnx.Module:
         model = nnx.clone(self.work.model, graph=True)
         variables = ModelIndex(model).by_name
         for path in {path for _, changes, _ in self.done for path in changes}:
@@ -153,18 +153,12 @@ class FloatChange:
             model: with other parameters.
             online: the transforms before inputs that they are stored for; None for those of the work.
         """
-        before = self.work.model, self.work.online
-        self.work.model = model
-        if online is not None:
-            self.work.online = online
-        try:
-            stream = self.work.float_stream(self.work.calls[:1])
-            with jax.default_matmul_precision("highest"):
-                for _ in stream:
-                    pass
-                after = stream.outputs()
-        finally:
-            self.work.model, self.work.online = before
+        work = replace(self.work, model=model, online=self.work.online if online is None else online)
+        stream = work.float_stream(work.calls[:1])
+        with jax.default_matmul_precision("highest"):
+            for _ in stream:
+                pass
+            after = stream.outputs()
         pairs = zip(self._before, after, strict=True)
         return max(
             (moved_by(*pair) for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.inexact)), default=0.0
@@ -187,7 +181,7 @@ class FloatChange:
         return "no single site, but of all of them together"
 
 
-def _changed(value: Any, apply: Change) -> Any:
+def _changed(value: jax.Array, apply: Change) -> jax.Array:
     return jnp.asarray(apply(value.astype(jnp.float32))).astype(value.dtype)
 
 
@@ -196,6 +190,24 @@ def moved_by(before: jax.Array, after: jax.Array) -> float:
     first, second = (on_host(x).astype(np.float64) for x in (before, after))
     largest = np.abs(first).max(initial=0.0)
     return float(np.abs(first - second).max(initial=0.0) / (largest if largest > 0 else 1.0))
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A gain, or a batch normalization, that weights took over.
+
+    Attributes:
+        path: the gain's, or the module's.
+        sites: names of the sites or layers whose weights have it.
+        bias: what became of the bias that comes after it: "" without one, "folded", or "divided by the gain".
+    """
+
+    path: str
+    sites: tuple[str, ...]
+    bias: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: in {', '.join(self.sites)}{f'; its bias is {self.bias}' if self.bias else ''}"
 
 
 KeepOnline = Literal["never", "rest", "all"]

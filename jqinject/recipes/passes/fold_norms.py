@@ -9,45 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.passes.float_change import Change, FloatChange
-from jqinject.recipes.stream.flat_program import ContractionSite, Slot
+from jqinject.recipes.passes.float_change import Change, FloatChange, Folded
+from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut, Slot
 from jqinject.recipes.transforms.gains_and_biases import Gain, Gains, bias_of
 from jqinject.recipes.transforms.turning import turned_regions
 from jqinject.recipes.work import Work
-
-
-@dataclass(frozen=True)
-class Folded:
-    """A gain that weights took over.
-
-    Attributes:
-        path: the gain's.
-        sites: names of the sites whose weights have it.
-        bias: what became of the bias that comes after it: "" without one, "folded", or "divided by the gain".
-    """
-
-    path: str
-    sites: tuple[str, ...]
-    bias: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.path}: in {', '.join(self.sites)}{f'; its bias is {self.bias}' if self.bias else ''}"
-
-
-@dataclass(frozen=True)
-class NotFolded:
-    """A gain that stays.
-
-    Attributes:
-        path: the gain's.
-        reason: why.
-    """
-
-    path: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: stays: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -78,15 +44,16 @@ class FoldNorms:
 
     center: bool = False
 
-    def __call__(self, work: Work) -> list[Folded | NotFolded | Centred]:
+    def __call__(self, work: Work) -> list[Folded | LeftOut | Centred]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
         change.run()
         folding = _Folding(change)
-        done: list[Folded | NotFolded | Centred] = []
+        done: list[Folded | LeftOut | Centred] = []
         for slot, gains in folding.gains.by_parameter().items():
             why = gains if isinstance(gains, str) else folding.fold(slot, gains)
-            done.append(NotFolded(change.flat.parameters[slot], why) if isinstance(why, str) else why)
+            path = change.flat.parameters[slot]
+            done.append(LeftOut(path, "", f"stays: {why}") if isinstance(why, str) else why)
         change.finish()
         return [*done, *centred(work, repr(self))] if self.center else done
 

@@ -83,12 +83,7 @@ class LowRank:
                 "the update beside them would not see.\n  cure: leave out the pass that kept them, such as Rotate('R4')"
             )
         model, plans = with_low_rank(
-            work.model,
-            work.rules,
-            rank=self.rank,
-            inputs=work.inputs,
-            methods=work.methods,
-            allow_idle=work.allow_idle,
+            work.model, work.rules, rank=self.rank, **work.traced, allow_idle=work.allow_idle
         )
         work.quantize_with(model)
         adapters = adapters_of(model)

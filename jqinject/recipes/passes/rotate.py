@@ -14,36 +14,13 @@ import numpy as np
 from jqinject.core.transforms import Hadamard, Orthogonal, Transform
 from jqinject.ops import hadamard
 from jqinject.recipes.passes.float_change import FloatChange
-from jqinject.recipes.passes.scores import TurnedScores, turned_scores
+from jqinject.recipes.passes.scores import Rotated, turned_scores
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.transforms.axes import comes_from_nonlinearity
 from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
 from jqinject.recipes.work import Work
 
 KINDS = ("R1", "R2", "R3", "R4")
-
-
-@dataclass(frozen=True)
-class Rotated:
-    """What was done to the inputs of some sites.
-
-    Attributes:
-        kind: "R1", "R2" or "R4".
-        sites: their names.
-        block: how many channels are mixed by one matrix.
-        folded: the parameters that the matrix is in.
-        online: whether it also runs before the inputs.
-    """
-
-    kind: str
-    sites: tuple[str, ...]
-    block: int
-    folded: tuple[str, ...]
-    online: bool = False
-
-    def __str__(self) -> str:
-        where = f"{'online, its inverse in' if self.online else 'in'} {', '.join(self.folded)}"
-        return f"{self.kind} of {', '.join(self.sites)}: blocks of {self.block} channels, {where}"
 
 
 @dataclass(frozen=True, init=False)
@@ -104,12 +81,12 @@ class Rotate:
         more += ["full_size=True"] if self.full_size else []
         return f"Rotate({', '.join([*map(repr, self.kinds), *more])})"
 
-    def __call__(self, work: Work) -> list[Rotated | TurnedScores | LeftOut]:
+    def __call__(self, work: Work) -> list[Rotated | LeftOut]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
         change.run()
         scores, first = turned_scores(change.flat, work.rules, self._size) if "R3" in self.kinds else ([], ())
-        done: list[Rotated | TurnedScores | LeftOut] = [*scores]
+        done: list[Rotated | LeftOut] = [*scores]
         refused: set[str] = set()
         key = jax.random.key(self.seed)
         for site, region in turned_regions(change.flat):
@@ -149,7 +126,7 @@ class Rotate:
         refused = change.keep_online(site, Hadamard(None if size == channels else size))
         if refused:
             return [LeftOut(site.name, site.path, refused)]
-        return [Rotated("R4", (site.name,), size, (site.path,), online=True)]
+        return [Rotated("R4", (site.name,), size, (site.path,), online="its inverse")]
 
     def _size(self, channels: int, site: str) -> int:
         """How many channels one matrix mixes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -14,8 +14,7 @@ from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import operation_of
 from jqinject.proxy import transform_of
-from jqinject.quant import NoneActQuant
-from jqinject.recipes.online import NO_RULE, rule_like
+from jqinject.recipes.online import NO_RULE, declared_quantizer, rule_with_transform
 from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Product, Slot
 from jqinject.recipes.transforms.axes import followed
 
@@ -26,32 +25,28 @@ SIDES = ("lhs_quant", "rhs_quant")
 
 
 @dataclass(frozen=True)
-class TurnedScores:
-    """What was done to the queries and keys of a product.
+class Rotated:
+    """What was done to the inputs of some sites.
 
     Attributes:
-        site: name of the product.
+        kind: "R1", "R2", "R3" or "R4".
+        sites: their names.
         block: how many channels are mixed by one matrix.
-        cache: name of the cache that keeps turned keys; empty if none does.
-        note: why the keys' cache keeps them as they are; empty if it does not.
+        folded: the parameters that the matrix, or the inverse of an online one, is in.
+        online: where it also runs; empty if it does not.
     """
 
-    site: str
+    kind: str
+    sites: tuple[str, ...]
     block: int
-    cache: str = ""
-    note: str = ""
-    kind = "R3"
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """The product, as one of several sites."""
-        return (self.site,)
+    folded: tuple[str, ...] = ()
+    online: str = ""
 
     def __str__(self) -> str:
-        cached = f"before the cache {self.cache} and on what meets it"
-        note = f"; {self.note}" if self.note else ""
-        where = cached if self.cache else "on both operands"
-        return f"R3 of {self.site}: blocks of {self.block} channels, online, {where}{note}"
+        online = [f"online, {self.online}"] if self.online else []
+        folded = [f"in {', '.join(self.folded)}"] if self.folded else []
+        where = " ".join([*online, *folded])
+        return f"{self.kind} of {', '.join(self.sites)}: blocks of {self.block} channels, {where}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,7 @@ class _Scores:
 
 def turned_scores(
     flat: FlatProgram, rules: tuple[Rule, ...], size_of: Callable[[int, str], int]
-) -> tuple[list[TurnedScores | LeftOut], tuple[Rule, ...]]:
+) -> tuple[list[Rotated | LeftOut], tuple[Rule, ...]]:
     """The rules by which queries and keys go through a Hadamard matrix before they are quantized.
 
     The matrix is orthogonal, so the products stay; nothing is folded.
@@ -99,10 +94,15 @@ def turned_scores(
     Returns:
         What was done, and rules that come before all others.
     """
-    scores = _AllScores(flat)
-    turns = _Turns(rules, {x.product.name: size_of(x.channels, x.product.name) for x in scores.all})
-    done = [turns.turn(x, scores.note(x)) for x in scores.all]
-    return done, (*turns.rules_first.values(),)
+    scores, policy = _AllScores(flat), RulePolicy(rules)
+    done: list[Rotated | LeftOut] = []
+    first: dict[str, Rule] = {}
+    for x in scores.all:
+        size = size_of(x.channels, x.product.name)
+        record, more = _turned(x, scores.note(x), size, rules, policy)
+        done.append(record)
+        first |= more
+    return done, (*first.values(),)
 
 
 class _AllScores:
@@ -211,62 +211,40 @@ class _AllScores:
         return next(same, "")
 
 
-class _Turns:
-    """The rules for products and caches.
+def _turned(
+    scores: _Scores, note: str, size: int, rules: tuple[Rule, ...], policy: RulePolicy
+) -> tuple[Rotated | LeftOut, dict[str, Rule]]:
+    """What is done to one product, or why nothing is; and the rules for it and its cache, by name.
 
     Args:
+        scores: the product.
+        note: why the keys' cache keeps them as they are; empty if it does not.
+        size: how many channels one matrix mixes.
         rules: by which the model is to be quantized.
-        sizes: name of a product -> how many channels one matrix mixes.
-
-    Attributes:
-        rules_first: for products and caches by name, rules that come before all others.
+        policy: of these rules.
     """
-
-    def __init__(self, rules: tuple[Rule, ...], sizes: Mapping[str, int]) -> None:
-        self.rules, self.sizes, self.policy = rules, sizes, RulePolicy(rules)
-        self.rules_first: dict[str, Rule] = {}
-
-    def turn(self, scores: _Scores, note: str) -> TurnedScores | LeftOut:
-        """Add the rules for one product, or say why not."""
-        product, cache = scores.product, scores.cache
-        index = self.policy.rule_of(product.path, operation_of(product.operation), (), product.name)
-        took = NO_RULE if index is None else self.rules[index]
-        stored = None if cache is None else self._cache_quantizer(cache)
-        sides = [_quantizer(took, side, "input_quant") for side in SIDES]
-        why = _why_not(took, [*sides, stored], self.sizes[product.name])
-        if why:
-            return LeftOut(product.name, "", why)
-        transform = Hadamard(self.sizes[product.name])
-        quantizers: dict[str, Binding | None] = {"input_quant": None}
-        for side, own in zip(SIDES, sides, strict=True):
-            binding = Binding(NoneActQuant) if own is None else own
-            quantizers[side] = binding.let(pre_transform=transform)
-        overrides = {name: x for name, x in took.overrides if not name.startswith(("lhs_", "rhs_", "input_"))}
-        path = re.escape(product.name)
-        self.rules_first[product.name] = rule_like(took, path, quantizers, overrides, product.operation)
-        size = self.sizes[product.name]
-        if cache is None or stored is None or note:
-            return TurnedScores(product.name, size, note=note if stored is not None else "")
+    product, cache = scores.product, scores.cache
+    index = policy.rule_of(product.path, operation_of(product.operation), (), product.name)
+    took = NO_RULE if index is None else rules[index]
+    stored = None
+    if cache is not None:
+        index = policy.cache_rule_of(cache.writer, cache.name)
+        if index is not None and not rules[index].keeps_float:
+            stored = declared_quantizer(rules[index], "cache_quant")
+    sides = {side: declared_quantizer(took, side, "input_quant") for side in SIDES}
+    why = _why_not(took, [*sides.values(), stored], size)
+    if why:
+        return LeftOut(product.name, "", why), {}
+    transform = Hadamard(size)
+    path, where = re.escape(product.name), "on both operands"
+    more = {product.name: rule_with_transform(took, path, sides, transform, product.operation)}
+    if cache is not None and stored is not None and not note:
         turned = stored.let(pre_transform=transform)
-        self.rules_first[cache.name] = Rule(re.escape(cache.name), cache_quant=turned)
-        return TurnedScores(product.name, size, cache.name)
-
-    def _cache_quantizer(self, cache: _KeyCache) -> Binding | None:
-        index = self.policy.cache_rule_of(cache.writer, cache.name)
-        if index is None or self.rules[index].keeps_float:
-            return None
-        return _quantizer(self.rules[index], "cache_quant")
-
-
-def _quantizer(rule: Rule, *slots: str) -> Binding | None:
-    """What a rule declares for the first of some slots that it has, with the rule's overrides."""
-    for slot in slots:
-        quantizer = rule.quantizer(slot)
-        if quantizer is not None:
-            prefix = slot.removesuffix("quant")
-            own = {name.removeprefix(prefix): x for name, x in rule.overrides if name.startswith(prefix)}
-            return (quantizer if isinstance(quantizer, Binding) else Binding(quantizer)).let(**own)
-    return None
+        more[cache.name] = Rule(re.escape(cache.name), cache_quant=turned)
+        where = f"before the cache {cache.name} and on what meets it"
+    elif stored is not None and note:
+        where = f"{where}; {note}"
+    return Rotated("R3", (product.name,), size, online=where), more
 
 
 def _why_not(took: Rule, quantizers: Sequence[Binding | None], size: int) -> str:

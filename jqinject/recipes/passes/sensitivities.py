@@ -15,8 +15,10 @@ from jqinject.program import Call, SplitCall, dotted
 from jqinject.recipes.quantized_parameter import QuantizedParameter
 from jqinject.recipes.solvers.solver import output_error
 from jqinject.recipes.stream.stream import Visit
+from jqinject.recipes.work import Work
 
 Values = dict[str, jax.Array]
+Choices = Sequence[Mapping[str, QuantizedParameter]]
 Loss = Callable[[Any, Any], jax.Array]
 Outputs = Callable[[Values], list[jax.Array]]
 LossOf = Callable[[Values], jax.Array]
@@ -25,59 +27,43 @@ WHOLE_MODEL = (*NEEDS_LOSS, "hessian", "kl")
 """Those for which the whole model runs."""
 
 
-class ModelSensitivity:
-    """Changes single parameters of a float model, and measures what becomes of its outputs or its loss.
+def errors_of_model(
+    work: Work, choices: Choices, paths: Sequence[str], kind: str, loss: Loss | None
+) -> Callable[[str], list[float]]:
+    """From the path of a parameter to the measure with it alone rounded, at each width: the mean over all batches.
 
     Args:
-        model: an NNX module, in evaluation mode; it is not changed.
-        calls: of it.
-        batches: which the calls were made of, for the loss.
-        paths: of the parameters.
+        work: with the float model and the data.
+        choices: for each width, the quantized parameters.
+        paths: of the parameters that are measured.
         kind: which measure, see `AllocateBits`.
         loss: of a model and a batch, or None.
     """
+    variables = ModelIndex(work.model).by_name
+    values: Values = {path: variables[path].get_value() for path in paths}
+    pairs = zip(work.calls, work.batches, strict=True)
+    # Compiled once for all parameters.
+    measures = [jax.jit(_measure(work.model, call, batch, kind, loss)) for call, batch in pairs]
 
-    def __init__(
-        self,
-        model: nnx.Module,
-        calls: Sequence[Call],
-        batches: Sequence[object],
-        paths: Sequence[str],
-        kind: str,
-        loss: Loss | None,
-    ) -> None:
-        self._model, self._kind, self._loss = model, kind, loss
-        self._batches = list(zip(calls, batches, strict=True))
-        variables = ModelIndex(model).by_name
-        self._values: Values = {path: variables[path].get_value() for path in paths}
-        self._measured: dict[int, Callable[[Values, Values], jax.Array]] = {}
+    def error(parameter: QuantizedParameter) -> float:
+        path = parameter.name
+        rounded = parameter.nearest(parameter.value.astype(jnp.float32)).astype(values[path].dtype)
+        errors = [float(measure(values, {**values, path: rounded})) for measure in measures]
+        return sum(errors) / len(errors)
 
-    def of(self, path: str, value: jax.Array) -> float:
-        """The measure for other numbers of one parameter, the mean over all batches.
+    return lambda path: [error(parameters[path]) for parameters in choices]
 
-        Args:
-            path: of the parameter.
-            value: its other numbers.
-        """
-        before = self._values[path]
-        changed = {**self._values, path: value.astype(before.dtype)}
-        measures = [float(self._measure(place)(self._values, changed)) for place in range(len(self._batches))]
-        return sum(measures) / len(measures)
 
-    def _measure(self, place: int) -> Callable[[Values, Values], jax.Array]:
-        """The measure by one batch, compiled once for all parameters."""
-        if place not in self._measured:
-            call, batch = self._batches[place]
-            outputs = partial(_outputs, SplitCall(self._model, call))
-            if self._kind == "kl":
-                self._measured[place] = jax.jit(partial(_divergence, outputs))
-            elif self._kind == "hessian" and self._loss is None:
-                self._measured[place] = jax.jit(partial(_distance, outputs))
-            else:
-                assert self._loss is not None, "checked by AllocateBits"
-                loss = partial(_loss, self._model, self._loss, batch)
-                self._measured[place] = jax.jit(partial(BY_LOSS[self._kind], loss))
-        return self._measured[place]
+def _measure(
+    model: nnx.Module, call: Call, batch: object, kind: str, loss: Loss | None
+) -> Callable[[Values, Values], jax.Array]:
+    """The measure by one batch: of the parameters as they are, and of others."""
+    outputs = partial(_outputs, SplitCall(model, call))
+    if kind == "kl":
+        return partial(_divergence, outputs)
+    if loss is None:
+        return partial(_distance, outputs)
+    return partial(BY_LOSS[kind], partial(_loss, model, loss, batch))
 
 
 def _filled(state: Any, values: Values, begin: int) -> Any:
@@ -161,26 +147,12 @@ def _curvature(loss: LossOf, values: Values, changed: Values) -> jax.Array:
 BY_LOSS = {"gradient": _gradient, "fisher": _fisher, "hessian": _curvature}
 
 
-def of_model(
-    measured: ModelSensitivity, path: str, choices: Mapping[int, Mapping[str, QuantizedParameter]]
-) -> dict[int, float]:
-    """The measure with a parameter rounded at each width.
-
-    Args:
-        measured: of the model.
-        path: of the parameter.
-        choices: width -> the quantized parameters.
-    """
-    at_widths = {bits: parameters[path] for bits, parameters in choices.items()}
-    return {bits: measured.of(path, x.nearest(x.value.astype(jnp.float32))) for bits, x in at_widths.items()}
-
-
-def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParameter]]) -> dict[int, float]:
+def errors_of_output(visit: Visit, choices: Choices) -> list[float]:
     """The relative error of a site's output at each width.
 
     Args:
         visit: of the site.
-        choices: width -> the quantized parameters.
+        choices: for each width, the quantized parameters.
     """
     statistics = visit.statistics("hessian")
     original = jnp.asarray(visit.original, jnp.float32)
@@ -189,4 +161,4 @@ def of_output(visit: Visit, choices: Mapping[int, Mapping[str, QuantizedParamete
     def error(parameter: QuantizedParameter) -> float:
         return output_error(visit.site.weights(parameter.nearest(original)) - weights, weights, statistics)
 
-    return {bits: error(parameters[visit.site.path]) for bits, parameters in choices.items()}
+    return [error(parameters[visit.site.path]) for parameters in choices]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -34,7 +34,6 @@ class Solving:
 
     Attributes:
         values: the parameter as it is now, float32.
-        taken: for each of its numbers in order, whether a site has put it on the grid.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class Solving:
         self.values = self.original = self._float if update is None else self._float - update
         # One number for those of an axis that share a scale: it takes as much as the weight otherwise.
         self._scale, self._zero_point = map(shared, parameter.measure(self.values))
-        self.taken = np.zeros((original.size,), bool)
 
     def solve(
         self, visit: Visit, solver: Solver, journal: Journal, integers: tuple[int, bool] | None
@@ -71,7 +69,6 @@ class Solving:
         scale, zero_point = self._spread()
         self._scale = shared(written(scale, "scale"))
         self._zero_point = shared(written(zero_point, "zero_point"))
-        site.places.mark(self.taken)
         visit.put(self.values)
         nearest, solved = float(chosen["nearest"]), float(chosen["solved"])
         return Solved(site.name, site.path, nearest, solved, int(chosen["unseen"]))
@@ -247,81 +244,62 @@ class Solve:
         Warns:
             UserWarning: parameters that no site solves.
         """
-        parameters, left = unshared(work.parameters())
-        stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
-        last = {site.path: site.name for site in stream.sites}
+        parameters, inputs = work.parameters(), work.input_quantizers
+        stream = work.stream(self.quantize_inputs)
+        plan, left = _planned(parameters, stream)
         solved: list[Solved] = []
         begun: dict[str, Solving] = {}
-        complete: dict[str, bool] = {}
         for visit in work.bar(stream, "solving"):
-            site, name = visit.site, visit.site.path
-            if name not in parameters:
+            site, path = visit.site, visit.site.path
+            if site.name not in plan.get(path, ()):
                 continue
-            if name not in begun:
-                begun[name] = Solving(parameters[name], visit.original, stream.updates.get(site.path))
-            if not site.places.all_in(begun[name].taken):
-                integers = inputs.integers(site, visit.operand)
-                solved.append(begun[name].solve(visit, self.solver, work.journal, integers))
-            if last[name] == site.name:
+            if site.name == plan[path][0]:
+                begun[path] = Solving(parameters[path], visit.original, stream.updates.get(path))
+            integers = inputs.integers(site, visit.operand)
+            solved.append(begun[path].solve(visit, self.solver, work.journal, integers))
+            if site.name == plan[path][-1]:
                 # Nothing is held of a parameter whose last site is solved but what the model holds.
-                complete[name] = bool(begun[name].taken.all())
-                begun.pop(name).finish()
-        left += not_solved(parameters, complete, stream)
+                begun.pop(path).finish()
         if left:
             warnings.warn("Solve:\n" + "\n".join(f"  {reason}" for reason in left), stacklevel=3)
         return [*solved, *left]
 
     def explain(self, work: Work) -> list[Solvable | NotSolved]:
         """See `Pass`."""
-        parameters, left = unshared(work.parameters())
-        stream, inputs = work.stream(self.quantize_inputs), work.input_quantizers
-        plan: list[Solvable | NotSolved] = []
-        taken: dict[str, np.ndarray] = {}
+        parameters, inputs = work.parameters(), work.input_quantizers
+        stream = work.stream(self.quantize_inputs)
+        plan, left = _planned(parameters, stream)
+        sites: list[Solvable | NotSolved] = []
         for site in stream.sites:
-            name = site.path
-            if name not in parameters:
-                continue
-            parameter = parameters[name]
-            assert parameter.grid is not None, "or it has raised"
-            flags = taken.setdefault(name, np.zeros(parameter.value.size, bool))
-            if site.places.all_in(flags):
-                plan.append(NotSolved(name, f"{site.name} contracts it too, after it is solved"))
-                continue
-            site.places.mark(flags)
-            bits = inputs.bits(site) if self.quantize_inputs else None
-            quantizer = parameter.proxy.binding.base.__name__
-            plan.append(Solvable(site.name, name, site.matrices.weight.sizes, quantizer, bits))
-        complete = {name: bool(flags.all()) for name, flags in taken.items()}
-        return [*plan, *left, *not_solved(parameters, complete, stream)]
+            path = site.path
+            if site.name in plan.get(path, ()):
+                assert parameters[path].grid is not None, "or it has raised"
+                bits = inputs.bits(site) if self.quantize_inputs else None
+                quantizer = parameters[path].proxy.binding.base.__name__
+                sites.append(Solvable(site.name, path, site.matrices.weight.sizes, quantizer, bits))
+            elif path in plan:
+                sites.append(NotSolved(path, f"{site.name} contracts it too, after it is solved"))
+        return [*sites, *left]
 
 
-def unshared(
-    parameters: Mapping[str, QuantizedParameter],
-) -> tuple[dict[str, QuantizedParameter], list[NotSolved]]:
-    """The parameters whose quantizer is their own, and the others.
-
-    Args:
-        parameters: those that are quantized, by path.
-    """
-    own = {name: x for name, x in parameters.items() if x.proxy.served_layers == 1}
-    why = "its layer shares the quantizer with others, whose scales cannot be kept for it alone"
-    return own, [NotSolved(name, why) for name in parameters if name not in own]
-
-
-def not_solved(
-    parameters: Mapping[str, QuantizedParameter], complete: Mapping[str, bool], stream: Stream
-) -> Iterator[NotSolved]:
-    """The parameters of which some numbers were not solved.
-
-    Args:
-        parameters: those that are quantized, by path.
-        complete: of those that sites contract, whether these contract all of their numbers.
-        stream: that went through the model.
-    """
+def _planned(
+    parameters: Mapping[str, QuantizedParameter], stream: Stream
+) -> tuple[dict[str, list[str]], list[NotSolved]]:
+    """The names of the sites that solve each parameter, in order; and the parameters that none solves as a whole."""
     reasons = {site.path: f"{site.name}: {site.reason}" for site in stream.flat.left_out}
-    for name in parameters:
-        reason = reasons.get(name, "no call of the calibration data contracts it")
-        if name not in complete:
-            yield NotSolved(name, reason)
-        elif not complete[name]:
-            yield NotSolved(name, f"a part of it; {reason}")
+    plan: dict[str, list[str]] = {}
+    left: list[NotSolved] = []
+    for path, parameter in parameters.items():
+        if parameter.proxy.served_layers != 1:
+            why = "its layer shares the quantizer with others, whose scales cannot be kept for it alone"
+            left.append(NotSolved(path, why))
+            continue
+        taken, plan[path] = np.zeros(parameter.value.size, bool), []
+        for site in stream.sites:
+            if site.path == path and not site.places.all_in(taken):
+                site.places.mark(taken)
+                plan[path].append(site.name)
+        if not taken.all():
+            why = reasons.get(path, "no call of the calibration data contracts it")
+            left.append(NotSolved(path, f"a part of it; {why}" if plan[path] else why))
+    return plan, left
