@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3937,
     "inject": 1340,
-    "model": 5680,
+    "model": 5697,
     "native": 201,
     "nn": 3565,
     "odml": 347,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flax import nnx
@@ -115,7 +115,7 @@ def rules_report(
     return RulesReport(checked, tuple(plan.layers.values()), names, plan.idle, unseen, covered)
 
 
-def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: Plan) -> Iterator[str]:
+def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: Plan) -> list[str]:
     """Paths of the static ranges that rules would create, or share before they have seen data.
 
     Args:
@@ -123,13 +123,15 @@ def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: Plan) -> Itera
         planned: the abstract quantized model.
         plan: by which it was quantized.
     """
-    known = {*static_ranges(index)}
+    listed = {*static_ranges(index)}
     for path, entry in plan.layers.items():
         rule = Rule() if entry.rule is None else plan.rules[entry.rule]
         for slot in entry.slots:
             shared = rule.quantizer(slot)
             if isinstance(shared, StaticRange) and shared.has_range():
-                known.add(".".join((*path, slot)))
-    for path, holder in static_ranges(ModelIndex(planned)).items():
-        if holder.has_range() is not None and path not in known:
-            yield path
+                listed.add(".".join((*path, slot)))
+    ranges = static_ranges(ModelIndex(planned)).items()
+    new = (path for path, holder in ranges if holder.has_range() is not None and path not in listed)
+    # Shapes alone have lost the order of the model's attributes.
+    places = {".".join(path): at for at, path in enumerate(plan.layers)}
+    return sorted(new, key=lambda path: places.get(path.rpartition(".")[0], len(places)))
