@@ -14,7 +14,7 @@ from flax import nnx
 from jqinject.dot import FrozenParam
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, uses_by_path
-from jqinject.model.quantizing.rule_policy import OURS, Plan
+from jqinject.model.quantizing.rule_policy import OURS, QuantizationPlan
 from jqinject.model.quantizing.rules import Rule, matches_path
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted
@@ -91,7 +91,7 @@ def _roles(use: WeightUse) -> list[str]:
     return roles
 
 
-def plan_adapters(plan: Plan, rank: Rank) -> tuple[PlannedAdapter, ...]:
+def plan_adapters(plan: QuantizationPlan, rank: Rank) -> tuple[PlannedAdapter, ...]:
     """The adapters of the parameters that rules take.
 
     Raises:
@@ -353,7 +353,7 @@ def _listed(paths: list[str]) -> str:
     return ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
 
 
-def check_bases(plan: Plan) -> None:
+def check_bases(plan: QuantizationPlan) -> None:
     """Refuse rules that take nothing, and quantizers that are proxies."""
     if plan.idle:
         weights = dict.fromkeys(dotted(use.weight_path) for use in plan.found.uses)

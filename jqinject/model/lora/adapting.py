@@ -32,7 +32,7 @@ from jqinject.model.lora.adapter_plan import (
 from jqinject.model.quantizing.quantize_model import quantize_program
 from jqinject.model.quantizing.rule_policy import (
     Methods,
-    Plan,
+    QuantizationPlan,
     RulePolicy,
     call_with,
     has_arguments,
@@ -140,7 +140,7 @@ def lora(
             "lora finds the contractions of a model by tracing it.\n"
             "  cure: lora(model, rules, inputs=(x,), ...), with arrays or jax.ShapeDtypeStructs"
         )
-    plan = Plan.of(model, RulePolicy(checked, into_layers=True), calls)
+    plan = QuantizationPlan.of(model, index, RulePolicy(checked, into_layers=True), calls)
     check_bases(plan)
     adapters = plan_adapters(plan, ranks)
 
@@ -154,7 +154,7 @@ def lora(
 
 def _adapted(
     model: Model,
-    plan: Plan,
+    plan: QuantizationPlan,
     planned: tuple[PlannedAdapter, ...],
     numbers: tuple[float | None, float],
     rngs: nnx.Rngs,
@@ -232,11 +232,11 @@ def with_low_rank(
         )
     refuse_bias_quantizers(checked, "LowRank")
     model = nnx.clone(model, graph=True)
-    plan = Plan.of(model, RulePolicy(checked, into_layers=True), calls)
+    index = ModelIndex(model)
+    plan = QuantizationPlan.of(model, index, RulePolicy(checked, into_layers=True), calls)
     if not allow_idle:
         check_bases(plan)
     bases = plan.parameters
-    index = ModelIndex(model)
     adapters, planned = {}, {}
     for wide in plan_adapters(plan, checked_rank(rank)):
         name = place_name(wide.path)
@@ -255,7 +255,7 @@ def with_low_rank(
     return model, planned
 
 
-def _check_followed(model: nnx.Module, plan: Plan, planned: tuple[PlannedAdapter, ...]) -> None:
+def _check_followed(model: nnx.Module, plan: QuantizationPlan, planned: tuple[PlannedAdapter, ...]) -> None:
     """See that every contraction has its update, and note look-ups whose rows are not contracted.
 
     A parameter that is indexed before it is contracted is from then on dequantized first, so that the update follows.
@@ -283,7 +283,7 @@ def _check_followed(model: nnx.Module, plan: Plan, planned: tuple[PlannedAdapter
 
 
 def _without_update(
-    model: nnx.Module, plan: Plan, planned: tuple[PlannedAdapter, ...]
+    model: nnx.Module, plan: QuantizationPlan, planned: tuple[PlannedAdapter, ...]
 ) -> tuple[set[tuple[Path, str]], list[PlannedAdapter]]:
     """What is adapted, and the plans of which a contraction is not."""
     adapted = find_sites(model, plan.policy, plan.calls).adapted

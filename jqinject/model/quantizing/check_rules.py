@@ -11,7 +11,13 @@ from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.inspect.coverage import coverage_of
-from jqinject.model.quantizing.rule_policy import OURS, Plan, RulePolicy, has_arguments, needs_inputs
+from jqinject.model.quantizing.rule_policy import (
+    OURS,
+    QuantizationPlan,
+    RulePolicy,
+    has_arguments,
+    needs_inputs,
+)
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, nearest_pattern
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.program import HELD, Call, QuantizedProgram
@@ -42,7 +48,7 @@ def check_model(
         )
 
 
-def check_plan(index: ModelIndex, model: nnx.Module, plan: Plan) -> None:
+def check_plan(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) -> None:
     """Refuse rules that take nothing, and rules that quantize nothing."""
     rules, layers = plan.rules, plan.layers.values()
     _check_caches(plan)
@@ -89,7 +95,7 @@ def _unreached(
     return "  weights that they match, and that are not reached:\n" + "".join(lines) + more if names else ""
 
 
-def _check_caches(plan: Plan) -> None:
+def _check_caches(plan: QuantizationPlan) -> None:
     """Refuse a rule for caches that takes none."""
     idle = [
         rule
@@ -159,7 +165,7 @@ def is_asked(path: str, rules: Sequence[Rule]) -> bool:
     return False
 
 
-def warn_of_low_coverage(index: ModelIndex, model: nnx.Module, plan: Plan) -> None:
+def warn_of_low_coverage(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) -> None:
     """Warn if less than half of the bytes that the rules ask for are reached.
 
     Args:

@@ -19,7 +19,7 @@ from jqinject.model.quantizing.check_rules import check_model, check_plan, warn_
 from jqinject.model.quantizing.parameter_sites import parameter_site, tied_to_layers
 from jqinject.model.quantizing.rule_policy import (
     Methods,
-    Plan,
+    QuantizationPlan,
     RulePolicy,
     call_with,
     has_arguments,
@@ -132,16 +132,16 @@ def quantize(
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
     check_model(index, model, checked, calls)
-    plan = Plan.of(model, RulePolicy(checked), calls)
+    plan = QuantizationPlan.of(model, index, RulePolicy(checked), calls)
     if not allow_idle:
         check_plan(index, model, plan)
-    apply = planned_model if index.is_abstract else _quantized
-    quantized = apply(model, plan, rngs)
+    abstract = index.is_abstract
+    quantized = planned_model(model, plan, rngs) if abstract else _quantized(model, index, plan, rngs)
     warn_of_low_coverage(index, quantized, plan)
     return quantized
 
 
-def planned_model(model: Model, plan: Plan, rngs: nnx.Rngs | None = None) -> Model:
+def planned_model(model: Model, plan: QuantizationPlan, rngs: nnx.Rngs | None = None) -> Model:
     """Return the abstract quantized model, of shapes alone.
 
     Args:
@@ -149,19 +149,19 @@ def planned_model(model: Model, plan: Plan, rngs: nnx.Rngs | None = None) -> Mod
         plan: of it.
         rngs: see `quantize`.
     """
-    return nnx.eval_shape(lambda model: _quantized(model, plan, rngs), model)
+    return nnx.eval_shape(lambda model: _quantized(model, ModelIndex(model), plan, rngs), model)
 
 
-def _quantized(model: Model, plan: Plan, rngs: nnx.Rngs | None) -> Model:
+def _quantized(model: Model, index: ModelIndex, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> Model:
     """A model whose layers and program have the quantizers of the rules; changed in place."""
-    _quantize_layers(dict(ModelIndex(model).places), plan, rngs)
+    _quantize_layers(dict(index.places), plan, rngs)
     outside = plan.found.sites or any(use.quantizer is not None for use in plan.found.uses)
     if outside or throws_away(model, plan.policy, plan.calls if has_arguments(plan.calls) else ()):
         quantize_program(model, plan, rngs)
     return model
 
 
-def _quantize_layers(nodes: Mapping[Path, Any], plan: Plan, rngs: nnx.Rngs | None) -> None:
+def _quantize_layers(nodes: Mapping[Path, Any], plan: QuantizationPlan, rngs: nnx.Rngs | None) -> None:
     reuse = LayerReuse()
     for path, entry in plan.layers.items():
         if entry.rule is not None and entry.slots:
@@ -177,7 +177,7 @@ def _quantize_layers(nodes: Mapping[Path, Any], plan: Plan, rngs: nnx.Rngs | Non
                 raise
 
 
-def quantize_program(model: nnx.Module, plan: Plan, rngs: nnx.Rngs | None) -> None:
+def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> None:
     """Let a model's methods run as programs, with the quantizers that were planned for them."""
     index, sites = ModelIndex(model), plan.found.sites
     tied = tied_to_layers(index, plan.parameters)

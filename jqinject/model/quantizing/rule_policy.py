@@ -208,7 +208,7 @@ def needs_inputs(index: ModelIndex, rules: tuple[Rule, ...]) -> bool:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QuantizationPlan:
     """What rules quantize in a float model.
 
     Attributes:
@@ -230,9 +230,11 @@ class Plan:
     used: frozenset[int]
 
     @classmethod
-    def of(cls, model: nnx.Module, policy: RulePolicy, calls: tuple[Call, ...]) -> Plan:
+    def of(
+        cls, model: nnx.Module, index: ModelIndex, policy: RulePolicy, calls: tuple[Call, ...]
+    ) -> QuantizationPlan:
         """Plan a model; calls with arguments are traced, unless the model itself is a layer that a rule takes."""
-        layers = {} if policy.into_layers else plan_layers(ModelIndex(model), policy.rules)
+        layers = {} if policy.into_layers else plan_layers(index, policy.rules)
         watching = _Watching(policy.rules, policy.into_layers)
         own = layers.get(())
         traced = calls if has_arguments(calls) and not (own is not None and own.slots) else ()

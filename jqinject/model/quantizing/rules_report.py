@@ -11,7 +11,7 @@ from jqinject.core import StaticRange
 from jqinject.model.inspect import page
 from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.quantizing.quantize_model import planned_model
-from jqinject.model.quantizing.rule_policy import Methods, Plan, RulePolicy, traced_calls
+from jqinject.model.quantizing.rule_policy import Methods, QuantizationPlan, RulePolicy, traced_calls
 from jqinject.model.quantizing.rules import LayerRule, Rule, check_operations, checked_rules
 from jqinject.model.walk import ModelIndex, static_ranges, uncalibrated
 from jqinject.program import Call, QuantizedProgram
@@ -102,7 +102,7 @@ def rules_report(
     call = Call(inputs, kwargs) if inputs or kwargs else None
     calls = traced_calls(model, call, methods, "rules_report")
     index = ModelIndex(model)
-    plan = Plan.of(model, RulePolicy(checked), calls)
+    plan = QuantizationPlan.of(model, index, RulePolicy(checked), calls)
     unseen, planned = uncalibrated(index), model
     if not isinstance(model, QuantizedProgram):
         planned = planned_model(model, plan)
@@ -115,7 +115,7 @@ def rules_report(
     return RulesReport(checked, tuple(plan.layers.values()), names, plan.idle, unseen, covered)
 
 
-def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: Plan) -> list[str]:
+def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: QuantizationPlan) -> list[str]:
     """Paths of the static ranges that rules would create, or share before they have seen data.
 
     Args:
