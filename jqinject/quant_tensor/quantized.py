@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -350,7 +351,8 @@ def split_payload(x: Any) -> tuple[Any, Any]:
     Python function to flatten it.
 
     Args:
-        x: anything; what is no QuantTensor, or keeps no payload on a grid of static widths, stays as it is.
+        x: anything; what is no QuantTensor, keeps no payload on a grid of static widths, or has a value that is traced
+            (derivatives go to it), stays as it is.
 
     Example:
         >>> from jqinject.quant_tensor import IntQuantTensor
@@ -359,6 +361,8 @@ def split_payload(x: Any) -> tuple[Any, Any]:
         Array([ 1.5, -1. ], dtype=float32)
     """
     if not isinstance(x, QuantTensor) or x._payload is None or not isinstance(x.bit_width, int):
+        return x, None
+    if isinstance(x._array, jax.core.Tracer) or isinstance(x._carrier, jax.core.Tracer):
         return x, None
     arrays = x._payload, x._scale, x._zero_point, x._levels
     return arrays, (x._grid, x._dtype, x._scale_dtype, x._layout, type(x))
