@@ -351,6 +351,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             assert placed is not None, "the table has no kernel for a layer without a contraction"
             arrays = arrays_of(choice, x, weight, bias)
             return placed.contract(self, choice, arrays, grad_quant, out_sharding)
+        weight = self._quantized_weight(x) if isinstance(weight, FrozenParam) else weight
         x, weight, bias = map(_array_of, (x, weight, bias))
         parameters = ParameterView(self, {self.weight_name: weight, "bias": bias})
         return self._parent_forward(parameters, x, out_sharding), None
@@ -460,7 +461,5 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
 
 
 def _array_of(operand: Any) -> Any:
-    """The floats of an operand of any kind; None for none."""
-    if isinstance(operand, FrozenParam):
-        return operand.quant_tensor().value
+    """The floats of an operand; None for none."""
     return operand.value if isinstance(operand, QuantTensor) else operand
