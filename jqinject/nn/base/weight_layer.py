@@ -461,5 +461,5 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
 
 
 def _array_of(operand: Any) -> Any:
-    """The floats of an operand; None for none."""
+    """The floats of an operand; without a bias, None."""
     return operand.value if isinstance(operand, QuantTensor) else operand
