@@ -19,7 +19,7 @@ CODE_LINES = {
     "catalogue": 679,
     "core": 4393,
     "demo": 356,
-    "dot": 4236,
+    "dot": 4238,
     "export": 673,
     "formats": 3937,
     "inject": 1340,

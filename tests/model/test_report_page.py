@@ -15,6 +15,7 @@ import jqinject
 import jqinject.quant as q
 from jqinject.dot import QDotGeneral
 from jqinject.model.inspect.layer_numbers import Clipped, histogram
+from jqinject.model.inspect.page import histogram_chart
 from jqinject.nn import QuantCheckpoint, QuantIdentity, QuantLinear, QuantReLU
 from jqinject.quant.aqt import config_v4
 
@@ -355,6 +356,11 @@ def test_outliers_leave_room_for_the_others():
     assert counts.sum() == 1000 and edges[0] == -128 and edges[-1] == 1000
     assert np.all(np.diff(edges) > 0)
     assert counts[-1] == 1 and np.sum(counts > 0) > 6, "the others do not share a bin"
+    chart = histogram_chart("x", drawn)
+    low, high = (float(at) for at in re.findall(r'class="clip" x1="([\d.]+)"', chart))
+    edges_drawn = np.linspace(8, 312, len(edges))  # bars have one width
+    place = int(np.searchsorted(edges, 127.0)) - 1
+    assert low == edges_drawn[0] and edges_drawn[place] - 0.05 <= high <= edges_drawn[place + 1] + 0.05
 
 
 def test_a_page_without_numbers():

@@ -153,8 +153,10 @@ def stored_product(
         return None
     if packed is not None and table is not None:
         numbers = packed_rows(packed, payload.shape, rows, free[1])
+    elif payload.dtype == jnp.int8:
+        numbers, table = as_rows(payload, rows.rhs, free[1]), None
     else:
-        numbers, table = as_rows(payload, rows.rhs, free[1]) if payload.dtype == jnp.int8 else None, None
+        return None
     if numbers is None:
         return None
     scales, by_column = scales_of(scale, zero, payload.shape, rows, free[1])

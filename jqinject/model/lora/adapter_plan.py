@@ -98,7 +98,7 @@ def plan_adapters(plan: QuantizationPlan, rank: Rank) -> tuple[PlannedAdapter, .
         ValueError: a pattern of ranks matches nothing that is contracted and taken by a rule.
     """
     planned, candidates, matched = [], [], set()
-    for path, uses in uses_by_path(plan.found.uses).items():
+    for path, uses in uses_by_path(plan.outside.uses).items():
         contractions = tuple(use for use in uses if use.operation != "take")
         if not any((path, use.operation) in plan.taken for use in contractions):
             continue
@@ -356,7 +356,7 @@ def _listed(paths: list[str]) -> str:
 def check_bases(plan: QuantizationPlan) -> None:
     """Refuse rules that take nothing, and quantizers that are proxies."""
     if plan.idle:
-        weights = dict.fromkeys(dotted(use.weight_path) for use in plan.found.uses)
+        weights = dict.fromkeys(dotted(use.weight_path) for use in plan.outside.uses)
         shown = "\n".join(f"    {plan.rules[index]}" for index in plan.idle)
         raise ValueError(
             f"lora: rules that take nothing (the first rule that matches wins):\n{shown}\n"

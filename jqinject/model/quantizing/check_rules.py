@@ -53,7 +53,7 @@ def check_plan(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) -> 
     rules, layers = plan.rules, plan.layers.values()
     _check_caches(plan)
     if plan.idle:
-        weights = dict.fromkeys(place_name(use.weight_path) for use in plan.found.uses)
+        weights = dict.fromkeys(place_name(use.weight_path) for use in plan.outside.uses)
         names = [*(entry.path for entry in layers), *weights]
         shown = "\n".join(f"    {rules[at]}{nearest_pattern(rules[at], names)}" for at in plan.idle)
         paths = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
@@ -63,7 +63,7 @@ def check_plan(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) -> 
             f"  layers here: {paths or 'none'}\n{unreached}"
             "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
         )
-    if not (plan.parameters or plan.found.sites or any(entry.slots for entry in layers)):
+    if not (plan.parameters or plan.outside.sites or any(entry.slots for entry in layers)):
         shown = "\n".join(f"    {rule}" for rule in rules)
         raise ValueError(
             f"these rules quantize nothing: what they match stays float.\n{shown}\n"

@@ -155,8 +155,8 @@ def planned_model(model: Model, plan: QuantizationPlan, rngs: nnx.Rngs | None = 
 def _quantized(model: Model, index: ModelIndex, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> Model:
     """A model whose layers and program have the quantizers of the rules; changed in place."""
     _quantize_layers(dict(index.places), plan, rngs)
-    outside = plan.found.sites or any(use.quantizer is not None for use in plan.found.uses)
-    if outside or throws_away(model, plan.policy, plan.calls if has_arguments(plan.calls) else ()):
+    has_sites = plan.outside.sites or any(use.quantizer is not None for use in plan.outside.uses)
+    if has_sites or throws_away(model, plan.policy, plan.calls if has_arguments(plan.calls) else ()):
         quantize_program(model, plan, rngs)
     return model
 
@@ -179,7 +179,7 @@ def _quantize_layers(nodes: Mapping[Path, Any], plan: QuantizationPlan, rngs: nn
 
 def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> None:
     """Let a model's methods run as programs, with the quantizers that were planned for them."""
-    index, sites = ModelIndex(model), plan.found.sites
+    index, sites = ModelIndex(model), plan.outside.sites
     tied = tied_to_layers(index, plan.parameters)
     quantizers = {name: quantizer_at(site, rngs) for name, site in sites.items()}
     weights = {
@@ -196,7 +196,7 @@ def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs |
     for site in caches:
         check_cache_quantizer(site, quantizers[site.name])
     stacks = {name: len(site.stack) for name, site in sites.items() if site.stack}
-    same, unstored = plan.found.same, plan.unstored
+    same, unstored = plan.outside.same, plan.unstored
     modules = OpQuantizers(plan.policy, quantizers, weights, tied, caches, same, unstored, stacks)
     setattr(model, HELD, modules)
 

@@ -215,7 +215,7 @@ class QuantizationPlan:
         policy: with the rules.
         calls: that were traced, one for each method.
         layers: path -> the rule of a layer; empty if layers are looked into.
-        found: what the calls contract and look up outside of these layers.
+        outside: what the calls contract and look up outside of these layers.
         taken: the path of a parameter and the name of an operation on it, where a rule takes it.
         caches: name of a cache that the calls write -> the index of its rule, or None.
         used: the indices of the rules that take something.
@@ -224,7 +224,7 @@ class QuantizationPlan:
     policy: RulePolicy
     calls: tuple[Call, ...]
     layers: Mapping[ModulePath, LayerRule]
-    found: FoundSites
+    outside: FoundSites
     taken: frozenset[tuple[Path, str]]
     caches: Mapping[str, int | None]
     used: frozenset[int]
@@ -238,14 +238,14 @@ class QuantizationPlan:
         watching = _Watching(policy.rules, policy.into_layers)
         own = layers.get(())
         traced = calls if has_arguments(calls) and not (own is not None and own.slots) else ()
-        found = find_sites(model, watching, traced)
+        outside = find_sites(model, watching, traced)
         taken = frozenset((path, operation) for path, operation, *_ in watching.taken)
         used = {
             *(entry.rule for entry in layers.values()),
             *watching.taken.values(),
             *watching.caches.values(),
         }
-        return cls(policy, calls, layers, found, taken, watching.caches, frozenset(used - {None}))
+        return cls(policy, calls, layers, outside, taken, watching.caches, frozenset(used - {None}))
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -260,12 +260,12 @@ class QuantizationPlan:
     @cached_property
     def parameters(self) -> dict[str, PlannedParameter]:
         """The parameters outside of layers that rules quantize, by their paths as text; see `plan_parameters`."""
-        return plan_parameters(self.found.uses)
+        return plan_parameters(self.outside.uses)
 
     @property
     def unstored(self) -> tuple[tuple[str, str], ...]:
         """The parameters that schemes quantize within contractions, and why they cannot be stored for serving."""
-        return unstored_weights(self.found.sites.values())
+        return unstored_weights(self.outside.sites.values())
 
 
 def has_arguments(calls: Iterable[Call]) -> bool:

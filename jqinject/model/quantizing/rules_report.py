@@ -111,7 +111,7 @@ def rules_report(
         ranges = _planned_ranges(index, planned, plan)
         unseen += tuple(sorted(ranges, key=lambda path: order.get(path.rpartition(".")[0], len(order))))
     covered = coverage_of(planned, calls, checked)
-    names = (*plan.parameters, *plan.found.sites)
+    names = (*plan.parameters, *plan.outside.sites)
     return RulesReport(checked, tuple(plan.layers.values()), names, plan.idle, unseen, covered)
 
 

@@ -388,13 +388,13 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         if not self._contracts_as_flax():
             self._check_function(requested)
             return None
-        attributes = vars(self)
+        attributes, stored = vars(self), isinstance(weight, FrozenParam)
         proxy = attributes.get("weight_quant")
         # A zero point between integers cannot be subtracted from their sum.
-        whole = proxy is None or isinstance(weight, FrozenParam) or proxy.quant_metadata.whole_zero_points
+        are_whole = proxy is None or stored or proxy.quant_metadata.whole_zero_points
         options = attributes.get("dtype"), attributes.get("preferred_element_type"), self.promote_dtype
-        needs = self.contraction_needs.get(requested, "")
-        return StaticContraction(type(self).__name__, requested, needs, self._placed(shape), whole, *options)
+        layer, needs = type(self).__name__, self.contraction_needs.get(requested, "")
+        return StaticContraction(layer, requested, needs, self._placed(shape), are_whole, *options)
 
     def _placed(self, shape: tuple[int, ...]) -> Placement | None:
         """How inputs of this shape are contracted; None for a layer, or an input, without a contraction."""
