@@ -25,6 +25,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.ops.lean import choose, number_format
 from jqinject.ops.processes import one_program
+from jqinject.ops.sharding import is_split
 from jqinject.ops.ste import Primals, Tangents, custom_jvp, nearest, with_gradient_of
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -154,22 +155,28 @@ def _within_jvp(compute: Compute, to_range: bool, primals: Primals, tangents: Ta
     return value, change_beside(change, value)
 
 
+def _times(x: jax.Array, end: jax.Array) -> jax.Array:
+    """The product; of one end as an outer product, which the backward pass sums and multiplies in one operation."""
+    if end.ndim or is_split(x):
+        return x * end
+    return jax.lax.dot_general(end, x, (((), ()), ((), ())), precision=jax.lax.Precision.HIGHEST)
+
+
 def _change_within(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any) -> jax.Array:
     high, low = ends if len(ends) == 2 else (ends[0], -ends[0])
     if not to_range:
         inside = (low <= x) & (x <= high)
         return jnp.zeros_like(x) if dx is None else choose(inside, dx, 0.0)
-    # As the derivatives of `jnp.maximum` and `jnp.minimum`: one half each where `x` equals an end.
-    above = 0.5 + 0.5 * jax.lax.sign(x - low)
-    below = 0.5 + 0.5 * jax.lax.sign(high - x)
+    # As the derivatives of `jnp.maximum` and `jnp.minimum`, one half each where `x` equals an end: of `below` halves
+    # and `inside` quarters that do not go to the upper end, and to neither.
+    above, below = 0.5 + 0.5 * jax.lax.sign(x - low), 0.5 + 0.5 * jax.lax.sign(high - x)
     inside = above * below
     parts: list[jax.Array] = [] if dx is None else [inside * dx]
     dhigh, dlow = dends if len(ends) == 2 else (dends[0], None if dends[0] is None else -dends[0])
-    # Clamped, which changes nothing: else a compiler that sums the products of stored factors stores more of them.
     if dlow is not None:
-        parts.append(jax.lax.clamp(0.0, below - inside, 1.0) * dlow)
+        parts.append(_times(below - inside, dlow))
     if dhigh is not None:
-        parts.append(jax.lax.clamp(0.0, 1.0 - below, 1.0) * dhigh)
+        parts.append(_times(1.0 - below, dhigh))
     return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(x)
 
 
@@ -345,15 +352,10 @@ class Steps:
     payload: Any = None
     clamps_first: bool = False
 
-    def rounded(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, finite: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
-        """`x / scale`, perhaps kept finite, and the whole number that it is rounded to with the zero point added."""
+    def rounded(self, x: jax.Array, scale: jax.Array, zero_point: Offset) -> tuple[jax.Array, jax.Array]:
+        """`x / scale`, and the whole number that it is rounded to with the zero point added."""
         one_for_many = self.by_reciprocal and (self.repeated or scale.size != x.size)
         steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
-        if finite:
-            # It is used twice, and a compiler that stores a quotient for that fuses this clamp, and the quotient in it.
-            steps = jax.lax.clamp(-LARGEST, steps, LARGEST)
         return steps, self.rounding(steps if zero_point is None else steps + zero_point)
 
     def quantized(
@@ -371,42 +373,51 @@ quantize_in_steps = jax.custom_jvp(Steps.quantized, nondiff_argnums=(0,))
 
 
 def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    # Under `checkpoint` the backward pass keeps the arguments, which are there anyway, and no array made from them.
+    # Under `checkpoint` the backward pass keeps arguments and result, which are there anyway, and no array of them.
     changes = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
-    change = jax.checkpoint(partial(_change, how))(primals, changes)
     result = quantize_in_steps(how, *primals)
+    if how.straight:
+        change = _straight_change(primals, changes, result[0] if isinstance(result, tuple) else result)
+    else:
+        change = jax.checkpoint(partial(_change, how))(primals, changes)
     return result, change_beside(change, result)
+
+
+def _straight_change(primals: Primals, tangents: Tangents, y: jax.Array) -> jax.Array:
+    """The change without a mask: `dx + (q - zero_point - x / scale) dscale = dx + (y - x) dscale / scale`."""
+    (x, scale, *_), (along_x, along_scale, *_) = primals, tangents
+    parts = [] if along_x is None else [along_x]
+    if along_scale is not None:
+        parts.append(jax.checkpoint(_error_times)(y, x, along_scale / scale))
+    return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(y)
+
+
+def _error_times(y: jax.Array, x: jax.Array, relative_change: jax.Array) -> jax.Array:
+    return (y - x) * relative_change
 
 
 def _change(how: Steps, primals: Primals, tangents: Tangents) -> jax.Array:
     x, scale, zero_point, low, high = primals
     along_x, along_scale, along_zero_point, along_low, along_high = tangents
-    steps, rounded = how.rounded(x, scale, zero_point, finite=how.straight)
-    integers = bounded(rounded, low, high)
+    steps, place = how.rounded(x, scale, zero_point)
+    clamped = integers = bounded(place, low, high)
     centered = integers if zero_point is None else integers - zero_point
-    place, clamped = rounded, integers
     if how.clamps_first:
         place = steps if zero_point is None else steps + zero_point
         clamped = bounded(place, low, high)
-    inside = None if how.straight else clamped == place
+    inside = clamped == place
     parts = []
     if along_x is not None:
-        if inside is not None:
-            along_x = jax.lax.optimization_barrier(along_x) * inside.astype(jnp.float32)
-        parts.append(along_x)
+        parts.append(jax.lax.optimization_barrier(along_x) * inside.astype(jnp.float32))
     if along_scale is not None:
-        if inside is None:
-            slope = jax.lax.clamp(-LARGEST, centered - steps, LARGEST)
-        else:
-            slope = choose(inside, centered - steps, centered)
-        parts.append(slope * along_scale)
-    if inside is not None:  # beyond a bound y = (bound - zero_point) * scale
-        if along_zero_point is not None:
-            parts.append(choose(inside, 0.0, -scale * along_zero_point))
-        if along_low is not None:
-            parts.append(choose(place < low, scale * along_low, 0.0))
-        if along_high is not None:
-            parts.append(choose(place > high, scale * along_high, 0.0))
+        parts.append(choose(inside, centered - steps, centered) * along_scale)
+    # Beyond a bound y = (bound - zero_point) * scale.
+    if along_zero_point is not None:
+        parts.append(choose(inside, 0.0, -scale * along_zero_point))
+    if along_low is not None:
+        parts.append(choose(place < low, scale * along_low, 0.0))
+    if along_high is not None:
+        parts.append(choose(place > high, scale * along_high, 0.0))
     return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(centered)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from jqinject.ops.cut import Cut
 from jqinject.ops.lean import choose
 from jqinject.ops.processes import one_program
-from jqinject.ops.sharding import Names, extreme_over, place_over, places_over, sharded_as, sum_over
+from jqinject.ops.sharding import Names, extreme_over, is_split, place_over, places_over, sharded_as, sum_over
 from jqinject.ops.ste import Primals, Tangents
 
 Axes = int | tuple[int, ...] | Cut | None
@@ -50,6 +50,16 @@ class _Kind(NamedTuple):
     along: Callable[..., jax.Array]
     of_two: Callable[..., jax.Array]
     over_names: Callable[[jax.Array, Names], jax.Array]
+
+
+def _count_true(x: jax.Array, axis: Any, keepdims: bool = False) -> jax.Array:
+    """How many elements are true, float32; of a whole array as a product with ones, which is one operation."""
+    bits = x.astype(jnp.int8)  # the narrowest integers, which a compiler may have to store
+    if axis is not None or is_split(x):
+        return jnp.sum(bits.astype(jnp.float32), axis=axis, keepdims=keepdims)
+    ones, every = np.broadcast_to(np.float32(1), x.shape), tuple(range(x.ndim))
+    numbers = (every, every), ((), ())
+    return jax.lax.dot_general(bits, ones, numbers, preferred_element_type=jnp.float32)
 
 
 class Over(NamedTuple):
@@ -94,6 +104,7 @@ class Over(NamedTuple):
     max = partialmethod(_reduced, _Kind(jnp.max, jnp.maximum, partial(extreme_over, jax.lax.pmax)), of_zero=0)
     min = partialmethod(_reduced, _Kind(jnp.min, jnp.minimum, partial(extreme_over, jax.lax.pmin)), of_zero=0)
     sum = partialmethod(_reduced, _Kind(jnp.sum, jnp.add, sum_over))
+    count_true = partialmethod(_reduced, _Kind(_count_true, jnp.add, sum_over))
 
     def positions(self, x: Tensors) -> tuple[jax.Array, ...] | jax.Array:
         """The number of each element, counted along the axes in their order, in 16 bits if they suffice, else 32; one
@@ -174,41 +185,44 @@ def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
 
 
 @one_program("over")
-def locate(x: Tensors, value: jax.Array, over: Over) -> jax.Array:
+def locate(x: Tensors, value: jax.Array, positions: Tensors, over: Over) -> jax.Array:
     """The position at which the element `value` of `x` first occurs; a nan occurs nowhere.
 
     Args:
         x: the tensor, or several.
         value: an element of it; a scalar over the whole tensor, else with size 1 in the axes.
+        positions: of the elements: `over.positions(x)`.
         over: the axes to search.
 
     Returns:
         The position, an integer, of the shape of `value`; counted along the axes. The largest integer if nowhere.
 
     Example:
-        >>> locate(jnp.array([1.0, 5.0, 5.0]), jnp.float32(5), Over())
+        >>> x, over = jnp.array([1.0, 5.0, 5.0]), Over()
+        >>> locate(x, jnp.float32(5), over.positions(x), over)
         Array(1, dtype=int16)
     """
 
-    def found(x: jax.Array, positions: jax.Array) -> jax.Array:
+    def matching(x: jax.Array, positions: jax.Array) -> jax.Array:
         return choose(x == value, positions, jnp.iinfo(positions.dtype).max)
 
-    return over.min(map_tensors(found, x, over.positions(x)), of_zero=None)
+    return over.min(map_tensors(matching, x, positions), of_zero=None)
 
 
-def picked(dx: Tensors, position: jax.Array, over: Over) -> jax.Array:
+def picked(dx: Tensors, position: jax.Array, positions: Tensors, over: Over) -> jax.Array:
     """The change of the element at a position when the tensor changes by `dx`.
 
     Args:
         dx: of the shape of the tensor, or of each of several.
         position: the result of `locate`.
+        positions: of all elements.
         over: the searched axes.
     """
 
     def change(dx: jax.Array, place: jax.Array) -> jax.Array:
         return choose(place == position.astype(place.dtype), dx, 0.0)
 
-    return over.sum(map_tensors(change, dx, over.positions(dx)))
+    return over.sum(map_tensors(change, dx, positions))
 
 
 def rank_high(percentile: float, size: int) -> int:

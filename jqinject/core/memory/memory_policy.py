@@ -184,7 +184,8 @@ class MemoryPolicy:
         """Return what is held after one more batch, the counter, and whether the batch entered.
 
         A batch enters unless a number, or what would be held, is not finite. The policy `mean` holds sums, as Qwix
-        does; with a momentum, averages times the count.
+        does; with a momentum, averages times the count. Counts and sums are float32, so that sums of more than 2^24
+        batches are no longer those of all.
 
         Args:
             averages: the averages or sums.
@@ -199,8 +200,6 @@ class MemoryPolicy:
         # are finite, and it cannot overflow.
         total = grown[0] if len(grown) == 1 else jax.lax.add(*grown)
         enters = jnp.isfinite(total) if total.shape == count.shape else all_finite(total)
-        if self.kind == "mean" and self.momentum is None and not self.restart:
-            active = count <= check.MOST_STEPS  # after that the counter stays
         enters = enters if active is None else enters & active
         more = jnp.ones_like(count) if self.restart else count + 1
         chosen = tuple([choose(enters, new, old) for new, old in zip(grown, averages, strict=True)])

@@ -34,9 +34,9 @@ def safe_sqrt(x: jax.Array) -> jax.Array:
     return jnp.where(zero, jnp.zeros_like(x), jnp.sqrt(jnp.where(zero, jnp.ones_like(x), x)))
 
 
-def _place(x: Tensors, value: jax.Array, k: int, over: Over) -> jax.Array:
+def _place(x: Tensors, value: jax.Array, k: int, positions: Tensors, over: Over) -> jax.Array:
     """Where the k-th smallest element is: the first of equals."""
-    return ops.locate(x, value, over)
+    return ops.locate(x, value, positions, over)
 
 
 ALMOST = 1.0 - 2.0**-21
@@ -92,27 +92,40 @@ class Ranked(Reduction):
 
     def locate(self, x: Tensors, measured: Measured) -> tuple[jax.Array, ...]:
         """Where they are, or how many share the gradient."""
-        over = self.over
         if self._rule == "first":
-            ranked = self._ranked(x)
-            ends = zip(measured, self.ranks(over.count(x)), strict=False)
-            return tuple(_place(ranked, end, rank, over) for end, rank in ends)
+            return self._places(self._ranked(x), measured, self.over.positions(x))
         return self._counts(measured, self._hits(x, measured))
 
     def change(self, dx: Tensors, x: Tensors, measured: Measured, located: Measured) -> tuple[jax.Array, ...]:
         """How they change; what else was measured, behind them, stays."""
-        if self._rule != "first":
-            return self._shared_change(dx, x, measured, self._hits(x, measured), located)
-        fixed = tuple(map(jnp.zeros_like, measured[len(located) :]))
         dx = self._ranked_change(dx, x)
-        return (*(ops.picked(dx, place, self.over) for place in located), *fixed)
+        if self._rule == "first":
+            return self._first_change(dx, measured, located, self.over.positions(x))
+        return self._shared_change(dx, measured, self._hits(x, measured), located)
 
     def changed(self, dx: Tensors, x: Tensors, measured: Any) -> Any:
-        """See the base; which elements share the gradient is computed once."""
+        """See the base; what both parts need is computed once."""
         if self._rule == "first":
-            return super().changed(dx, x, measured)
-        hits = self._hits(x, measured)
-        return self._shared_change(dx, x, measured, hits, self._counts(measured, hits))
+            positions, ranked = self.over.positions(x), x
+            if self.of_magnitude and not self.slope_at_zero:
+                sign = map_tensors(jax.lax.sign, x)
+                ranked, dx = (map_tensors(jax.lax.mul, sign, part) for part in (x, dx))
+            else:
+                ranked, dx = self._ranked(x), self._ranked_change(dx, x)
+            return self._first_change(dx, measured, self._places(ranked, measured, positions), positions)
+        dx, hits = self._ranked_change(dx, x), self._hits(x, measured)
+        return self._shared_change(dx, measured, hits, self._counts(measured, hits))
+
+    def _places(self, ranked: Tensors, measured: Measured, positions: Tensors) -> tuple[jax.Array, ...]:
+        over = self.over
+        ends = zip(measured, self.ranks(over.count(ranked)), strict=False)
+        return tuple(_place(ranked, end, rank, positions, over) for end, rank in ends)
+
+    def _first_change(
+        self, dx: Tensors, measured: Measured, places: Measured, positions: Tensors
+    ) -> tuple[jax.Array, ...]:
+        fixed = tuple(map(jnp.zeros_like, measured[len(places) :]))
+        return (*(ops.picked(dx, place, positions, self.over) for place in places), *fixed)
 
     def _counts(self, measured: Measured, hits: list[Any]) -> tuple[jax.Array, ...]:
         """How many elements share the gradient of each end."""
@@ -122,10 +135,7 @@ class Ranked(Reduction):
             (end == 0).astype(jnp.float32) if self._rule == "near" and isinstance(over.axes, Cut) else None
             for end in measured
         ]
-        # The narrowest integers, which a compiler may have to store, hold 0 and 1; counting takes floats.
-        return tuple(
-            map(over.sum, map_tensors(lambda hit: hit.astype(jnp.int8).astype(jnp.float32), hits), near)
-        )
+        return tuple(map(over.count_true, hits, near))
 
     def _ranked_change(self, dx: Tensors, x: Tensors) -> Any:
         """The change of what is ranked."""
@@ -136,9 +146,9 @@ class Ranked(Reduction):
         return ops.change_of_magnitude(x, dx)
 
     def _shared_change(
-        self, dx: Tensors, x: Tensors, measured: Measured, hits: list[Any], counts: Any
+        self, dx: Tensors, measured: Measured, hits: list[Any], counts: Any
     ) -> tuple[jax.Array, ...]:
-        over, near, dx = self.over, self._rule == "near", self._ranked_change(dx, x)
+        over, near = self.over, self._rule == "near"
 
         def change_of_end(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
             # At 0 an end has half of the gradient, as in `jnp.maximum`.
@@ -177,6 +187,11 @@ class _Extreme(Ranked):
 
     stats_reduce_dim: Axes = None
     keepdim: bool = False
+
+    @property
+    def measure_has_derivative(self) -> bool:
+        """Of axes of the tensor: there is none of a maximum over mapped axes."""
+        return not self.over.names
 
 
 @frozen_value
@@ -230,7 +245,10 @@ class SignedAbsMax(_Extreme):
     def measure(self, x: Tensors) -> Any:
         """The largest magnitude, and minus the sign of the first element with it."""
         ((largest,), lowest) = super().measure(x), self.over.min(x)
-        first = ops.locate(map_tensors(jnp.abs, x), largest, self.over) == ops.locate(x, lowest, self.over)
+        positions = self.over.positions(x)
+        first = ops.locate(map_tensors(jnp.abs, x), largest, positions, self.over) == ops.locate(
+            x, lowest, positions, self.over
+        )
         negative = (lowest == -largest) & first
         return largest, jnp.where(largest == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 

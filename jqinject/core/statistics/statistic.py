@@ -87,6 +87,11 @@ class TwoPhaseStat(ABC):
         return not self.signed
 
     @property
+    def measure_has_derivative(self) -> bool:
+        """Whether second derivatives may differentiate `measure` as JAX does, which shares among ties its own way."""
+        return False
+
+    @property
     def takes_axes(self) -> bool:
         """Whether it can reduce other axes: a dataclass can be copied with others."""
         return is_dataclass(self)
@@ -179,9 +184,10 @@ def _measured(stat: TwoPhaseStat, x: Tensors, active: jax.Array | None) -> Any:
 @_measured.defjvp
 def _(stat: TwoPhaseStat, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
     (x, active), (dx, _) = primals, tangents
-    measured = _measured(stat, x, active)
     if active is None:
+        measured = stat.measure(x) if stat.measure_has_derivative else _measured(stat, x, active)
         return measured, stat.changed(dx, x, measured)
+    measured = _measured(stat, x, active)
     return measured, stat.change(dx, x, measured, where_active(active, stat.locate, x, measured))
 
 

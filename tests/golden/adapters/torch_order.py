@@ -58,9 +58,9 @@ def ties_as_torch() -> Iterator[None]:
     """While this lasts, percentiles over whole tensors give their gradient to the element that torch would choose."""
     ours = percentiles._place
 
-    def place(x: jax.Array, value: jax.Array, k: int, over: Over) -> jax.Array:
+    def place(x: jax.Array, value: jax.Array, k: int, positions: jax.Array, over: Over) -> jax.Array:
         if over.axes is not None:
-            return ours(x, value, k, over)
+            return ours(x, value, k, positions, over)
 
         def theirs(array: jax.Array) -> np.ndarray:
             return np.asarray(quickselect(np.asarray(array).reshape(-1), k - 1), np.int32)
