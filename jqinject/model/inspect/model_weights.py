@@ -24,7 +24,9 @@ from jqinject.model.inspect.weight_flow import ARGUMENT, Flow
 from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import Grid
+from jqinject.ops.cut import cut_in_place
+from jqinject.ops.groups import fitting_size
+from jqinject.ops.sharding import is_split
 from jqinject.program import HELD, OpQuantizers, Site, dotted
 from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import is_grouped, is_quantized, on_integers
@@ -41,14 +43,14 @@ class OperandGrid:
     Attributes:
         text: such as "int8", "float8_e4m3fn", "int4 in groups of 32", "int8 per row".
         bits: of one code; None if they are learned, or if only the scheme knows.
-        form: of minifloats, or the table of codes; None for integers.
-        group_size: how many elements share a scale; None without groups.
+        is_integer: whether its codes are integers, as far as it is known.
+        in_groups: whether groups of elements have scales of their own.
     """
 
     text: str
     bits: float | None = None
-    form: Grid | None = None
-    group_size: int | None = None
+    is_integer: bool = True
+    in_groups: bool = False
 
     @property
     def is_low(self) -> bool:
@@ -193,7 +195,7 @@ class ModelWeights:
             size = None if form.groups is None else form.groups.size
             grid, width = form.grid, form.block_width
             if not grid.is_integer:
-                return _grid(str(grid), grid.bit_width, size, width, grid)
+                return _grid(str(grid), grid.bit_width, size, width, False)
             return _grid(f"{'int' if grid.signed else 'uint'}{grid.bit_width}", grid.bit_width, size, width)
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
             if op_of_weight(layer) is not None:
@@ -289,13 +291,13 @@ class ModelWeights:
 
 
 def _grid(
-    text: str, bits: object, group_size: int | None, width: int = 1, form: Grid | None = None
+    text: str, bits: object, group_size: int | None, width: int = 1, is_integer: bool = True
 ) -> OperandGrid:
     groups = "" if group_size is None else f" in groups of {group_size}"
     if width > 1:
         groups = f" in blocks of {group_size} x {width}"
     constant = float(bits) if isinstance(bits, int | float) else None
-    return OperandGrid(text + groups, constant, form, group_size)
+    return OperandGrid(text + groups, constant, is_integer, group_size is not None)
 
 
 def _of_scheme(op: Any, operand: int) -> OperandGrid | None:
@@ -321,7 +323,7 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
     if size is not None and shape:
         size = min(size, shape[proxy.quant_metadata.group_dim])
     if form is not None:
-        return _grid(str(form), form.bit_width, size, width, form)
+        return _grid(str(form), form.bit_width, size, width, False)
     graphdef, state = nnx.split(proxy, graph=True)
 
     def run(state: nnx.State[Any, Any]) -> Any:
@@ -358,3 +360,21 @@ def name_of_transform(transform: object) -> str:
     if isinstance(transform, Chain):
         return ", ".join(map(name_of_transform, transform.parts))
     return type(transform).__name__ if isinstance(transform, nnx.Module) else repr(transform)
+
+
+def note_of_shards(layer: object) -> str:
+    """The note for a weight whose groups cross the borders of its shards; empty for any other."""
+    if not isinstance(layer, QuantWeightLayer) or layer.frozen is not None or layer.weight_quant is None:
+        return ""
+    size, axis = layer.weight_quant.quant_metadata.group_size, layer.weight_quant.quant_metadata.group_dim
+    weight = layer.weight.get_value()
+    if size is None or axis is None or not isinstance(weight, jax.Array):
+        return ""
+    length, shard = weight.shape[axis], weight.sharding.shard_shape(weight.shape)[axis]
+    size = fitting_size(size, length)
+    cut = cut_in_place(weight, size, axis % weight.ndim)
+    across = f"groups of {size} cross its shards of {shard} along axis {axis}"
+    if cut is not None:
+        return f"{across}: integers are contracted in pieces of {cut.piece}"
+    gathers = is_split(weight) and shard % size and shard != length
+    return f"{across}, an explicit one: the weight is gathered for each use" if gathers else ""

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import LayerNumbers
-from jqinject.model.inspect.model_weights import ModelWeight, ModelWeights, OperandGrid
+from jqinject.model.inspect.model_weights import ModelWeight, ModelWeights, OperandGrid, note_of_shards
 from jqinject.model.inspect.running_program import RunningProgram
 from jqinject.model.inspect.weight_flow import Flow, TracedContraction, WeightFlow
 from jqinject.model.quantizing.rule_policy import OURS, RulePolicy
@@ -234,7 +234,9 @@ class SiteTable:
             )
             site = "" if use is None else use.beside
             note = joined(
-                weights.transform_of_input(name, site), weights.range_of_loop(site, contraction.steps)
+                weights.transform_of_input(name, site),
+                weights.range_of_loop(site, contraction.steps),
+                note_of_shards(weights.layer_of(name)),
             )
         weight = weights.all.get(name)
         why = ""
