@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import optax
 from flax import nnx
@@ -23,7 +23,6 @@ from jqinject.model.inspect.site_table import (
     CACHE,
     LEGEND,
     MEASURED,
-    RIGHT,
     TOTAL,
     SiteRow,
     SiteTable,
@@ -34,14 +33,9 @@ from jqinject.model.inspect.training_bytes import TrainingBytes, checked_optimiz
 from jqinject.model.walk import ModelIndex, uncalibrated
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method
-from jqinject.terminal import blocks, columns, table, wrapped
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 WEIGHTS = ("kernel", "embedding")
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
-# Numbers stand at the right of their column.
 COLUMNS_EXPLAINED = (
     (
         "input x weight",
@@ -169,25 +163,22 @@ class ContractionReport(page.Shown):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    def head(self) -> tuple[str, ...]:
-        """The columns of the table; those of measured numbers only if the report has them."""
-        return (*COLUMNS, *(() if self.output_sqnr_db is None else MEASURED), "note")
-
     def legend(self) -> tuple[tuple[str, str], ...]:
-        """What the columns mean: names, explanation."""
+        """See `Shown`."""
         return COLUMNS_EXPLAINED + (() if self.output_sqnr_db is None else MEASURED_EXPLAINED)
 
-    def table(self) -> list[tuple[str, ...]]:
-        """A line of cells for each layer, and one of totals."""
+    def table(self) -> page.Table:
+        """See `Shown`: a line for each layer, those of measured numbers only if it has them; and one of totals."""
         measured = self.output_sqnr_db is not None
         lines = [(*_cells(row), *(_measured(row) if measured else ()), row.note) for row in self.layers]
         # The model's output ratio goes in the column "here dB": a layer's output in the quantized model.
         output = ("", decibels(self.output_sqnr_db), "", "", "", "") if measured else ()
         counts = (f"{self.weight_bytes:,}", f"{self.operations:,}")
-        return [*lines, (TOTAL, "", "", "", "", *counts, *output, "")]
+        names = (*COLUMNS, *(MEASURED if measured else ()), page.NOTE)
+        return names, [*lines, (TOTAL, "", "", "", "", *counts, *output, "")]
 
     def notes(self) -> tuple[str, ...]:
-        """Notes beneath the table; the coverage comes last."""
+        """See `Shown`: the coverage comes last."""
         unseen = ", ".join(self.uncalibrated)
         return (
             *([f"static ranges that never saw data: {unseen}"] if unseen else ()),
@@ -201,18 +192,6 @@ class ContractionReport(page.Shown):
             *self.coverage.summary,
         )
 
-    def __str__(self) -> str:
-        """The table, as wide as the terminal: where columns do not fit, several tables, and the notes beneath."""
-        names, body = self.head(), self.table()
-        explained = ["", *(wrapped(f"{name}: {text}", hang="  ") for name, text in self.legend())]
-        widths = [max(len(row[column]) for row in (names, *body)) for column in range(len(names))]
-        if sum(widths) + 2 * len(names) - 2 <= columns():
-            return "\n".join([*table(names, body, right=RIGHT), *explained, *self.notes()])
-        lines = blocks(names[:-1], [row[:-1] for row in body], right=RIGHT)
-        noted = (f"{row[0]}: {row[-1]}" for row in body if row[-1])
-        beneath = (wrapped(line, hang="  ") for line in (*noted, *self.notes()))
-        return "\n".join([*lines, *explained, *beneath])
-
     def body(self) -> str:
         """See `Shown`."""
         measured, covered = self.output_sqnr_db is not None, self.coverage
@@ -222,21 +201,8 @@ class ContractionReport(page.Shown):
         return (
             f"{page.tiles([*(output if measured else ()), *covered.tiles()])}"
             f"{page.costs(self.layers, sizes, measured=measured)}"
-            f"<h2>All layers</h2>\n{page.table(self.head()[:-1], self.table(), RIGHT)}"
-            f"{page.paragraphs(self.notes())}{page.terms(self.legend())}{page.charts(self.layers)}"
+            f"{self.described('All layers')}{page.charts(self.layers)}"
         )
-
-    def __rich__(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
-        beneath = (*(f"{name}: {text}" for name, text in self.legend()), *self.notes())
-        shown = Table(caption=Text("\n".join(beneath)), caption_justify="left")
-        for name in self.head():
-            shown.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
-        for row in self.table():
-            shown.add_row(*map(Text, row))
-        return shown
 
 
 @runtime_checkable

@@ -54,7 +54,8 @@ MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quanti
 """The columns of a report with numbers."""
 TOTAL = "all layers"
 """The first cell of the line of totals in a report."""
-RIGHT = frozenset({"bytes", "operations", *MEASURED})
+RIGHT = frozenset({"bytes", "operations", "multiply-adds", *MEASURED})
+"""The columns of numbers."""
 BIG = 1024
 CACHE = "cache"
 """The operation of a row for what a model writes into a cache."""
