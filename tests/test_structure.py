@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3937,
     "inject": 1340,
-    "model": 5624,
+    "model": 5608,
     "native": 201,
     "nn": 3562,
     "odml": 347,

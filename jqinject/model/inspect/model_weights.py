@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jqinject.core import Frozen, QuantParam, QuantStat
+from jqinject.core import QuantParam, QuantStat
 from jqinject.core._protocols import block_width, number_format
 from jqinject.core.transforms import Chain
 from jqinject.dot import FrozenParam
@@ -24,6 +24,7 @@ from jqinject.model.inspect.weight_flow import ARGUMENT, Flow
 from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.ops import FloatGrid, Grid, IntGrid
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.ops.sharding import is_split
@@ -163,17 +164,7 @@ class ModelWeights:
         node, below = self.nodes[variable], path[len(variable) :]
         if isinstance(node, FrozenParam):
             return ".".join(variable) if below in ((), ("value",)) else ""
-        if isinstance(node, Frozen):
-            return self._of_frozen(variable)
         return "" if isinstance(node, WRITTEN) else ".".join(variable)
-
-    def _of_frozen(self, path: Path) -> str:
-        """The weight of the layer that stores its payload there."""
-        for end in range(len(path) - 1, -1, -1):
-            layer, inner = self.nodes.get(path[:end]), path[end:]
-            if layer is not None and quantized_op(layer) is not None:
-                return ".".join((*path[:end], "kernel")) if inner[-1] == "value" else ""
-        return ""
 
     def _weight(self, name: str, node: Any) -> ModelWeight:
         path = tuple(name.split("."))
@@ -192,11 +183,7 @@ class ModelWeights:
         node, layer = self.nodes.get(path), self.nodes.get(path[:-1])
         if isinstance(node, FrozenParam):
             form = node.form
-            size = None if form.groups is None else form.groups.size
-            grid, width = form.grid, form.block_width
-            if not grid.is_integer:
-                return _grid(str(grid), grid.bit_width, size, width, False)
-            return _grid(f"{'int' if grid.signed else 'uint'}{grid.bit_width}", grid.bit_width, size, width)
+            return _grid(form.grid, None if form.groups is None else form.groups.size, form.block_width)
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
             if op_of_weight(layer) is not None:
                 return self._of_op(layer, 1)
@@ -290,14 +277,15 @@ class ModelWeights:
         return self._grids[key]
 
 
-def _grid(
-    text: str, bits: object, group_size: int | None, width: int = 1, is_integer: bool = True
-) -> OperandGrid:
+def _grid(grid: Grid, group_size: int | None, width: int = 1, scales: str = "") -> OperandGrid:
+    """A grid, with how many elements share a scale; None without groups."""
+    bits = None if grid.is_learned else grid.bit_width
+    name = f"{'int' if grid.signed else 'uint'}{' (learned)' if bits is None else bits}"
     groups = "" if group_size is None else f" in groups of {group_size}"
     if width > 1:
         groups = f" in blocks of {group_size} x {width}"
-    constant = float(bits) if isinstance(bits, int | float) else None
-    return OperandGrid(text + groups, constant, is_integer, group_size is not None)
+    text = f"{name if grid.is_integer else grid}{groups or scales}"
+    return OperandGrid(text, None if bits is None else float(bits), grid.is_integer, group_size is not None)
 
 
 def _of_scheme(op: Any, operand: int) -> OperandGrid | None:
@@ -306,14 +294,12 @@ def _of_scheme(op: Any, operand: int) -> OperandGrid | None:
         return None
     binding: Binding = op.scheme[("fprop_lhs", "fprop_rhs")[operand]]
     names = ("q_dtype", "bit_width", "group_size")
-    said = {name: binding.resolve(name) for name in names if binding.declares(name)}
-    size = said.get("group_size")
-    if said.get("q_dtype") is not None:
-        dtype = jnp.dtype(said["q_dtype"])
-        return _grid(dtype.name, jnp.finfo(dtype).bits, size if isinstance(size, int) else None)
-    bits = said.get("bit_width")
+    dtype, bits, size = (binding.resolve(name) if binding.declares(name) else None for name in names)
+    size = size if isinstance(size, int) else None
+    if dtype is not None:
+        return _grid(FloatGrid.of_dtype(dtype), size)
     if isinstance(bits, int) and not binding.declares("exponent_bit_width"):
-        return _grid(f"int{bits}", bits, size if isinstance(size, int) else None)
+        return _grid(IntGrid(bits), size)
     return OperandGrid("scheme")
 
 
@@ -323,7 +309,7 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
     if size is not None and shape:
         size = min(size, shape[proxy.quant_metadata.group_dim])
     if form is not None:
-        return _grid(str(form), form.bit_width, size, width, False)
+        return _grid(form, size, width)
     graphdef, state = nnx.split(proxy, graph=True)
 
     def run(state: nnx.State[Any, Any]) -> Any:
@@ -336,13 +322,11 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
 
     sample = jax.eval_shape(run, state)
     sample = sample.grouped if is_grouped(sample) else sample
-    if not on_integers(sample):
-        return _grid(str(sample.grid) if is_quantized(sample) else type(sample).__name__, None, size)
-    sign, bits = "int" if sample.signed else "uint", sample.bit_width
-    text = f"{sign}{bits}" if isinstance(bits, int) else f"{sign} (learned)"
-    if size is None and proxy.role != "weight" and sample.scale.size > 1:
-        text += " per row" if proxy.is_dynamic else " per channel"
-    return _grid(text, bits, size, width)
+    if not is_quantized(sample):
+        return OperandGrid(type(sample).__name__, in_groups=size is not None)
+    has_scales = on_integers(sample) and proxy.role != "weight" and sample.scale.size > 1
+    scales = (" per row" if proxy.is_dynamic else " per channel") if has_scales else ""
+    return _grid(sample.grid, size, width, scales)
 
 
 def note_of_transform(proxy: nnx.Module | None) -> str:
