@@ -108,7 +108,7 @@ def test_a_convolution_and_a_table_of_rows():
         (
             "NF4WeightPerTensorFloat",
             "Int8DynamicActPerTensorAbsMax",
-            "indices into a table: runs dequantized",
+            "no backend contracts 4-bit table: runs dequantized",
         ),
     ],
 )

@@ -12,7 +12,6 @@ from jqinject.model.inspect import page
 from jqinject.model.inspect.site_table import BIG, CACHE, LEGEND, SiteRow, SiteTable
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import CALL, Call, Method, checked_method
-from jqinject.terminal import blocks, wrapped
 
 COLUMNS = ("parameter", "operation", "weight", "input", "contracts", "multiply-adds")
 
@@ -131,10 +130,17 @@ class Coverage(page.Shown):
         rest = [f"not quantized: {small} more, of at most {BIG:,} numbers each"] if small else []
         return (self.line, *lines, *rest)
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """The contractions as a table: the names of its columns, and its rows."""
-        rows = [*self.weights, *self.activations, *self.caches]
-        return COLUMNS, [_cells(row) for row in rows]
+    def table(self) -> page.Table:
+        """See `Shown`: the contractions."""
+        return COLUMNS, [_cells(row) for row in (*self.weights, *self.activations, *self.caches)]
+
+    def legend(self) -> tuple[tuple[str, str], ...]:
+        """See `Shown`."""
+        return LEGEND if self.table()[1] else ()
+
+    def notes(self) -> tuple[str, ...]:
+        """See `Shown`."""
+        return self.summary
 
     def as_dict(self) -> dict[str, int]:
         """The counts."""
@@ -146,12 +152,6 @@ class Coverage(page.Shown):
             "operations": self.operations,
             "low_bit_operations": self.low_bit_operations,
         }
-
-    def __str__(self) -> str:
-        names, rows = self.table()
-        lines = blocks(names, rows, right=COLUMNS[-1:]) if rows else []
-        legend = [f"{name}: {text}" for name, text in LEGEND] if rows else []
-        return "\n".join([*lines, *(wrapped(line, hang="  ") for line in (*legend, *self.summary))])
 
     def tiles(self) -> list[tuple[str, str]]:
         """The shares as large numbers, each with what it is."""
@@ -168,10 +168,7 @@ class Coverage(page.Shown):
 
     def body(self) -> str:
         """See `Shown`."""
-        names, rows = self.table()
-        contractions = f"<h2>Contractions</h2>{page.table(names, rows, names[-1:])}" if rows else ""
-        beneath = page.paragraphs(self.summary[1:])
-        return f"{page.tiles(self.tiles())}{contractions}{beneath}{page.terms(LEGEND)}"
+        return page.tiles(self.tiles()) + self.described("Contractions")
 
 
 def _cells(row: SiteRow) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from jqinject.model.inspect.layer_numbers import (
     histories_of,
     saturation,
 )
-from jqinject.model.inspect.observed_runs import ObservedRuns, Recorder
+from jqinject.model.inspect.observed_runs import ObservedRuns, Observer
 from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.program import HELD, Call, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
@@ -128,26 +128,27 @@ def measure(
     if reference is not None:
         model = with_float_weights(model, reference)
     runs = ObservedRuns(model, call, sites)
-    in_float, quantized = Recorder(), Recorder()
+    quantized, output = runs.recorded(True)
+    observers = [quantized]
     try:
-        output = runs.quantized(quantized)
-        try:
-            floats = runs.floating(in_float)
-            # Also entries that are read where they cannot be measured by themselves.
-            read = [
-                e for e in runs.entries if any(quantized.calls(e, what) for what in ("quantized", "weight"))
-            ]
-            switched = {entry: _sensitivity(runs, entry, floats) for entry in read}
-        except Exception as error:
-            error.add_note(ADVICE)
-            raise
+        floating, floats = runs.recorded(False)
+        observers.append(floating)
+        # Also entries that are read where they cannot be measured by themselves.
+        switched = {
+            entry: _sensitivity(runs, entry, floats) for entry in runs.entries if entry in quantized.recorded
+        }
         entries = {
-            entry: _numbers(entry, _slots(model, runs, entry), in_float, quantized, switched.get(entry))
+            entry: _numbers(
+                entry, _slots(model, runs, quantized, entry), floating, quantized, switched.get(entry)
+            )
             for entry in runs.entries
         }
+    except Exception as error:
+        error.add_note(ADVICE)
+        raise
     finally:
-        in_float.clear()
-        quantized.clear()
+        for observer in observers:
+            observer.clear()
     return entries, sqnr_db(floats, output)
 
 
@@ -165,11 +166,11 @@ def _with_float_parameters(model: nnx.Module) -> nnx.Module:
     return copy
 
 
-def _slots(model: nnx.Module, runs: ObservedRuns, entry: str) -> list[tuple[str, object]]:
+def _slots(model: nnx.Module, runs: ObservedRuns, observer: Observer, entry: str) -> list[tuple[str, object]]:
     """The quantizers of an entry, by slot."""
     quantizers = vars(model).get(HELD, {})
     own = vars(runs.nodes[entry]).items() if entry in runs.nodes else ()
-    between = runs.slots.get(entry, {}).items()
+    between = observer.slots.get(entry, {}).items()
     return [*own, *((slot, quantizers[site]) for site, slot in between if site in tuple(quantizers))]
 
 
@@ -183,14 +184,14 @@ def _sensitivity(runs: ObservedRuns, entry: str, reference: list[np.ndarray]) ->
 def _numbers(
     path: str,
     slots: Sequence[tuple[str, object]],
-    in_float: Recorder,
-    quantized: Recorder,
+    floating: Observer,
+    quantized: Observer,
     switched: tuple[float, float] | None,
 ) -> LayerNumbers:
     histories = histories_of(slots)
     if switched is None:
         return LayerNumbers(calls=0, histories=histories)
-    outputs, there = in_float.of(path, "float"), quantized.of(path, "quantized")
+    outputs, there = floating.of(path, "float"), quantized.of(path, "quantized")
     records = {part: quantized.of(path, part) for part in ("weight", "input", "output")}
     parts = {
         part: [Clipped(*arrays) for arrays in calls if arrays[0].shape == arrays[1].shape]

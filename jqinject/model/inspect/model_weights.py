@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jqinject.core import Frozen, QuantParam, QuantStat
+from jqinject.core import QuantParam, QuantStat
 from jqinject.core._protocols import block_width, number_format
 from jqinject.core.transforms import Chain
 from jqinject.dot import FrozenParam
@@ -24,7 +24,10 @@ from jqinject.model.inspect.weight_flow import ARGUMENT, Flow
 from jqinject.model.walk import ModelIndex, Path, PlainArray
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import Grid
+from jqinject.ops import FloatGrid, Grid, IntGrid
+from jqinject.ops.cut import cut_in_place
+from jqinject.ops.groups import fitting_size
+from jqinject.ops.sharding import is_split
 from jqinject.program import HELD, OpQuantizers, Site, dotted
 from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import is_grouped, is_quantized, on_integers
@@ -41,14 +44,14 @@ class OperandGrid:
     Attributes:
         text: such as "int8", "float8_e4m3fn", "int4 in groups of 32", "int8 per row".
         bits: of one code; None if they are learned, or if only the scheme knows.
-        form: of minifloats, or the table of codes; None for integers.
-        group_size: how many elements share a scale; None without groups.
+        is_integer: whether its codes are integers, as far as it is known.
+        in_groups: whether groups of elements have scales of their own.
     """
 
     text: str
     bits: float | None = None
-    form: Grid | None = None
-    group_size: int | None = None
+    is_integer: bool = True
+    in_groups: bool = False
 
     @property
     def is_low(self) -> bool:
@@ -161,17 +164,7 @@ class ModelWeights:
         node, below = self.nodes[variable], path[len(variable) :]
         if isinstance(node, FrozenParam):
             return ".".join(variable) if below in ((), ("value",)) else ""
-        if isinstance(node, Frozen):
-            return self._of_frozen(variable)
         return "" if isinstance(node, WRITTEN) else ".".join(variable)
-
-    def _of_frozen(self, path: Path) -> str:
-        """The weight of the layer that stores its payload there."""
-        for end in range(len(path) - 1, -1, -1):
-            layer, inner = self.nodes.get(path[:end]), path[end:]
-            if layer is not None and quantized_op(layer) is not None:
-                return ".".join((*path[:end], "kernel")) if inner[-1] == "value" else ""
-        return ""
 
     def _weight(self, name: str, node: Any) -> ModelWeight:
         path = tuple(name.split("."))
@@ -190,11 +183,7 @@ class ModelWeights:
         node, layer = self.nodes.get(path), self.nodes.get(path[:-1])
         if isinstance(node, FrozenParam):
             form = node.form
-            size = None if form.groups is None else form.groups.size
-            grid, width = form.grid, form.block_width
-            if not grid.is_integer:
-                return _grid(str(grid), grid.bit_width, size, width, grid)
-            return _grid(f"{'int' if grid.signed else 'uint'}{grid.bit_width}", grid.bit_width, size, width)
+            return _grid(form.grid, None if form.groups is None else form.groups.size, form.block_width)
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
             if op_of_weight(layer) is not None:
                 return self._of_op(layer, 1)
@@ -288,14 +277,15 @@ class ModelWeights:
         return self._grids[key]
 
 
-def _grid(
-    text: str, bits: object, group_size: int | None, width: int = 1, form: Grid | None = None
-) -> OperandGrid:
+def _grid(grid: Grid, group_size: int | None, width: int = 1, scales: str = "") -> OperandGrid:
+    """A grid, with how many elements share a scale; None without groups."""
+    bits = None if grid.is_learned else grid.bit_width
+    name = f"{'int' if grid.signed else 'uint'}{' (learned)' if bits is None else bits}"
     groups = "" if group_size is None else f" in groups of {group_size}"
     if width > 1:
         groups = f" in blocks of {group_size} x {width}"
-    constant = float(bits) if isinstance(bits, int | float) else None
-    return OperandGrid(text + groups, constant, form, group_size)
+    text = f"{name if grid.is_integer else grid}{groups or scales}"
+    return OperandGrid(text, None if bits is None else float(bits), grid.is_integer, group_size is not None)
 
 
 def _of_scheme(op: Any, operand: int) -> OperandGrid | None:
@@ -304,14 +294,12 @@ def _of_scheme(op: Any, operand: int) -> OperandGrid | None:
         return None
     binding: Binding = op.scheme[("fprop_lhs", "fprop_rhs")[operand]]
     names = ("q_dtype", "bit_width", "group_size")
-    said = {name: binding.resolve(name) for name in names if binding.declares(name)}
-    size = said.get("group_size")
-    if said.get("q_dtype") is not None:
-        dtype = jnp.dtype(said["q_dtype"])
-        return _grid(dtype.name, jnp.finfo(dtype).bits, size if isinstance(size, int) else None)
-    bits = said.get("bit_width")
+    dtype, bits, size = (binding.resolve(name) if binding.declares(name) else None for name in names)
+    size = size if isinstance(size, int) else None
+    if dtype is not None:
+        return _grid(FloatGrid.of_dtype(dtype), size)
     if isinstance(bits, int) and not binding.declares("exponent_bit_width"):
-        return _grid(f"int{bits}", bits, size if isinstance(size, int) else None)
+        return _grid(IntGrid(bits), size)
     return OperandGrid("scheme")
 
 
@@ -321,7 +309,7 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
     if size is not None and shape:
         size = min(size, shape[proxy.quant_metadata.group_dim])
     if form is not None:
-        return _grid(str(form), form.bit_width, size, width, form)
+        return _grid(form, size, width)
     graphdef, state = nnx.split(proxy, graph=True)
 
     def run(state: nnx.State[Any, Any]) -> Any:
@@ -334,13 +322,11 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
 
     sample = jax.eval_shape(run, state)
     sample = sample.grouped if is_grouped(sample) else sample
-    if not on_integers(sample):
-        return _grid(str(sample.grid) if is_quantized(sample) else type(sample).__name__, None, size)
-    sign, bits = "int" if sample.signed else "uint", sample.bit_width
-    text = f"{sign}{bits}" if isinstance(bits, int) else f"{sign} (learned)"
-    if size is None and proxy.role != "weight" and sample.scale.size > 1:
-        text += " per row" if proxy.is_dynamic else " per channel"
-    return _grid(text, bits, size, width)
+    if not is_quantized(sample):
+        return OperandGrid(type(sample).__name__, in_groups=size is not None)
+    has_scales = on_integers(sample) and proxy.role != "weight" and sample.scale.size > 1
+    scales = (" per row" if proxy.is_dynamic else " per channel") if has_scales else ""
+    return _grid(sample.grid, size, width, scales)
 
 
 def note_of_transform(proxy: nnx.Module | None) -> str:
@@ -358,3 +344,21 @@ def name_of_transform(transform: object) -> str:
     if isinstance(transform, Chain):
         return ", ".join(map(name_of_transform, transform.parts))
     return type(transform).__name__ if isinstance(transform, nnx.Module) else repr(transform)
+
+
+def note_of_shards(layer: object) -> str:
+    """The note for a weight whose groups cross the borders of its shards; empty for any other."""
+    if not isinstance(layer, QuantWeightLayer) or layer.frozen is not None or layer.weight_quant is None:
+        return ""
+    size, axis = layer.weight_quant.quant_metadata.group_size, layer.weight_quant.quant_metadata.group_dim
+    weight = layer.weight.get_value()
+    if size is None or axis is None or not isinstance(weight, jax.Array):
+        return ""
+    length, shard = weight.shape[axis], weight.sharding.shard_shape(weight.shape)[axis]
+    size = fitting_size(size, length)
+    cut = cut_in_place(weight, size, axis % weight.ndim)
+    across = f"groups of {size} cross its shards of {shard} along axis {axis}"
+    if cut is not None:
+        return f"{across}: integers are contracted in pieces of {cut.piece}"
+    gathers = is_split(weight) and shard % size and shard != length
+    return f"{across}, an explicit one: the weight is gathered for each use" if gathers else ""

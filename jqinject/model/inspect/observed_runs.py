@@ -49,52 +49,6 @@ PLAIN_OPS = {
 Arrays = tuple[np.ndarray, ...]
 
 
-class Recorder:
-    """Arrays by entry and by kind, in call order."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], list[tuple[int, Arrays]]] = defaultdict(list)
-        self._traced: Counter[tuple[str, str]] = Counter()
-
-    def note(self, entry: str, what: str, *arrays: object) -> None:
-        """Keep arrays whenever the traced program runs; in a loop those of every iteration."""
-        key = (entry, what)
-        # Keep the order of the trace: a compiled program may call back in another order.
-        order = self._traced[key]
-        self._traced[key] += 1
-        jax.debug.callback(partial(self._keep, key, order), *map(jnp.asarray, arrays))
-
-    def _keep(self, key: tuple[str, str], order: int, *arrays: object) -> None:
-        self._kept[key].append((order, tuple(map(np.asarray, arrays))))
-
-    def finish(self, *arguments: object) -> None:
-        """Wait for the started programs; afterwards every process holds all their records.
-
-        Args:
-            arguments: pytrees of the programs' arguments.
-        """
-        jax.effects_barrier()
-        if spans_processes(arguments):
-            # If a program spans several processes, only one is called back, with whole arrays.
-            self._kept = defaultdict(list, from_holder(dict(self._kept), bool(self._kept)))
-
-    def of(self, entry: str, what: str) -> list[Arrays]:
-        """The kept arrays, float64, once the program has run."""
-        records = sorted(self._kept[entry, what], key=lambda record: record[0])
-        return [tuple(array.astype(np.float64) for array in arrays) for _, arrays in records]
-
-    def calls(self, entry: str, what: str) -> int:
-        """The number of records."""
-        return len(self._kept[entry, what])
-
-    def clear(self) -> None:
-        """Drop all arrays: NNX's caches may keep the recorder alive."""
-        self._kept.clear()
-
-
-# --- what is done at an entry
-
-
 class Observer:
     """What a run does at each entry: numbers as they are, floats, or a choice of both.
 
@@ -104,8 +58,8 @@ class Observer:
         layers: the paths of the entries that are layers, which are observed where they are called.
         on: True for all as it is, False for all in floats; or entry -> a traced bool.
         others: whether quantizers that belong to no entry are on.
-        recorder: records, for each call, as "float" the float output and the quantized output for the same input; or,
-            of all as it is, as "quantized" the output, and what the quantizer of each part did.
+        records: whether it records, for each call, as "float" the float output and the quantized output for the same
+            input; or, of all as it is, as "quantized" the output, and what the quantizer of each part did.
 
     Attributes:
         slots: entry -> name of each of its quantizers in `op_quant` -> the slot that it would have in a layer.
@@ -119,12 +73,13 @@ class Observer:
         on: bool | Mapping[str, jax.Array],
         *,
         others: bool,
-        recorder: Recorder | None = None,
+        records: bool = False,
     ) -> None:
-        self.sites, self.layers, self.on, self.others = sites, layers, on, others
-        self._recorder = recorder
+        self.sites, self.layers, self.on, self.others, self._records = sites, layers, on, others, records
         self.slots: dict[str, dict[str, str]] = defaultdict(dict)
         self.has_others = False
+        self._kept: dict[tuple[str, str], list[tuple[int, Arrays]]] = defaultdict(list)
+        self._traced: Counter[tuple[str, str]] = Counter()
 
     def entry_of(self, call: WeightCall) -> str | None:
         """The entry that a contraction of the program belongs to; None if it is not observed there."""
@@ -156,8 +111,41 @@ class Observer:
             self._note(entry, part, *clipped_fields(proxy, as_array(x), quantized))
 
     def _note(self, entry: str, what: str, *arrays: object) -> None:
-        if self._recorder is not None:
-            self._recorder.note(entry, what, *arrays)
+        """Record arrays whenever the traced program runs; in a loop those of every iteration."""
+        if self._records:
+            key = (entry, what)
+            # Keep the order of the trace: a compiled program may call back in another order.
+            order = self._traced[key]
+            self._traced[key] += 1
+            jax.debug.callback(partial(self._keep, key, order), *map(jnp.asarray, arrays))
+
+    def _keep(self, key: tuple[str, str], order: int, *arrays: object) -> None:
+        self._kept[key].append((order, tuple(map(np.asarray, arrays))))
+
+    def finish(self, *arguments: object) -> None:
+        """Wait for the started programs; afterwards every process holds all their records.
+
+        Args:
+            arguments: pytrees of the programs' arguments.
+        """
+        jax.effects_barrier()
+        if spans_processes(arguments):
+            # If a program spans several processes, only one is called back, with unsharded arrays.
+            self._kept = defaultdict(list, from_holder(dict(self._kept), bool(self._kept)))
+
+    @property
+    def recorded(self) -> set[str]:
+        """The entries of which there are records."""
+        return {entry for entry, _ in self._kept}
+
+    def of(self, entry: str, what: str) -> list[Arrays]:
+        """The recorded arrays, float64, once the program has run."""
+        records = sorted(self._kept.get((entry, what), ()), key=lambda record: record[0])
+        return [tuple(array.astype(np.float64) for array in arrays) for _, arrays in records]
+
+    def clear(self) -> None:
+        """Drop all arrays: NNX's caches may keep the observer alive."""
+        self._kept.clear()
 
 
 @final
@@ -353,7 +341,6 @@ class ObservedRuns:
         nodes: path -> quantized layer.
         entries: layers, and whatever else is switched.
         state, arrays: of the model and its call, as `SplitCall` has them.
-        slots: after `quantized`: see `Observer`.
     """
 
     def __init__(self, model: nnx.Module, call: Call, sites: Mapping[str, str]) -> None:
@@ -362,31 +349,22 @@ class ObservedRuns:
         self.nodes = {
             ".".join(map(str, path)): node for path, node in nnx.iter_modules(model) if _quantizes(node)
         }
-        self._sites = sites
         self.entries = tuple(dict.fromkeys((*self.nodes, *sites.values())))
-        self.slots: Mapping[str, Mapping[str, str]] = {}
+        self._observer = partial(Observer, sites, self.nodes)
         self._has_others = _has_others(model, self.nodes)
         self._mixed: dict[bool, Callable[..., list[jax.Array]]] = {}
 
-    def _observer(
-        self, on: bool | Mapping[str, jax.Array], *, others: bool, recorder: Recorder | None = None
-    ) -> Observer:
-        return Observer(self._sites, self.nodes, on, others=others, recorder=recorder)
-
-    def floating(self, recorder: Recorder) -> list[np.ndarray]:
-        """Run with every quantizer off, and return the model's outputs, float64."""
-        return self._recorded(self._observer(False, others=False, recorder=recorder), recorder)
-
-    def quantized(self, recorder: Recorder) -> list[np.ndarray]:
-        """Run the model as it is, and return its outputs, float64."""
-        observer = self._observer(True, others=True, recorder=recorder)
-        outputs = self._recorded(observer, recorder)
-        self.slots = observer.slots
+    def recorded(self, on: bool) -> tuple[Observer, list[np.ndarray]]:
+        """Run the model as it is, or with every quantizer off; its records, and the model's outputs, float64."""
+        observer = self._observer(on, others=on, records=True)
+        run = jax.jit(partial(self.outputs, observer=observer))
+        outputs = _numbers(run(self.state, self.arrays))
+        observer.finish(self.state, self.arrays)
         self._has_others = self._has_others or observer.has_others
-        return outputs
+        return observer, outputs
 
     def mixed(self, on: Mapping[str, bool], *, others: bool) -> list[np.ndarray]:
-        """Run with some entries quantized; after `quantized`.
+        """Run with some entries quantized; after the model has run as it is.
 
         Args:
             on: entry -> whether it is quantized; compiled once for all choices.
@@ -443,12 +421,6 @@ class ObservedRuns:
                 node.disable_quant = True
         if isinstance(copy, QuantizedProgram):
             intercept(copy, _AtProgram(observer), "quantizers")
-
-    def _recorded(self, observer: Observer, recorder: Recorder) -> list[np.ndarray]:
-        run = jax.jit(partial(self.outputs, observer=observer))
-        outputs = _numbers(run(self.state, self.arrays))
-        recorder.finish(self.state, self.arrays)
-        return outputs
 
 
 def _of_program(model: object) -> set[int]:

@@ -4,32 +4,77 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jqinject.model.inspect.layer_numbers import Histogram, History
-from jqinject.model.inspect.site_table import TOTAL, SiteRow, decibels
+from jqinject.model.inspect.site_table import RIGHT, TOTAL, SiteRow, decibels
+from jqinject.terminal import blocks, wrapped
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 STYLE = resources.files("jqinject.model.inspect").joinpath("page.css").read_text(encoding="utf-8")
 TITLES = {"clipped w/in/out": "clipped weight, input, output"}
 
 
+NOTE = "note"
+"""The last column of a table whose texts are long: where it does not fit, they are listed beneath."""
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+
+
 class Shown:
-    """Abstract: what a notebook shows."""
+    """Abstract: a table with a legend and notes, as text, for `rich.print`, and for notebooks and pages."""
+
+    @abstractmethod
+    def table(self) -> Table:
+        """The names of the columns, and a line of cells for each row."""
+
+    @abstractmethod
+    def legend(self) -> tuple[tuple[str, str], ...]:
+        """What the columns mean: names, explanation."""
+
+    @abstractmethod
+    def notes(self) -> tuple[str, ...]:
+        """Notes beneath the table."""
 
     @abstractmethod
     def body(self) -> str:
         """What is shown, as HTML without its frame."""
 
-    def fragment(self, title: str = "") -> str:
-        """It as a part of a page, below a title of HTML."""
-        return f'<div class="jqinject"><style>\n{STYLE}</style>\n{title}{self.body()}</div>\n'
+    def __str__(self) -> str:
+        """The table, as wide as the terminal: where columns do not fit, several tables, and the notes beneath."""
+        names, rows = self.table()
+        lines = blocks(names, rows, right=RIGHT)
+        beneath = [*(f"{name}: {text}" for name, text in self.legend()), *self.notes()]
+        if "" in lines and names[-1] == NOTE:
+            lines = blocks(names[:-1], [row[:-1] for row in rows], right=RIGHT)
+            beneath = [*(f"{row[0]}: {row[-1]}" for row in rows if row[-1]), *beneath]
+        return "\n".join([*(lines if rows else ()), *(wrapped(line, hang="  ") for line in beneath)])
 
-    def _repr_html_(self) -> str:
-        return self.fragment()
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(str(self))
+
+    def described(self, heading: str) -> str:
+        """The table with its notes and its legend, as HTML."""
+        names, rows = self.table()
+        names = names[:-1] if names[-1] == NOTE else names
+        below = "".join(f"<p>{escape(line)}</p>\n" for line in self.notes())
+        terms = "".join(
+            f"<dt>{escape(TITLES.get(name, name))}</dt>\n<dd>{escape(text)}</dd>\n"
+            for name, text in self.legend()
+        )
+        shown = f"<h2>{heading}</h2>\n{table(names, rows)}" if rows else ""
+        return f"{shown}{below}<dl>\n{terms}</dl>\n"
+
+    def _repr_html_(self, title: str = "") -> str:
+        return f'<div class="jqinject"><style>\n{STYLE}</style>\n{title}{self.body()}</div>\n'
 
     def page(self, title: str) -> str:
         """It as a page by itself."""
@@ -37,33 +82,32 @@ class Shown:
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             "<style>:root { color-scheme: light dark; } body { margin: 1rem 20px; }</style></head>\n"
-            f"<body>{self.fragment(f'<h1>{title}</h1>')}</body></html>\n"
+            f"<body>{self._repr_html_(f'<h1>{title}</h1>')}</body></html>\n"
         )
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> str:
+def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table.
 
     Args:
         names: of its columns.
         rows: their cells, and maybe one more, a note that is shown below the row.
-        right: the columns of numbers.
     """
-    header = "".join(_cell("th", name, TITLES.get(name, name), right) for name in names)
-    body = "\n".join(_row(names, row, right) for row in rows)
+    header = "".join(_cell("th", name, TITLES.get(name, name)) for name in names)
+    body = "\n".join(_row(names, row) for row in rows)
     return f"<table><thead><tr>{header}</tr></thead>\n<tbody>{body}</tbody></table>\n"
 
 
-def _row(names: Sequence[str], cells: Sequence[str], right: Collection[str]) -> str:
-    inside = "".join(_cell("td", name, cell, right) for name, cell in zip(names, cells, strict=False))
+def _row(names: Sequence[str], cells: Sequence[str]) -> str:
+    inside = "".join(_cell("td", name, cell) for name, cell in zip(names, cells, strict=False))
     total = ' class="total"' if cells[0] == TOTAL else ""
     note = "".join(cells[len(names) :])
     below = f'<tr class="note"><td colspan="{len(names)}">{escape(note)}</td></tr>' if note else ""
     return f"<tr{total}>{inside}</tr>{below}"
 
 
-def _cell(tag: str, column: str, text: str, right: Collection[str]) -> str:
-    kind = "right" if column in right else "whole" if column == "program" and tag == "td" else ""
+def _cell(tag: str, column: str, text: str) -> str:
+    kind = "right" if column in RIGHT else "whole" if column == "program" and tag == "td" else ""
     attribute = f' class="{kind}"' if kind else ""
     return f"<{tag}{attribute}>{escape(text)}</{tag}>"
 
@@ -221,19 +265,6 @@ def in_units(count: float) -> str:
     while count >= 1000 and place < len(UNITS) - 1:
         count, place = count / 1000, place + 1
     return f"{count:.0f} {UNITS[0]}" if place == 0 else f"{count:.1f} {UNITS[place]}"
-
-
-def paragraphs(lines: Iterable[str]) -> str:
-    """Notes."""
-    return "".join(f"<p>{escape(line)}</p>\n" for line in lines)
-
-
-def terms(legend: Iterable[tuple[str, str]]) -> str:
-    """A legend."""
-    inside = "".join(
-        f"<dt>{escape(TITLES.get(name, name))}</dt>\n<dd>{escape(text)}</dd>\n" for name, text in legend
-    )
-    return f"<dl>\n{inside}</dl>\n"
 
 
 def charts(rows: Iterable[SiteRow]) -> str:

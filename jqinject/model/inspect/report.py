@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import optax
 from flax import nnx
 
+from jqinject.dot.tensors.choice import NOT_KEPT
+from jqinject.model.frozen_weights import op_of_weight
 from jqinject.model.inspect import page
-from jqinject.model.inspect.contraction_notes import note_of_layer, note_of_parameter
 from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import plain
 from jqinject.model.inspect.measured_report import check_numbers, measure
@@ -22,23 +23,19 @@ from jqinject.model.inspect.site_table import (
     CACHE,
     LEGEND,
     MEASURED,
-    RIGHT,
     TOTAL,
     SiteRow,
     SiteTable,
     decibels,
+    joined,
 )
 from jqinject.model.inspect.training_bytes import TrainingBytes, checked_optimizer, training_bytes
 from jqinject.model.walk import ModelIndex, uncalibrated
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method
-from jqinject.terminal import blocks, columns, table, wrapped
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 WEIGHTS = ("kernel", "embedding")
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
-# Numbers stand at the right of their column.
 COLUMNS_EXPLAINED = (
     (
         "input x weight",
@@ -166,25 +163,22 @@ class ContractionReport(page.Shown):
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    def head(self) -> tuple[str, ...]:
-        """The columns of the table; those of measured numbers only if the report has them."""
-        return (*COLUMNS, *(() if self.output_sqnr_db is None else MEASURED), "note")
-
     def legend(self) -> tuple[tuple[str, str], ...]:
-        """What the columns mean: names, explanation."""
+        """See `Shown`."""
         return COLUMNS_EXPLAINED + (() if self.output_sqnr_db is None else MEASURED_EXPLAINED)
 
-    def table(self) -> list[tuple[str, ...]]:
-        """A line of cells for each layer, and one of totals."""
+    def table(self) -> page.Table:
+        """See `Shown`: a line for each layer, those of measured numbers only if it has them; and one of totals."""
         measured = self.output_sqnr_db is not None
         lines = [(*_cells(row), *(_measured(row) if measured else ()), row.note) for row in self.layers]
         # The model's output ratio goes in the column "here dB": a layer's output in the quantized model.
         output = ("", decibels(self.output_sqnr_db), "", "", "", "") if measured else ()
         counts = (f"{self.weight_bytes:,}", f"{self.operations:,}")
-        return [*lines, (TOTAL, "", "", "", "", *counts, *output, "")]
+        names = (*COLUMNS, *(MEASURED if measured else ()), page.NOTE)
+        return names, [*lines, (TOTAL, "", "", "", "", *counts, *output, "")]
 
     def notes(self) -> tuple[str, ...]:
-        """Notes beneath the table; the coverage comes last."""
+        """See `Shown`: the coverage comes last."""
         unseen = ", ".join(self.uncalibrated)
         return (
             *([f"static ranges that never saw data: {unseen}"] if unseen else ()),
@@ -198,18 +192,6 @@ class ContractionReport(page.Shown):
             *self.coverage.summary,
         )
 
-    def __str__(self) -> str:
-        """The table, as wide as the terminal: where columns do not fit, several tables, and the notes beneath."""
-        names, body = self.head(), self.table()
-        explained = ["", *(wrapped(f"{name}: {text}", hang="  ") for name, text in self.legend())]
-        widths = [max(len(row[column]) for row in (names, *body)) for column in range(len(names))]
-        if sum(widths) + 2 * len(names) - 2 <= columns():
-            return "\n".join([*table(names, body, right=RIGHT), *explained, *self.notes()])
-        lines = blocks(names[:-1], [row[:-1] for row in body], right=RIGHT)
-        noted = (f"{row[0]}: {row[-1]}" for row in body if row[-1])
-        beneath = (wrapped(line, hang="  ") for line in (*noted, *self.notes()))
-        return "\n".join([*lines, *explained, *beneath])
-
     def body(self) -> str:
         """See `Shown`."""
         measured, covered = self.output_sqnr_db is not None, self.coverage
@@ -219,21 +201,8 @@ class ContractionReport(page.Shown):
         return (
             f"{page.tiles([*(output if measured else ()), *covered.tiles()])}"
             f"{page.costs(self.layers, sizes, measured=measured)}"
-            f"<h2>All layers</h2>\n{page.table(self.head()[:-1], self.table(), RIGHT)}"
-            f"{page.paragraphs(self.notes())}{page.terms(self.legend())}{page.charts(self.layers)}"
+            f"{self.described('All layers')}{page.charts(self.layers)}"
         )
-
-    def __rich__(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
-        beneath = (*(f"{name}: {text}" for name, text in self.legend()), *self.notes())
-        shown = Table(caption=Text("\n".join(beneath)), caption_justify="left")
-        for name in self.head():
-            shown.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
-        for row in self.table():
-            shown.add_row(*map(Text, row))
-        return shown
 
 
 @runtime_checkable
@@ -384,24 +353,62 @@ def _merged(
     sites: SiteTable,
 ) -> SiteRow:
     """The row of an entry, from those of its uses and from its contractions in the compiled program."""
-    kinds = sorted({contraction.kind for contraction in compiled})
+    of_program = {contraction.kind for contraction in compiled}
+    kinds = sorted(of_program or {row.contraction for row in uses if row.contraction != "none"})
     weights = {row.parameter: row.weight_bytes for row in uses if row.parameter}
-    if layer is not None:
-        kind, note = type(layer).__name__, note_of_layer(path, layer, kinds, sites)
-    elif uses[0].parameter:
-        kinds = kinds or sorted({row.contraction for row in uses if row.contraction != "none"})
-        kind, note = " and ".join(dict.fromkeys(row.layer for row in uses)), note_of_parameter(uses, kinds)
-    else:
-        kind, note = uses[0].layer, uses[0].note
+    names = [row.layer for row in uses] if layer is None else [type(layer).__name__]
+    why = _why_float(path, layer, uses, kinds, sites) if layer is not None or weights else ""
     return replace(
         uses[0] if uses else SiteRow(path),
-        layer=kind,
+        layer=" and ".join(dict.fromkeys(names)),
         formats=", ".join(dict.fromkeys(row.formats for row in uses if row.formats)),
         contraction=" and ".join(kinds) or "none",
         program=", ".join(dict.fromkeys(map(str, compiled))),
-        note=note,
+        note=joined(why, *(row.note for row in uses)),
         weight_bytes=sites.weights.layer_bytes(path) if layer is not None else sum(weights.values()),
         operations=sum(row.operations for row in uses),
+    )
+
+
+def _why_float(
+    path: str, layer: object, uses: Sequence[SiteRow], kinds: Sequence[str], sites: SiteTable
+) -> str:
+    """Why a layer or a parameter is contracted in floats; "" if it is not."""
+    row = next((row for row in uses if row.operation not in ("", "take")), None)
+    if row is None or not kinds:
+        looks_up = any(row.operation == "take" for row in uses)
+        return "looks up rows" if looks_up else "was not called, or the compiler could do without"
+    if "float" not in kinds:
+        return ""
+    op, why = op_of_weight(layer), next((row.why for row in uses if row.why), "")
+    if op is not None:
+        missing = [
+            side for side, has in zip(("input", "weight"), op.module.quantizes, strict=True) if not has
+        ]
+        if missing:
+            return f"the {' and the '.join(missing)} has no bits in the configuration"
+        spec = op.module.scheme
+        if op.module.countdown is not None:
+            return f"{spec.before.as_before} in its first {spec.delay} calls in training, then by {spec.name}"
+        return "operands without a payload in common, or scales that vary along what is summed: see QDotGeneral.explain"
+    if why or not row.input:
+        cure = " by this layer: give it input_quant=..." if isinstance(layer, QuantWeightLayer) else ""
+        return why or f"the input is not quantized{cure}"
+    if "fp8" in row.contraction:
+        return "no 8-bit floats: this backend has no such product and takes floats"
+    grid = sites.weights.grid_of(row.parameter)
+    if grid is not None and not grid.is_integer:
+        return f"no backend contracts {row.weight}: runs dequantized"
+    if isinstance(layer, QuantWeightLayer) and layer.contraction != "int":
+        if layer.contraction == "float":
+            return "contraction='float'"
+        if grid is not None and grid.in_groups:
+            return "a scale for each group: contracted dequantized, or by groups as integers with contraction='int'"
+        if layer.frozen is None and sites.calls[0].running.reasons.get(path, NOT_KEPT) == NOT_KEPT:
+            return "quantized in float until it is frozen (or with contraction='int')"
+    reason = sites.calls[0].running.reasons.get(path)
+    return (
+        reason or "contracted dequantized, somewhere at least: the operands have no payloads in common there"
     )
 
 

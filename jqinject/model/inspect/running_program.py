@@ -12,7 +12,7 @@ from flax import nnx
 
 from jqinject.dot import is_low_bit_cache
 from jqinject.model.inspect.model_weights import LAYERS
-from jqinject.model.inspect.weight_flow import Flow, WeightFlow
+from jqinject.model.inspect.weight_flow import Flow, WeightFlow, kind_of
 from jqinject.nn import QuantEmbed
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope, weight_in
@@ -29,7 +29,6 @@ CONTRACTION = re.compile(
 OPERAND = re.compile(r"%?([\w.\-]+)\s*$")
 TARGET = re.compile(r'custom_call_target="([^"]*)"')
 PRODUCT = re.compile(r"matmul|gemm|dot|conv", re.IGNORECASE)
-INTEGERS = re.compile(r"[su]\d+")
 
 
 @dataclass(frozen=True)
@@ -51,13 +50,8 @@ class CompiledContraction:
 
     @property
     def kind(self) -> str:
-        """ "int", "fp8", "fp4" or "float"."""
-        if self.operands and all(INTEGERS.fullmatch(dtype) for dtype in self.operands):
-            return "int"
-        for kind in ("fp8", "fp4"):
-            if self.operands and all(dtype.startswith(f"f{kind[-1]}") for dtype in self.operands):
-                return kind
-        return "float"
+        """See `kind_of`."""
+        return kind_of(self.operands)
 
     def __str__(self) -> str:
         summed = f"{' x '.join(self.operands)} -> {self.output}"

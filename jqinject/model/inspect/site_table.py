@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import LayerNumbers
-from jqinject.model.inspect.model_weights import ModelWeight, ModelWeights, OperandGrid
+from jqinject.model.inspect.model_weights import ModelWeight, ModelWeights, OperandGrid, note_of_shards
 from jqinject.model.inspect.running_program import RunningProgram
 from jqinject.model.inspect.weight_flow import Flow, TracedContraction, WeightFlow
 from jqinject.model.quantizing.rule_policy import OURS, RulePolicy
@@ -54,7 +54,8 @@ MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quanti
 """The columns of a report with numbers."""
 TOTAL = "all layers"
 """The first cell of the line of totals in a report."""
-RIGHT = frozenset({"bytes", "operations", *MEASURED})
+RIGHT = frozenset({"bytes", "operations", "multiply-adds", *MEASURED})
+"""The columns of numbers."""
 BIG = 1024
 CACHE = "cache"
 """The operation of a row for what a model writes into a cache."""
@@ -234,7 +235,9 @@ class SiteTable:
             )
             site = "" if use is None else use.beside
             note = joined(
-                weights.transform_of_input(name, site), weights.range_of_loop(site, contraction.steps)
+                weights.transform_of_input(name, site),
+                weights.range_of_loop(site, contraction.steps),
+                note_of_shards(weights.layer_of(name)),
             )
         weight = weights.all.get(name)
         why = ""

@@ -8,13 +8,16 @@ interpreter does not reach can be named. Next: `site_table`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import only_moves, operation_of, path_in, runs_inside
+from jqinject.program.contractions import BY_SCHEME
 from jqinject.program.jaxpr import Body, Equation, Scan, While, settled
+from jqinject.program.operand_quantizer import summed_axes
 
 
 def operations_of(equation: Equation) -> int:
@@ -23,39 +26,23 @@ def operations_of(equation: Equation) -> int:
     A loop body counts once per iteration, or once if the trip count is unknown; of several branches, the one with the
     most counts; see `Equation.times`.
     """
-    count = COUNTS.get(equation.name)
-    if count is not None:
-        return count(equation)
+    if equation.name in BY_SCHEME:
+        # Padding counts; the zeros that a transposed convolution puts between its inputs do not.
+        right, zeros = equation.inputs[1], math.prod(equation.params.get("lhs_dilation", ()))
+        summed = math.prod(right.shape[axis] for axis in summed_axes(equation)[1])
+        return equation.outputs[0].size * summed // zeros
     within = [sum(map(operations_of, body.equations)) for body in equation.bodies]
     return equation.times * (max(within) if equation.branches else sum(within))
 
 
-def _of_dot(equation: Equation) -> int:
-    (summed, _), _ = equation.params["dimension_numbers"]
-    lhs = equation.inputs[0]
-    return equation.outputs[0].size * math.prod(lhs.shape[axis] for axis in summed)
+KINDS = {"int": r"[su]\d+|u?int\d+", "fp8": r"f(loat)?8.*", "fp4": r"f(loat)?4.*"}
+"""Kind of a contraction -> the dtypes of its operands, of JAX or in XLA's notation."""
 
 
-def _of_convolution(equation: Equation) -> int:
-    """Padding counts; the zeros that a transposed convolution puts between its inputs do not."""
-    params, kernel = equation.params, equation.inputs[1]
-    channels = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
-    taps = kernel.size // max(channels, 1)
-    return equation.outputs[0].size * taps // math.prod(params["lhs_dilation"])
-
-
-def _of_ragged_dot(equation: Equation) -> int:
-    """Every row meets one group's matrix."""
-    (summed, _), _ = equation.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-    lhs = equation.inputs[0]
-    return equation.outputs[0].size * math.prod(lhs.shape[axis] for axis in summed)
-
-
-COUNTS: dict[str, Callable[[Equation], int]] = {
-    "dot_general": _of_dot,
-    "conv_general_dilated": _of_convolution,
-    "ragged_dot_general": _of_ragged_dot,
-}
+def kind_of(dtypes: Sequence[str]) -> str:
+    """The kind of a contraction by the dtypes of its operands: "int", "fp8", "fp4" or "float"."""
+    alike = (kind for kind, names in KINDS.items() if all(re.fullmatch(names, dtype) for dtype in dtypes))
+    return next(alike, "float") if dtypes else "float"
 
 
 @dataclass(frozen=True)
@@ -133,13 +120,9 @@ class TracedContraction(Place):
 
     @property
     def kind(self) -> str:
-        """ "int", "fp8" or "float", by the dtypes of the operands; "none" for a look-up."""
-        if self.operation == "take":
-            return "none"
-        names = [str(x.dtype) for x in self.equation.inputs[:2]]
-        if all("int" in name for name in names):
-            return "int"
-        return "fp8" if all(name.startswith("float8") for name in names) else "float"
+        """See `kind_of`; "none" for a look-up."""
+        dtypes = [str(x.dtype) for x in self.equation.inputs[:2]]
+        return "none" if self.operation == "take" else kind_of(dtypes)
 
 
 class WeightFlow:
@@ -171,21 +154,18 @@ class WeightFlow:
         return body.run(inputs, rule, self._constant)
 
     def _outputs(self, equation: Equation, inputs: list[Flow], place: Place) -> list[Flow]:
-        name, count = equation.name, len(equation.outputs)
+        name, count, loop = equation.name, len(equation.outputs), equation.scan or equation.loop
         if equation.function == DEQUANTIZE:
             return [_all(inputs)] * count
         if equation.branches:
             return self._branches(equation, inputs, place.within(equation))
-        if equation.scan:
-            return self._scan(equation.scan, inputs, place.within(equation))
-        if equation.loop:
-            return self._while(equation.loop, inputs, place.within(equation))
+        if loop is not None:
+            return self._loop(loop, inputs, place.within(equation))
         if name in OPAQUE:
             return [self._opaque(equation, inputs, place)] * count
-        body = equation.body
-        if body is not None:
-            return self._run(body, inputs, place.within(equation))
-        if name in COUNTS:
+        if equation.body is not None:
+            return self._run(equation.body, inputs, place.within(equation))
+        if name in BY_SCHEME:
             return [self._contraction(equation, inputs, place)]
         if only_moves(name) and inputs:
             return [self._moved(equation, inputs, place)] * count
@@ -244,27 +224,23 @@ class WeightFlow:
         joined = [_all(flows) for flows in zip(*outputs, strict=True)]
         return [replace(x, depends=True) for x in joined] if inputs[0].depends else joined
 
-    def _while(self, loop: While, inputs: list[Flow], place: Place) -> list[Flow]:
-        before, constants, carry = loop.split(inputs)
-        carry = self._settled(loop.body, constants, carry, [])
-        self._run(loop.condition, [*before, *carry], place)
-        return self._run(loop.body, [*constants, *carry], place)
-
-    def _scan(self, scan: Scan, inputs: list[Flow], place: Place) -> list[Flow]:
-        constants, carry, xs = scan.split(inputs)
-        carry = self._settled(scan.body, constants, carry, xs)
-        return self._run(scan.body, [*constants, *carry, *xs], place)
-
-    def _settled(self, body: Body, constants: list[Flow], carry: list[Flow], xs: list[Flow]) -> list[Flow]:
-        """Carried values, as they are in any iteration."""
-        outer, self.contractions = self.contractions, []
+    def _loop(self, loop: Scan | While, inputs: list[Flow], place: Place) -> list[Flow]:
+        of_condition: list[Flow] = []
+        xs: list[Flow] = []
+        if isinstance(loop, Scan):
+            constants, carry, xs = loop.split(inputs)
+        else:
+            of_condition, constants, carry = loop.split(inputs)
 
         def step(carry: list[Flow]) -> list[Flow]:
-            return self._run(body, [*constants, *carry, *xs], Place())[: len(carry)]
+            return self._run(loop.body, [*constants, *carry, *xs], place)
 
-        carry = settled(step, carry, Flow.joined)
+        outer, self.contractions = self.contractions, []
+        carry = settled(lambda carry: step(carry)[: len(carry)], carry, Flow.joined)
         self.contractions = outer
-        return carry
+        if isinstance(loop, While):
+            self._run(loop.condition, [*of_condition, *carry], place)
+        return step(carry)
 
 
 def _all(inputs: Sequence[Flow]) -> Flow:
