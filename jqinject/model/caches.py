@@ -12,14 +12,14 @@ from flax import nnx
 
 from jqinject.dot import LowBitCache, is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import ModelIndex, check_module
 from jqinject.program import CacheSite, QuantizedProgram, dotted
 from jqinject.proxy import ActQuantProxyFromInjector
 
 Cache = TypeVar("Cache")
 
 
-def quantized_cache(model: object, cache: Cache = None) -> Cache:
+def quantized_cache(model: nnx.Module, cache: Cache = None) -> Cache:
     """A float cache in low bits, to be given to the model and returned by it in the place of the float one.
 
     Every array that a rule's `cache_quant` takes becomes a `jqinject.dot.LowBitCache`: its payload, and a float32 scale
@@ -55,8 +55,7 @@ def quantized_cache(model: object, cache: Cache = None) -> Cache:
         >>> empty.nbytes, cache.nbytes, cache[0, 1:4, 0]
         (2048, 544, Array([0.       , 0.9921875, 0.       ], dtype=float32))
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"quantized_cache takes an NNX module, got {type(model).__name__}")
+    check_module(model, "quantized_cache")
     sites: tuple[CacheSite, ...] = model.op_quant.caches if isinstance(model, QuantizedProgram) else ()  # pyright: ignore
     if not sites:
         raise ValueError(

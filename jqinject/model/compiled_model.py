@@ -18,7 +18,7 @@ from flax import nnx
 
 from jqinject.dot import is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.walk import listed, place_name
+from jqinject.model.walk import check_module, listed, place_name
 from jqinject.program import CALL, Call, Method, checked_method, dotted
 from jqinject.program.jaxpr import Body, Equation
 
@@ -82,8 +82,7 @@ def compiled(
         >>> answer(jnp.ones((1, 4))).shape, answer(jnp.ones((3, 4))).shape, len(answer.programs)
         ((1, 2), (3, 2), 2)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"compiled takes an NNX module, got {type(model).__name__}")
+    check_module(model, "compiled")
     if shapes not in ("any", "given"):
         raise ValueError(f"compiled: shapes is 'any' or 'given', got {shapes!r}")
     call = Call(inputs, keywords, checked_method(model, method, "compiled"))

@@ -27,7 +27,7 @@ from jqinject.model.quantizing.rule_policy import (
     traced_calls,
 )
 from jqinject.model.quantizing.rules import COUNTERPARTS, LayerRule, Rule, check_operations, checked_rules
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import ModelIndex, check_module
 from jqinject.nn.base.layer_schemes import scheme_op
 from jqinject.program import (
     HELD,
@@ -183,8 +183,8 @@ def _quantize_layers(nodes: Mapping[Path, Any], plan: QuantizationPlan, rngs: nn
                 raise
 
 
-def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> None:
-    """Let a model's methods run as programs, with the quantizers that were planned for them."""
+def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> OpQuantizers:
+    """Let a model's methods run as programs, with the quantizers that were planned for them; return these."""
     index, sites = ModelIndex(model), plan.outside.sites
     tied = tied_to_layers(index, plan.parameters)
     quantizers = {name: quantizer_at(site, rngs) for name, site in sites.items()}
@@ -205,6 +205,7 @@ def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs |
     same, unstored = plan.outside.same, plan.unstored
     modules = OpQuantizers(plan.policy, quantizers, weights, tied, caches, same, unstored, stacks)
     setattr(model, HELD, modules)
+    return modules
 
 
 def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
@@ -288,8 +289,7 @@ def initialize(model: nnx.Module, *args: object, **kwargs: object) -> None:
         >>> model.dot_general.fprop_lhs.quant.scale()
         Array(1., dtype=float32)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"initialize takes an NNX module, got {type(model).__name__}")
+    check_module(model, "initialize")
     graphdef, state = nnx.split(model, graph=True)
     recorded: dict[Path, dict[str, OperandAxes]] = {}
 
