@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3937,
     "inject": 1340,
-    "model": 5608,
+    "model": 5585,
     "native": 201,
     "nn": 3562,
     "odml": 347,

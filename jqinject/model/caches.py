@@ -12,13 +12,14 @@ from flax import nnx
 
 from jqinject.dot import LowBitCache, is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
+from jqinject.model.walk import ModelIndex, check_module
 from jqinject.program import CacheSite, QuantizedProgram, dotted
 from jqinject.proxy import ActQuantProxyFromInjector
 
 Cache = TypeVar("Cache")
 
 
-def quantized_cache(model: object, cache: Cache = None) -> Cache:
+def quantized_cache(model: nnx.Module, cache: Cache = None) -> Cache:
     """A float cache in low bits, to be given to the model and returned by it in the place of the float one.
 
     Every array that a rule's `cache_quant` takes becomes a `jqinject.dot.LowBitCache`: its payload, and a float32 scale
@@ -54,8 +55,7 @@ def quantized_cache(model: object, cache: Cache = None) -> Cache:
         >>> empty.nbytes, cache.nbytes, cache[0, 1:4, 0]
         (2048, 544, Array([0.       , 0.9921875, 0.       ], dtype=float32))
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"quantized_cache takes an NNX module, got {type(model).__name__}")
+    check_module(model, "quantized_cache")
     sites: tuple[CacheSite, ...] = model.op_quant.caches if isinstance(model, QuantizedProgram) else ()  # pyright: ignore
     if not sites:
         raise ValueError(
@@ -63,21 +63,19 @@ def quantized_cache(model: object, cache: Cache = None) -> Cache:
             "  cure: jqinject.quantize(model, [..., Rule(cache_quant=Int8DynamicActPerRowFloat)], inputs=...), with "
             "inputs that hold a cache"
         )
-    quantizers = {site.name: model.op_quant.held[site.name] for site in sites}  # pyright: ignore
     container: object = model if cache is None else cache
     flat, tree = jax.tree_util.tree_flatten_with_path(container, is_leaf=_is_leaf)
-    leaves: list[Any] = [nnx.clone(leaf, graph=True) if _is_module(leaf) else leaf for _, leaf in flat]
+    leaves = {dotted(tuple(jax.tree_util.keystr((key,), simple=True) for key in path)): x for path, x in flat}
+    copies = nnx.clone(leaves, graph=True)
     names: list[str] = []
-    taken = 0
-    for place, (path, _) in enumerate(flat):
-        keys = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-        for below, array, put in _arrays(leaves, place):
-            name = dotted((*keys, *below))
-            names.append(name)
-            site = _site_of(name, sites, cache is None)
-            if site is not None and not isinstance(array, LowBitCache):
-                put(_quantized(quantizers[site.name], array, site, name))
-            taken += site is not None
+    taken = sum(map(is_low_bit_cache, leaves.values()))
+    for entry in ModelIndex(copies).variables:
+        name, array = ".".join(filter(None, entry.path)), entry.variable.get_value()
+        names.append(name)
+        site = _site_of(name, sites, cache is None)
+        if site is not None and not is_low_bit_cache(array):
+            entry.variable.set_value(_quantized(model.op_quant.held[site.name], array, site, name))  # pyright: ignore
+        taken += site is not None
     if not taken:
         near = did_you_mean(sites[0].name, names)
         raise ValueError(
@@ -86,7 +84,7 @@ def quantized_cache(model: object, cache: Cache = None) -> Cache:
             "  cure: the argument itself, as in a call; a dict by the arguments' names, for several; "
             "quantized_cache(model), for Variables of the model"
         )
-    return jax.tree.unflatten(tree, leaves)
+    return jax.tree.unflatten(tree, [copies[name] for name in leaves])
 
 
 def check_cache_quantizer(site: CacheSite, proxy: ActQuantProxyFromInjector) -> None:
@@ -140,28 +138,5 @@ def _site_of(name: str, sites: Sequence[CacheSite], of_model: bool) -> CacheSite
     return matching[0] if matching else None
 
 
-def _arrays(leaves: list[Any], place: int) -> list[tuple[tuple[object, ...], Any, Callable[[object], None]]]:
-    """The arrays of a leaf of a cache: path below it, array, and a function that replaces it."""
-    leaf = leaves[place]
-    if isinstance(leaf, nnx.Variable):
-        return [((), leaf.get_raw_value(), leaf.set_value)]
-    if _is_module(leaf):
-        flat = nnx.to_flat_state(nnx.state(leaf, graph=True))
-        return [
-            (path, variable.get_raw_value(), variable.set_value)
-            for path, variable in flat
-            if isinstance(variable, nnx.Variable)
-        ]
-
-    def put(new: object) -> None:
-        leaves[place] = new
-
-    return [((), leaf, put)]
-
-
-def _is_module(leaf: object) -> bool:
-    return isinstance(leaf, nnx.Pytree | nnx.Variable)
-
-
 def _is_leaf(leaf: object) -> bool:
-    return _is_module(leaf) or is_low_bit_cache(leaf)
+    return isinstance(leaf, nnx.Pytree | nnx.Variable) or is_low_bit_cache(leaf)

@@ -15,7 +15,7 @@ from flax import nnx
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.core.state import flat_parts
 from jqinject.model.quantizing.rule_policy import RulePolicy
-from jqinject.model.walk import ModelIndex, listed, static_ranges
+from jqinject.model.walk import ModelIndex, check_module, listed, static_ranges
 from jqinject.ops.processes import on_host
 from jqinject.program import (
     CALL,
@@ -83,9 +83,8 @@ class BatchCalls:
         ValueError: the model has no such method; both are given.
     """
 
-    def __init__(self, model: object, method: Method, call: CallBatch | None, caller: str) -> None:
-        if not isinstance(model, nnx.Module):
-            raise TypeError(f"{caller} takes an NNX module, got {type(model).__name__}")
+    def __init__(self, model: nnx.Module, method: Method, call: CallBatch | None, caller: str) -> None:
+        check_module(model, caller)
         if call is not None and method != CALL:
             raise ValueError(
                 f"{caller}: give method={method!r:.80}, which batches are arguments of, or call=..., a function of the "

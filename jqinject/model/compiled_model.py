@@ -6,170 +6,26 @@ checks are made where JAX traces this function: Python runs it only for argument
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any, Generic, Literal, TypeVar, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.dot import LowBitCache, is_low_bit_cache
+from jqinject.dot import is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.walk import listed, place_name
+from jqinject.model.walk import check_module, listed, place_name
 from jqinject.program import CALL, Call, Method, checked_method, dotted
 from jqinject.program.jaxpr import Body, Equation
 
-OWN_ARGUMENTS = 2
-"""How many arguments of the compiled function come before those of the call: the arrays of the model."""
-ARRAYS = (jax.Array, np.ndarray)
 MODES = ("deterministic", "use_running_average")
 """The attributes that `model.eval()` sets."""
-
-
-class Argument(NamedTuple):
-    """An array among the arguments of a call.
-
-    Attributes:
-        name: the parameter's name, and keys below it.
-        dtype, shape: of the array.
-        in_low_bits: whether it is a cache in low bits.
-    """
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    in_low_bits: bool
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.dtype}{list(self.shape)}{' in low bits' * self.in_low_bits}"
-
-    def difference(self, first: Argument) -> str:
-        """In what it differs from the argument of another call, sizes aside; "" for nothing."""
-        if self.in_low_bits != first.in_low_bits:
-            return "a cache of another kind"
-        if self.dtype != first.dtype:
-            return "another dtype"
-        return "another number of axes" if len(self.shape) != len(first.shape) else ""
-
-
-class Signature(NamedTuple):
-    """The arguments of one program.
-
-    Attributes:
-        tree: their structure.
-        arrays: the arrays among them.
-        flags: everything else, None in the place of arrays.
-    """
-
-    tree: object
-    arrays: tuple[Argument, ...]
-    flags: tuple[object, ...]
-
-    @classmethod
-    def of(cls, model: nnx.Module, call: Call) -> Signature:
-        """That of a call, maybe one that is being traced."""
-        arrays = tuple(
-            Argument(dotted(path), np.dtype(x.dtype), tuple(x.shape), is_low_bit_cache(x))
-            for path, x in zip(call.places(model), call.arrays, strict=False)
-        )
-        return cls(call.frame.tree, arrays, call.frame.others)
-
-    def __str__(self) -> str:
-        return ", ".join([*map(str, self.arrays), *(repr(flag) for flag in self.flags if flag is not None)])
-
-    def check_like(self, first: Signature) -> None:
-        """Refuse arguments that differ from the first ones in more than sizes and flags.
-
-        Raises:
-            TypeError: another structure, dtype or number of axes. Named by argument.
-        """
-        if self.tree != first.tree or len(self.arrays) != len(first.arrays):
-            raise TypeError(
-                f"compiled: called with ({self}), and compiled for ({first}): the arguments are other ones, or not "
-                "arrays.\n  cure: the same arguments in the same places; jqinject.compiled(model, ...) once more for "
-                "another way to call the model"
-            )
-        for argument, before in zip(self.arrays, first.arrays, strict=True):
-            difference = argument.difference(before)
-            if difference:
-                raise TypeError(
-                    f"compiled: got {argument}, and the model was compiled for {before}: {difference}.\n"
-                    f"  cure: give what it was compiled for; or jqinject.compiled(model, ...) once more for this one"
-                )
-
-
-def _options_of(model: nnx.Module, call: Call, donate: Collection[str]) -> dict[str, Any]:
-    """The keywords of `jax.jit`: arguments without arrays are constants, and `donate` names what is given away.
-
-    Raises:
-        TypeError: a module among the arguments; a flag inside of a tree of arrays; one that cannot be hashed.
-        ValueError: `donate` names none of them, or a flag.
-    """
-    names = call.names(model)
-    arguments = dict([*zip(names, call.args, strict=True), *call.kwargs.items()])
-    static = [name for name, argument in arguments.items() if _is_flag(name, argument)]
-    for name in donate:
-        if name not in arguments or name in static:
-            hint = did_you_mean(name, arguments)
-            raise ValueError(
-                f"compiled: donate={name!r} is {'a flag' if name in static else 'not an argument of this call'}"
-                f"{'; ' + hint if hint else ''}.\n  cure: one of {', '.join(n for n in arguments if n not in static)}"
-            )
-
-    def numbers(chosen: Collection[str]) -> tuple[int, ...]:
-        return tuple(OWN_ARGUMENTS + place for place, name in enumerate(names) if name in chosen)
-
-    return {
-        "static_argnums": numbers(static),
-        "static_argnames": [name for name in call.kwargs if name in static],
-        "donate_argnums": (1, *numbers(donate)),
-        "donate_argnames": [name for name in call.kwargs if name in donate],
-    }
-
-
-def _with_arrays(
-    args: Sequence[object], kwargs: Mapping[str, object]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with NumPy's numbers as arrays, which is what `jax.jit` takes them for."""
-    return jax.tree.map(
-        lambda x: np.asarray(x) if isinstance(x, np.generic) else x,
-        (tuple(args), dict(kwargs)),
-        is_leaf=is_low_bit_cache,
-    )
-
-
-def _is_flag(name: str, argument: object) -> bool:
-    """Whether an argument is a constant of the program, and no tree of arrays."""
-    alone = Call((argument,), {})
-    if alone.modules:
-        raise TypeError(
-            f"compiled: {name} is a {type(alone.modules[0]).__name__}, whose changes a compiled function could not "
-            "give back.\n  cure: a module that holds both, and is compiled: its call is "
-            "`return self.model(x, self.cache)`"
-        )
-    others = [
-        leaf
-        for place, leaf in enumerate(alone.frame.others)
-        if place not in alone.frame.arrays and not isinstance(leaf, LowBitCache)
-    ]
-    if not others:
-        return False
-    if alone.arrays:
-        raise TypeError(
-            f"compiled: {name} holds arrays, and {others[0]!r:.60} ({type(others[0]).__name__}), which is none.\n"
-            "  cure: jnp.asarray of numbers; flags as arguments of their own, or method=lambda model, x: "
-            "model(x, flag)"
-        )
-    try:
-        hash(argument)
-    except TypeError:
-        raise TypeError(
-            f"compiled: {name} is a {type(argument).__name__} without arrays: a constant of the program, which must be "
-            "hashable.\n  cure: jnp.asarray, if it is numbers; a tuple; method=lambda model, x: model(x, ...)"
-        ) from None
-    return True
+DIFFERENCES = ("a cache of another kind", "another dtype", "another number of axes")
+"""In what an array must not differ from that of the first call."""
 
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -226,12 +82,10 @@ def compiled(
         >>> answer(jnp.ones((1, 4))).shape, answer(jnp.ones((3, 4))).shape, len(answer.programs)
         ((1, 2), (3, 2), 2)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"compiled takes an NNX module, got {type(model).__name__}")
+    check_module(model, "compiled")
     if shapes not in ("any", "given"):
         raise ValueError(f"compiled: shapes is 'any' or 'given', got {shapes!r}")
-    args, kwargs = _with_arrays(inputs, keywords)
-    call = Call(args, kwargs, checked_method(model, method, "compiled"))
+    call = Call(inputs, keywords, checked_method(model, method, "compiled"))
     names = (donate,) if isinstance(donate, str) else tuple(donate)
     return CompiledModel(model, call, changing, names, shapes)
 
@@ -246,7 +100,8 @@ class CompiledModel(Generic[Model]):
     def __init__(
         self, model: Model, call: Call, changing: Filter, donate: Collection[str], shapes: Shapes
     ) -> None:
-        options = _options_of(model, call, donate)
+        self._places = _places(model, call, donate)
+        self._call_tree, self._first = call.frame.tree, _named(model, call)
         _check_evaluates(model)
         self._chosen = nnx.filterlib.to_predicate(changing)
         self._graphdef, *states = self._split(model)
@@ -254,7 +109,9 @@ class CompiledModel(Generic[Model]):
         leaves, self._tree = jax.tree_util.tree_flatten_with_path(tuple(states))
         self._paths = [_dotted(path) for path, _ in leaves]
         abstract = [
-            path for path, (_, leaf) in zip(self._paths, leaves, strict=True) if not isinstance(leaf, ARRAYS)
+            path
+            for path, (_, leaf) in zip(self._paths, leaves, strict=True)
+            if not isinstance(leaf, jax.Array | np.ndarray)
         ]
         if abstract:
             raise ValueError(
@@ -269,9 +126,11 @@ class CompiledModel(Generic[Model]):
             )
         self._method, self._name = call.method, f"{type(model).__name__}.{call.name}"
         self._shapes, self._prepared = shapes, True
-        self._signatures: list[Signature] = []
+        self._programs: list[str] = []
         self._read, self._changing = self._arrays(model)
-        self._run = jax.jit(self._traced, out_shardings=_shardings(self._changing), **options)
+        self._run = jax.jit(
+            self._traced, static_argnums=0, donate_argnums=(2, 3), out_shardings=_shardings(self._changing)
+        )
         self.prepare(*call.args, **call.kwargs)
 
     def __call__(self, *inputs: object, **keywords: object) -> Any:
@@ -281,8 +140,19 @@ class CompiledModel(Generic[Model]):
             TypeError: another dtype, number of axes or structure than it was compiled for.
             ValueError: sizes that were not prepared, with `shapes="given"`.
         """
-        out, self._changing = self._run(self._read, self._changing, *inputs, **keywords)
+        out, self._changing = self._run(*self._arguments(inputs, keywords))
         return out
+
+    def _arguments(self, inputs: tuple[object, ...], keywords: dict[str, object]) -> tuple[Any, ...]:
+        """The arguments of the compiled function: constants, what is only read, and what may be overwritten."""
+        leaves, tree = jax.tree.flatten((inputs, keywords), is_leaf=is_low_bit_cache)
+        if tree != self._call_tree:
+            raise TypeError(
+                f"compiled: the arguments are other ones than in ({self._programs[0]}), or not arrays.\n  cure: the "
+                "same arguments in the same places; jqinject.compiled(model, ...) once more for another way to call it"
+            )
+        constants, donated, others = ([leaves[place] for place in places] for places in self._places)
+        return tuple(constants), self._read, self._changing, donated, others
 
     def prepare(self, *inputs: object, **keywords: object) -> None:
         """Compile for other sizes ahead of the call; nothing is run.
@@ -290,10 +160,9 @@ class CompiledModel(Generic[Model]):
         Args:
             inputs, keywords: as in a call, or shapes in the place of arrays.
         """
-        args, kwargs = _with_arrays(inputs, keywords)
         self._prepared = True
         try:
-            self._run.lower(self._read, self._changing, *args, **kwargs).compile()
+            self._run.lower(*self._arguments(inputs, keywords)).compile()
         finally:
             self._prepared = self._shapes == "any"
 
@@ -323,7 +192,7 @@ class CompiledModel(Generic[Model]):
     @property
     def programs(self) -> tuple[str, ...]:
         """The arguments that it is compiled for."""
-        return tuple(map(str, self._signatures))
+        return tuple(self._programs)
 
     def __repr__(self) -> str:
         return f"CompiledModel({self._name}: {'; '.join(self.programs)})"
@@ -362,16 +231,25 @@ class CompiledModel(Generic[Model]):
     def _merged(self, read: Arrays, changing: Arrays) -> Model:
         return nnx.merge(self._graphdef, *jax.tree.unflatten(self._tree, (*changing, *read)))
 
-    def _traced(self, read: Arrays, changing: Arrays, *args: object, **kwargs: object) -> Any:
+    def _traced(
+        self,
+        constants: tuple[object, ...],
+        read: Arrays,
+        changing: Arrays,
+        donated: list[Any],
+        others: list[Any],
+    ) -> Any:
         """What is compiled."""
+        leaves = zip(itertools.chain(*self._places), (*constants, *donated, *others), strict=True)
+        ordered = [leaf for _, leaf in sorted(leaves, key=lambda entry: entry[0])]
+        args, kwargs = jax.tree.unflatten(self._call_tree, ordered)
         call = Call(args, kwargs, self._method)
         model = self._merged(read, changing)
-        signature = Signature.of(model, call)
-        self._check(signature)
+        described = self._checked(model, call)
         try:
             out = call(model)
         except Exception as error:
-            error.add_note(f"while {self._name} was compiled for ({signature})")
+            error.add_note(f"while {self._name} was compiled for ({described})")
             raise
         after = self._leaves(model)
         if after is None:
@@ -387,7 +265,7 @@ class CompiledModel(Generic[Model]):
                 )
         if any(new is not old for new, old in zip(after[self._count :], read, strict=True)):
             self._refuse_changes(call, read, changing)
-        self._signatures.append(signature)
+        self._programs.append(described)
         return out, tuple(after[: self._count])
 
     def _new_paths(self, model: nnx.Module) -> str:
@@ -415,23 +293,84 @@ class CompiledModel(Generic[Model]):
                 f"nnx.PathContains({names[0].rpartition('.')[2]!r})), if calls are to change them"
             )
 
-    def _check(self, signature: Signature) -> None:
-        if self._signatures:
-            signature.check_like(self._signatures[0])
+    def _checked(self, model: nnx.Module, call: Call) -> str:
+        """The arguments of a call as text: arrays by dtype and shape, and constants.
+
+        Raises:
+            TypeError: arrays that differ from those of the first call in more than sizes.
+            ValueError: sizes that were not prepared, with `shapes="given"`.
+        """
+        arrays = _named(model, call)
+        constants = (repr(leaf) for leaf in call.frame.others if leaf is not None)
+        described = ", ".join((*(name for name, _ in arrays), *constants))
+        for (name, facts), (before, first) in zip(arrays, self._first, strict=True):
+            difference = next(
+                (text for text, a, b in zip(DIFFERENCES, facts, first, strict=True) if a != b), ""
+            )
+            if difference:
+                raise TypeError(
+                    f"compiled: got {name}, and the model was compiled for {before}: {difference}.\n"
+                    f"  cure: give what it was compiled for; or jqinject.compiled(model, ...) once more for this one"
+                )
         if not self._prepared:
-            prepared = "; ".join(self.programs)
             raise ValueError(
-                f"compiled: ({signature}) was not prepared, and shapes='given'. It is compiled for: {prepared}.\n"
+                f"compiled: ({described}) was not prepared, and shapes='given'. It is compiled for: "
+                f"{'; '.join(self.programs)}.\n"
                 "  cure: answer.prepare(...) for these sizes, before answering; or shapes='any'"
             )
-        if len(self._signatures) == MANY:
+        if len(self._programs) == MANY:
             warnings.warn(
-                f"compiled: {self._name} is compiled for more than {MANY} different arguments, now for ({signature}); "
+                f"compiled: {self._name} is compiled for more than {MANY} different arguments, now for ({described}); "
                 "each takes time and memory.\n  cure: inputs of few sizes (padded); jnp.asarray of numbers that change "
                 "from call to call",
                 UserWarning,
                 stacklevel=2,
             )
+        return described
+
+
+def _places(model: nnx.Module, call: Call, donate: Collection[str]) -> tuple[list[int], ...]:
+    """The places among the leaves of a call of its constants, of arrays that are given away, and of other arrays.
+
+    Raises:
+        TypeError: a module among the arguments; a constant that cannot be hashed.
+        ValueError: `donate` names none of them, or a flag.
+    """
+    names = [path[0] for path in call.places(model)]
+    if call.modules:
+        raise TypeError(
+            f"compiled: {names[-1]} is a {type(call.modules[-1]).__name__}, whose changes a compiled function could "
+            "not give back.\n  cure: a module that holds both, and is compiled: its call is "
+            "`return self.model(x, self.cache)`"
+        )
+    constants = [place for place in range(len(call.frame.others)) if place not in call.frame.arrays]
+    for leaf in map(call.frame.others.__getitem__, constants):
+        if not isinstance(leaf, Hashable):
+            raise TypeError(
+                f"compiled: {leaf!r:.60} is a {type(leaf).__name__} without arrays: a constant of the program, which "
+                "must be hashable.\n  cure: jnp.asarray, if it is numbers; method=lambda model, x: model(x, ...)"
+            )
+    flags = {*call.names(model), *call.kwargs} - {*names}
+    for name in donate:
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise ValueError(
+                f"compiled: donate={name!r} is {'a flag' if name in flags else 'not an argument of this call'}"
+                f"{'; ' + hint if hint else ''}.\n  cure: one of {', '.join(dict.fromkeys(names))}"
+            )
+    donated = [place for place, name in zip(call.frame.arrays, names, strict=True) if name in donate]
+    return constants, donated, [place for place in call.frame.arrays if place not in donated]
+
+
+def _named(model: nnx.Module, call: Call) -> list[tuple[str, tuple[object, ...]]]:
+    """The arrays of a call as text, and what all programs have in common of each: see `DIFFERENCES`."""
+    return [
+        (
+            f"{dotted(path)}={_kind(x)}{' in low bits' * is_low_bit_cache(x)}",
+            (is_low_bit_cache(x), jax.dtypes.canonicalize_dtype(x.dtype), x.ndim),
+        )
+        for path, x in zip(call.places(model), call.arrays, strict=False)
+    ]
 
 
 def _check_evaluates(model: nnx.Module) -> None:

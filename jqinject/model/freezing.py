@@ -26,7 +26,7 @@ from jqinject.model.frozen_weights import (
     unfreeze_op,
 )
 from jqinject.model.lora.merging import check_updates, merge_inside
-from jqinject.model.walk import ModelIndex, check_calibrated, place_name
+from jqinject.model.walk import ModelIndex, check_calibrated, check_module, place_name
 from jqinject.nn.freeze_layer import SLICED_FROM, frozen_param, numbers_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
@@ -92,7 +92,7 @@ def freeze(
         >>> {f"kernel/{name}": x.dtype.name for name, x in sorted(frozen.kernel.get_raw_value().items())}
         {'kernel/scale': 'float32', 'kernel/sums': 'int32', 'kernel/value': 'int8'}
     """
-    _check_model(model, "freeze")
+    check_module(model, "freeze")
     index = ModelIndex(model)
     if not allow_uncalibrated:
         check_calibrated(index, "freeze")
@@ -112,7 +112,7 @@ def freeze(
             NothingFrozenWarning,
             2,
         )
-    _to_evaluation(model, layers)
+    model.eval()
     merge_inside(index)
     ahead = numbers_of(weights[0], sliced_from) if weights else None
     for holder, following in itertools.zip_longest(weights, weights[1:]):
@@ -200,7 +200,7 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
         >>> bool((unfreeze(served, from_payload=True).quant_weight().int() == codes).all())
         True
     """
-    _check_model(model, "unfreeze")
+    check_module(model, "unfreeze")
     if from_payload:
         unfreeze_from_payload(ModelIndex(model))
     index = ModelIndex(model)
@@ -213,18 +213,3 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
             module.unfreeze()
     model.train()
     return model
-
-
-def _to_evaluation(model: nnx.Module, modules: list[nnx.Module]) -> None:
-    """Do what `model.eval()` does, on modules that were already found."""
-    if type(model).eval is not nnx.Module.eval:
-        model.eval()  # the user's own does more
-    for module in modules:
-        for name in ("deterministic", "use_running_average"):
-            if getattr(module, name, True) is not True:
-                setattr(module, name, True)
-
-
-def _check_model(model: object, name: str) -> None:
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"{name} takes an NNX module, got {type(model).__name__}")

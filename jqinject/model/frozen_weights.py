@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,6 @@ from flax import nnx
 
 from jqinject.core.flax_internals import flax_layer
 from jqinject.dot import FrozenParam, QuantMode
-from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
@@ -146,23 +145,21 @@ def frozen_kernel(layer: Any) -> FrozenParam | None:
     mask = vars(layer).get("mask")  # of a convolution
     dtype = kernel.dtype if layer.dtype is None else layer.dtype
     graphdef, state = nnx.split(op.module, graph=True)
-    forms: list[FrozenForm] = []
 
-    def numbers_of_one(kernel: jax.Array, state: object) -> Mapping[str, jax.Array]:
+    def frozen(kernel: jax.Array, state: object) -> FrozenParam:
         module = nnx.merge(graphdef, state)
         masked = kernel if mask is None else kernel * mask
         last = geometry.sums if geometry.summed else ()
         numbers, form = module.frozen_rhs(masked.astype(dtype), geometry.sums, last)
-        forms.append(replace(form, value_dtype=np.dtype(kernel.dtype)))
-        return numbers
+        return FrozenParam.holding(numbers, replace(form, value_dtype=np.dtype(kernel.dtype)))
 
-    mapped: Callable[..., Mapping[str, jax.Array]] = numbers_of_one
+    mapped: Callable[..., FrozenParam] = frozen
     for size in reversed(kernel.shape[: kernel.ndim - geometry.ndim]):  # of a stack of layers
         axes = jax.tree.map(lambda leaf, n=size: 0 if leaf.ndim and leaf.shape[0] == n else None, state)
         mapped = jax.vmap(mapped, in_axes=(0, axes))
-    numbers = mapped(kernel[...], state)
+    stored = mapped(kernel[...], state)
     change_class(layer, derived_class(type(layer), KernelInOp))
-    return FrozenParam.holding(numbers, forms[0], kernel.get_metadata())
+    return FrozenParam.holding(stored.numbers, stored.form, kernel.get_metadata())
 
 
 def unfreeze_op(layer: object) -> None:

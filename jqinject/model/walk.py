@@ -242,6 +242,20 @@ def _note(entry: VariableEntry, path: Path, inside: bool) -> None:
         entry.paths.append(path)
 
 
+def check_module(model: object, caller: str) -> None:
+    """Refuse what is not an NNX module.
+
+    Args:
+        model: what a user gave.
+        caller: the calling function's name, for the error text.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"{caller} takes an NNX module, got {type(model).__name__}")
+
+
 def modules_by_path(model: nnx.Module, kind: type[M]) -> dict[str, M]:
     """The modules of a class, each once, by their first path as text.
 

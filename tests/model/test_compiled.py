@@ -106,6 +106,10 @@ def test_flags_methods_and_functions(served: Any, answer: Any) -> None:
     assert (hidden(x=X) == nnx.jit(lambda m, x: m.hidden(x))(served, X)).all()
     half = compiled(served, X, 2, method=lambda model, x, n: model(x) / n)
     assert (half(X, 2) == answer(X) / 2).all()
+    within = compiled(
+        served, {"x": X, "by": [2]}, method=lambda model, given: model(given["x"]) / given["by"][0]
+    )
+    assert (within({"x": X, "by": [4]}) == answer(X) / 4).all()
 
 
 def test_caches_are_carried_in_place_and_the_model_keeps_its_own() -> None:
@@ -255,8 +259,7 @@ REFUSED = [
     (lambda m: compiled(Sowing(), X), ValueError, "more of the model than arrays: seen"),
     (lambda m: compiled(Growing(), X), ValueError, r"makes keys float32\[2, 8\], and it was float32\[1, 8\]"),
     (lambda m: compiled(m, m), TypeError, "x is a MLP, whose changes"),
-    (lambda m: compiled(m, {"x": X, "flag": True}), TypeError, "x holds arrays, and True"),
-    (lambda m: compiled(m, X, double=["yes"]), TypeError, "double is a list without arrays"),
+    (lambda m: compiled(m, X, double={"yes"}), TypeError, "{'yes'} is a set without arrays"),
     (lambda m: compiled(m, X, donate="y"), ValueError, "donate='y' is not an argument"),
     (lambda m: compiled(m, X, double=True, donate="double"), ValueError, "donate='double' is a flag"),
     (lambda m: compiled(m, X, method="hiden"), ValueError, "no method 'hiden'; did you mean 'hidden'"),

@@ -16,12 +16,14 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, uses_by_path
 from jqinject.model.quantizing.rule_policy import OURS, QuantizationPlan
 from jqinject.model.quantizing.rules import Rule, matches_path
-from jqinject.model.walk import ModelIndex, place_name
+from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted
 from jqinject.program.tracked_value import Path
 from jqinject.proxy import QuantProxyFromInjector
 
 Rank = int | Mapping[str, int]
+Ranks = Mapping[str, int]
+"""Regular expression for the path of a parameter, or of the module that holds it -> rank."""
 Parameter = nnx.Variable[jax.Array]
 T = TypeVar("T")
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")
@@ -44,17 +46,16 @@ class PlannedAdapter:
     rank: int
 
     @property
-    def contracted(self) -> tuple[int, ...]:
-        """The axes that the first contraction sums over."""
-        return self._axes("contracted")
+    def axes(self) -> tuple[tuple[int, ...], ...]:
+        """Three kinds of axes: batch ones; those that the first contraction sums over; those that it leaves.
 
-    @property
-    def free(self) -> tuple[int, ...]:
-        """The axes that the first contraction leaves, and that its other operand does not have."""
-        return self._axes("free")
-
-    def _axes(self, role: str) -> tuple[int, ...]:
-        return tuple(axis for axis, own in enumerate(_roles(self.uses[0])) if own == role)
+        A batch axis is one of experts or layers of a stack, which the contraction's other operand or a loop has too.
+        """
+        roles = _roles(self.uses[0])
+        return tuple(
+            tuple(axis for axis, own in enumerate(roles) if own == role)
+            for role in ("batch", "contracted", "free")
+        )
 
     def within(self, shape: tuple[int, ...]) -> PlannedAdapter:
         """The plan with at most the rank of a parameter's matrices.
@@ -62,13 +63,8 @@ class PlannedAdapter:
         Args:
             shape: of the parameter.
         """
-        sides = (math.prod(shape[axis] for axis in axes) for axes in (self.contracted, self.free))
+        sides = (math.prod(shape[axis] for axis in axes) for axes in self.axes[1:])
         return replace(self, rank=min(self.rank, *sides))
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """The other axes: experts, layers of a stack."""
-        return self._axes("batch")
 
 
 def _roles(use: WeightUse) -> list[str]:
@@ -91,8 +87,8 @@ def _roles(use: WeightUse) -> list[str]:
     return roles
 
 
-def plan_adapters(plan: QuantizationPlan, rank: Rank) -> tuple[PlannedAdapter, ...]:
-    """The adapters of the parameters that rules take.
+def plan_adapters(plan: QuantizationPlan, ranks: Ranks) -> tuple[PlannedAdapter, ...]:
+    """The adapters of the parameters that rules take; the first pattern of ranks that matches counts.
 
     Raises:
         ValueError: a pattern of ranks matches nothing that is contracted and taken by a rule.
@@ -103,29 +99,19 @@ def plan_adapters(plan: QuantizationPlan, rank: Rank) -> tuple[PlannedAdapter, .
         if not any((path, use.operation) in plan.taken for use in contractions):
             continue
         candidates.append(dotted(path))
-        pattern = _pattern(rank, path)
+        places = (dotted(path), dotted(path[:-1]))
+        pattern = next((p for p in ranks if any(matches_path(p, place) for place in places)), None)
         if pattern is not None:
             matched.add(pattern)
-            chosen = rank if isinstance(rank, int) else rank[pattern]
             lookups = tuple(use.name for use in uses if use.operation == "take")
-            planned.append(PlannedAdapter(path, contractions, lookups, chosen))
-    patterns = [""] if isinstance(rank, int) else list(rank)
-    idle = [pattern for pattern in patterns if pattern not in matched]
-    if idle or not planned:
+            planned.append(PlannedAdapter(path, contractions, lookups, ranks[pattern]))
+    idle = [pattern for pattern in ranks if pattern not in matched]
+    if idle:
         raise ValueError(_nothing(idle, candidates))
     return tuple(planned)
 
 
-def _pattern(rank: Rank, path: tuple[object, ...]) -> str | None:
-    """The first pattern that matches a parameter's path, or that of the module that holds it; None if none does."""
-    if isinstance(rank, int):
-        return ""
-    places = (dotted(path), dotted(path[:-1]))
-    return next((pattern for pattern in rank if any(matches_path(pattern, place) for place in places)), None)
-
-
 def _nothing(idle: Sequence[str], candidates: Sequence[str]) -> str:
-    names = ", ".join(candidates[:8]) + (", ..." if len(candidates) > 8 else "")
     if not candidates:
         return (
             "lora: the rules take no parameter that the model contracts, so there is nothing to adapt.\n"
@@ -136,32 +122,28 @@ def _nothing(idle: Sequence[str], candidates: Sequence[str]) -> str:
     ]
     return (
         f"lora: no parameter that is contracted and taken by a rule matches the ranks' {', '.join(hints)}.\n"
-        f"  parameters here: {names}\n  cure: mend the pattern, a regular expression for the whole path"
+        f"  parameters here: {listed(tuple(candidates))}\n"
+        "  cure: mend the pattern, a regular expression for the whole path"
     )
 
 
-def checked_rank(rank: Rank) -> Rank:
-    """Ranks as given.
+def checked_ranks(rank: Rank) -> Ranks:
+    """Ranks by pattern; a single one is that of all parameters.
 
     Raises:
         TypeError: not an integer, nor a dict of such.
         ValueError: below 1, or no pattern.
     """
-    if isinstance(rank, Mapping):
-        if not rank:
-            raise ValueError("lora: rank={} names no parameter.\n  cure: rank=8, or rank={'.*attn.*': 8}")
-        for pattern, value in rank.items():
-            _check_one(value, f"rank[{pattern!r}]")
-        return dict(rank)
-    _check_one(rank, "rank")
-    return rank
-
-
-def _check_one(rank: object, name: str) -> None:
-    if not isinstance(rank, int) or isinstance(rank, bool):
-        raise TypeError(f"lora: {name} is an integer, got {type(rank).__name__} {rank!r:.40}")
-    if rank < 1:
-        raise ValueError(f"lora: {name} must be at least 1, got {rank}.\n  cure: rank=8")
+    if rank == {}:
+        raise ValueError("lora: rank={} names no parameter.\n  cure: rank=8, or rank={'.*attn.*': 8}")
+    ranks = dict(rank) if isinstance(rank, Mapping) else {".*": rank}
+    for pattern, value in ranks.items():
+        name = f"rank[{pattern!r}]" if isinstance(rank, Mapping) else "rank"
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"lora: {name} is an integer, got {type(value).__name__} {value!r:.40}")
+        if value < 1:
+            raise ValueError(f"lora: {name} must be at least 1, got {value}.\n  cure: rank=8")
+    return ranks
 
 
 def new_adapter(
@@ -188,7 +170,7 @@ def new_adapter(
         assert rngs is not None, "A is drawn"
         factors = _zero_update(plan, variable, rngs)
     a, b = (factor.astype(variable.dtype) for factor in factors)
-    batch, contracted, free = plan.batch, plan.contracted, plan.free
+    batch, contracted, free = plan.axes
     layer = None if dropout == 0 else nnx.Dropout(dropout, rngs=rngs)
     return Adapter(
         _placed(a, variable, (*batch, *contracted, None)),
@@ -210,7 +192,7 @@ def factor_of_update(plan: PlannedAdapter, alpha: float | None) -> float:
 def _zero_update(plan: PlannedAdapter, variable: Parameter, rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:
     """He's uniform numbers, and zeros."""
     shape, rank = tuple(variable.shape), plan.rank
-    batch, contracted, free = plan.batch, plan.contracted, plan.free
+    batch, contracted, free = plan.axes
     depth = len(batch)
     fan_in = math.prod(shape[axis] for axis in contracted)
     bound = math.sqrt(6.0 / max(fan_in, 1))  # he_uniform of one weight of a stack
@@ -261,7 +243,7 @@ def nearest_factors(
     Returns:
         A (*batch, *contracted, rank) and B (*batch, rank, *free), float32.
     """
-    batch, contracted, free = plan.batch, plan.contracted, plan.free
+    batch, contracted, free = plan.axes
     shape = dense.shape
     stack, rows, columns = ([shape[axis] for axis in axes] for axes in (batch, contracted, free))
     moved = jnp.transpose(dense.astype(jnp.float32), (*batch, *contracted, *free))
@@ -276,10 +258,8 @@ def nearest_factors(
 
 def _cut(factor: jax.Array, rank: int, axis: int) -> jax.Array:
     """The first `rank` along an axis, zeros where there are fewer."""
-    missing = max(rank - factor.shape[axis], 0)
-    padding = [(0, 0)] * factor.ndim
-    padding[axis] = (0, missing)
-    return jnp.pad(jax.lax.slice_in_dim(factor, 0, min(rank, factor.shape[axis]), axis=axis), padding)
+    padding = [(0, rank if place == axis % factor.ndim else 0) for place in range(factor.ndim)]
+    return jax.lax.slice_in_dim(jnp.pad(factor, padding), 0, rank, axis=axis)
 
 
 def dense_update(adapter: Adapter, shape: tuple[int, ...]) -> jax.Array:
@@ -303,18 +283,16 @@ def refuse_bias_quantizers(rules: Iterable[Rule], caller: str) -> None:
         )
 
 
-def check_numbers(alpha: object, dropout: object, rngs: object) -> None:
-    """Refuse numbers without a meaning."""
+def check_arguments(alpha: object, dropout: float, rngs: object, start: object, update: object) -> None:
+    """Refuse arguments of `lora` that have no meaning, by themselves or together."""
     if alpha is not None and not (isinstance(alpha, int | float) and math.isfinite(alpha) and alpha != 0):
         raise ValueError(f"lora: alpha is a finite number other than 0, got {alpha!r:.40}")
     if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
         raise ValueError(f"lora: dropout is a share from 0 to below 1, got {dropout!r:.40}")
     if not isinstance(rngs, nnx.Rngs):
         raise TypeError(f"lora: rngs is an nnx.Rngs, got {type(rngs).__name__}.\n  cure: rngs=nnx.Rngs(0)")
-
-
-def check_update(update: object, dropout: float, start: Start) -> None:
-    """Refuse an unknown place of the update, and what it has no meaning with."""
+    if start not in get_args(Start):
+        raise ValueError(f"lora: start is 'zeros' or 'error', got {start!r:.40}")
     if update not in get_args(Update):
         raise ValueError(f"lora: update is 'beside' or 'inside', got {update!r:.40}")
     if update == "inside" and dropout:
@@ -331,26 +309,22 @@ def check_update(update: object, dropout: float, start: Start) -> None:
 
 def refuse_adapted(index: ModelIndex) -> None:
     """Refuse a model that has adapters, or that is quantized already."""
-    adapted = [dotted(path) for path, node in index.places if isinstance(node, nnx.LoRAParam)]
+    adapted = tuple(dotted(path) for path, node in index.places if isinstance(node, nnx.LoRAParam))
     if adapted:
         raise ValueError(
-            f"lora: the model has adapters already: {_listed(adapted)}.\n"
+            f"lora: the model has adapters already: {listed(adapted)}.\n"
             "  cure: jqinject.merge_lora(model) puts them into the weights; or adapt the model without them"
         )
-    quantized = [
+    quantized = tuple(
         place_name(path)
         for path, node in index.places
         if isinstance(node, (*OURS, QuantizedProgram, FrozenParam))
-    ]
+    )
     if quantized:
         raise ValueError(
-            f"lora: the model is quantized already, in {_listed(quantized)}.\n"
+            f"lora: the model is quantized already, in {listed(quantized)}.\n"
             "  cure: lora(float_model, rules, ...), whose rules quantize the base"
         )
-
-
-def _listed(paths: list[str]) -> str:
-    return ", ".join(paths[:8]) + (", ..." if len(paths) > 8 else "")
 
 
 def check_bases(plan: QuantizationPlan) -> None:
@@ -360,12 +334,12 @@ def check_bases(plan: QuantizationPlan) -> None:
         shown = "\n".join(f"    {plan.rules[index]}" for index in plan.idle)
         raise ValueError(
             f"lora: rules that take nothing (the first rule that matches wins):\n{shown}\n"
-            f"  weights here: {_listed(list(weights)) or 'none'}\n  cure: mend the path or the order"
+            f"  weights here: {listed(tuple(weights)) or 'none'}\n  cure: mend the path or the order"
         )
     bases = plan.parameters.items()
-    shared = [name for name, base in bases if isinstance(base.quantizer, QuantProxyFromInjector)]
+    shared = tuple(name for name, base in bases if isinstance(base.quantizer, QuantProxyFromInjector))
     if shared:
         raise TypeError(
-            f"lora: the weight quantizer of {_listed(shared)} is a proxy, and frozen weights have none to share.\n"
+            f"lora: the weight quantizer of {listed(shared)} is a proxy, and frozen weights have none to share.\n"
             "  cure: its injector, such as NF4WeightPerGroupFloat"
         )

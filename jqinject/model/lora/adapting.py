@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,9 @@ from jqinject.model.lora.adapter_plan import (
     Rank,
     Start,
     Update,
+    check_arguments,
     check_bases,
-    check_numbers,
-    check_update,
-    checked_rank,
+    checked_ranks,
     dense_update,
     factor_of_update,
     nearest_factors,
@@ -39,10 +38,10 @@ from jqinject.model.quantizing.rule_policy import (
     traced_calls,
 )
 from jqinject.model.quantizing.rules import Rule, check_operations, checked_rules
-from jqinject.model.walk import ModelIndex, place_name
+from jqinject.model.walk import ModelIndex, check_module, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.freeze_layer import frozen_param
-from jqinject.program import OpQuantizers, QuantizedProgram, find_sites, quantized_stack
+from jqinject.program import HELD, Call, find_sites, quantized_stack
 from jqinject.program.tracked_value import Path
 from jqinject.quant_tensor import as_array
 
@@ -122,34 +121,48 @@ def lora(
         >>> jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam)))
         {'op_quant': {'adapters': {'kernel': {'a': (64, 2), 'b': (2, 4)}}}}
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"lora takes an NNX module, got {type(model).__name__}")
-    check_numbers(alpha, dropout, rngs)
-    if start not in get_args(Start):
-        raise ValueError(f"lora: start is 'zeros' or 'error', got {start!r:.40}")
-    check_update(update, dropout, start)
-    ranks, checked = checked_rank(rank), checked_rules(rules)
-    check_operations(checked)
-    refuse_bias_quantizers(checked, "lora")
+    check_module(model, "lora")
+    check_arguments(alpha, dropout, rngs, start, update)
     calls = traced_calls(model, call_with(inputs), methods, "lora")
-    model = nnx.clone(model, graph=True)
-    index = ModelIndex(model)
-    refuse_adapted(index)
     if not has_arguments(calls):
         raise ValueError(
             "lora finds the contractions of a model by tracing it.\n"
             "  cure: lora(model, rules, inputs=(x,), ...), with arrays or jax.ShapeDtypeStructs"
         )
-    plan = QuantizationPlan.of(model, index, RulePolicy(checked, into_layers=True), calls)
-    check_bases(plan)
-    adapters = plan_adapters(plan, ranks)
+    model, plan, adapters = _planned(model, rules, rank, calls, "lora")
 
     def adapted(model: Model, rngs: nnx.Rngs) -> Model:
         return _adapted(model, plan, adapters, (alpha, dropout), rngs, start, update)
 
-    if index.is_abstract:
+    if ModelIndex(model).is_abstract:
         return nnx.eval_shape(lambda model: adapted(model, nnx.clone(rngs)), model)
     return adapted(model, rngs)
+
+
+def _planned(
+    model: Model,
+    rules: Rule | Iterable[Rule],
+    rank: Rank,
+    calls: tuple[Call, ...],
+    caller: str,
+    *,
+    allow_idle: bool = False,
+) -> tuple[Model, QuantizationPlan, tuple[PlannedAdapter, ...]]:
+    """A copy of a float model, what rules quantize in it, and the adapters of it.
+
+    Raises:
+        ValueError: see `lora`.
+    """
+    ranks, checked = checked_ranks(rank), checked_rules(rules)
+    check_operations(checked)
+    refuse_bias_quantizers(checked, caller)
+    model = nnx.clone(model, graph=True)
+    index = ModelIndex(model)
+    refuse_adapted(index)
+    plan = QuantizationPlan.of(model, index, RulePolicy(checked, into_layers=True), calls)
+    if not allow_idle:
+        check_bases(plan)
+    return model, plan, plan_adapters(plan, ranks)
 
 
 def _adapted(
@@ -162,7 +175,7 @@ def _adapted(
     update: Update,
 ) -> Model:
     """The model with adapters, its base frozen unless they are inside its quantizers."""
-    quantize_program(model, plan, rngs)
+    quantizers = quantize_program(model, plan, rngs)
     index = ModelIndex(model)
     sites = {name: site for _, _, name, site in parameter_sites(index)}
     check_finite(index, [*sites.values()], "lora")
@@ -176,18 +189,13 @@ def _adapted(
         base = plan.parameters.get(name)
         adapters[name] = new_adapter(entry, index.by_name[name], *numbers, base, rngs, factors)
         adapters[name].inside = update == "inside"
-    _held(model).adapters = nnx.Dict(adapters)
+    quantizers.adapters = nnx.Dict(adapters)
     if update == "inside":  # whatever follows from the parameter has the update
         return model
     for site in quantized_weights(index):
         freeze_weight(index, site, frozen_param(site))
     _check_followed(model, plan, planned)
     return model
-
-
-def _held(model: nnx.Module) -> OpQuantizers:
-    assert isinstance(model, QuantizedProgram)
-    return model.op_quant
 
 
 def _rounding_error(site: ParameterSite) -> jax.Array:
@@ -223,34 +231,27 @@ def with_low_rank(
     Raises:
         ValueError: see `lora`.
     """
-    checked = checked_rules(rules)
     calls = traced_calls(model, call_with(inputs), methods, "LowRank")
     if not has_arguments(calls):
         raise ValueError(
             "LowRank finds the contractions of a model by tracing a method of it, and was given a function instead.\n"
             "  cure: Recipe.apply(..., method='encode') in the place of call=..."
         )
-    refuse_bias_quantizers(checked, "LowRank")
-    model = nnx.clone(model, graph=True)
-    index = ModelIndex(model)
-    plan = QuantizationPlan.of(model, index, RulePolicy(checked, into_layers=True), calls)
-    if not allow_idle:
-        check_bases(plan)
-    bases = plan.parameters
+    model, plan, wide = _planned(model, rules, rank, calls, "LowRank", allow_idle=allow_idle)
+    bases, by_name = plan.parameters, ModelIndex(model).by_name
     adapters, planned = {}, {}
-    for wide in plan_adapters(plan, checked_rank(rank)):
-        name = place_name(wide.path)
+    for entry in wide:
+        name = place_name(entry.path)
         if name not in bases:
             continue
-        variable = index.by_name[name]
+        variable = by_name[name]
         value = variable.get_value()
-        entry = planned[name] = wide.within(value.shape)
+        entry = planned[name] = entry.within(value.shape)
         factors = nearest_factors(value, entry)
         adapters[name] = new_adapter(entry, variable, None, 0.0, bases[name], None, factors)
         rest = value.astype(jnp.float32) - dense_update(adapters[name], value.shape)
         variable.set_value(rest.astype(value.dtype))
-    quantize_program(model, plan, None)
-    _held(model).adapters = nnx.Dict(adapters)
+    quantize_program(model, plan, None).adapters = nnx.Dict(adapters)
     _check_followed(model, plan, tuple(planned.values()))
     return model, planned
 
@@ -263,9 +264,9 @@ def _check_followed(model: nnx.Module, plan: QuantizationPlan, planned: tuple[Pl
     Raises:
         ValueError: a contraction has none.
     """
+    nodes = dict(ModelIndex(model).places)
     adapted, missing = _without_update(model, plan, planned)
     if missing:
-        nodes = dict(ModelIndex(model).places)
         for entry in missing:
             variable = nodes[tuple(map(str, entry.path))]
             if isinstance(variable, FrozenParam):
@@ -279,7 +280,7 @@ def _check_followed(model: nnx.Module, plan: QuantizationPlan, planned: tuple[Pl
         )
     for entry in planned:
         alone = tuple(name for name in entry.lookups if (entry.path, name) not in adapted)
-        _held(model).adapters[place_name(entry.path)].lookups = alone
+        nodes[HELD, "adapters", place_name(entry.path)].lookups = alone
 
 
 def _without_update(

@@ -17,7 +17,7 @@ from jqinject.model.inspect.measured_report import sqnr_db
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
-from jqinject.model.walk import ModelIndex, Path, place_name
+from jqinject.model.walk import ModelIndex, Path, check_module, listed, place_name
 from jqinject.nn.freeze_layer import frozen_param
 from jqinject.program import HELD, Adapter, QuantizedProgram, change_class, program_class_of
 from jqinject.quant_tensor import as_array, is_concrete
@@ -63,51 +63,76 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
         >>> type(merge_lora(model)) is nnx.Linear
         True
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"merge_lora takes an NNX module, got {type(model).__name__}")
+    check_module(model, "merge_lora")
     index = ModelIndex(model)
-    programs = [(at, node) for at, node in index.places if isinstance(node, QuantizedProgram)]
+    adapters = list(_adapters(index))
     chosen = [
-        (at, owner, name, adapter)
-        for at, owner in programs
-        for name, adapter in list(owner.op_quant.adapters_by_path().items())
-        if matches_path(path, name) or matches_path(path, place_name(adapter.weight_path[:-1]))
+        place
+        for place in adapters
+        if matches_path(path, place.name) or matches_path(path, place_name(place.adapter.weight_path[:-1]))
     ]
     if not chosen:
-        names = [name for _, owner in programs for name in owner.op_quant.adapters_by_path()]
+        names = ", ".join(place.name for place in adapters[:8])
         raise ValueError(
-            f"merge_lora: no adapter matches {path!r}; here are {', '.join(names[:8]) or 'none'}.\n"
+            f"merge_lora: no adapter matches {path!r}; here are {names or 'none'}.\n"
             "  cure: a regular expression for the whole path of a weight"
         )
-    looked_up = [f"{name} ({', '.join(adapter.lookups)})" for *_, name, adapter in chosen if adapter.lookups]
+    looked_up = [f"{at.name} ({', '.join(at.adapter.lookups)})" for at in chosen if at.adapter.lookups]
     if looked_up:
         raise ValueError(
             f"merge_lora: rows of {', '.join(looked_up)} are looked up too, without the update, which would change.\n"
             "  cure: keep these adapters; merge_lora(model, path) takes a pattern that leaves them out"
         )
-    rounded = {}
-    for at, owner, name, adapter in chosen:
-        if adapter.inside:
-            _merge_inside(ModelIndex(model), at, adapter)
-        else:
-            rounded[place_name((*at, name))] = _merge(model, at, adapter, rngs)
-        del owner.op_quant.adapters[name]
-    for _, owner in programs:
-        _without_adapters(owner)
-    _tell(rounded)
+    _tell({place_name((*place.at, place.name)): _merge(ModelIndex(model), place, rngs) for place in chosen})
     return model
+
+
+class _Place(NamedTuple):
+    """An adapter of a model.
+
+    Attributes:
+        at: path of the model that runs the contraction as a program.
+        owner: that model.
+        name: the weight's path in it.
+        adapter: the adapter.
+    """
+
+    at: Path
+    owner: QuantizedProgram
+    name: str
+    adapter: Adapter
+
+    def remove(self) -> None:
+        """Take the adapter away; a model without quantizers is of its former class again."""
+        quantizers = self.owner.op_quant
+        del quantizers.adapters[self.name]
+        if quantizers.adapters_by_path():
+            return
+        del quantizers.adapters
+        if not (len(quantizers) or quantizers.tied):
+            delattr(self.owner, HELD)
+            change_class(self.owner, program_class_of(type(self.owner)))
+
+
+def _adapters(index: ModelIndex, *, inside: bool = False) -> Iterator[_Place]:
+    """The adapters of a model; or those inside quantizers alone."""
+    for at, owner in index.places:
+        if isinstance(owner, QuantizedProgram):
+            for name, adapter in owner.op_quant.adapters_by_path().items():
+                if adapter.inside or not inside:
+                    yield _Place(at, owner, name, adapter)
 
 
 def merge_inside(index: ModelIndex) -> None:
     """Put the updates that are inside quantizers into the weights, in place; has no effect without any.
 
+    The quantizers stay what they were in training.
+
     Args:
         index: of the model.
     """
-    for at, owner, name, adapter in list(_inside(index)):
-        _merge_inside(index, at, adapter)
-        del owner.op_quant.adapters[name]
-        _without_adapters(owner)
+    for place in list(_adapters(index, inside=True)):
+        _merge(index, place, None)
 
 
 def check_updates(index: ModelIndex) -> None:
@@ -116,30 +141,17 @@ def check_updates(index: ModelIndex) -> None:
     Raises:
         ValueError: names the weights.
     """
-    wrong = [
-        place_name((*at, name))
-        for at, _, name, adapter in _inside(index)
-        if is_concrete(adapter.a[...]) and not all(jnp.isfinite(x[...]).all() for x in (adapter.a, adapter.b))
-    ]
+    wrong = tuple(
+        place_name((*place.at, place.name))
+        for place in _adapters(index, inside=True)
+        if is_concrete(place.adapter.a[...])
+        and not all(jnp.isfinite(x[...]).all() for x in (place.adapter.a, place.adapter.b))
+    )
     if wrong:
         raise ValueError(
-            f"freeze: the low-rank updates of {', '.join(wrong[:MOST_TOLD])} hold nan or inf.\n"
+            f"freeze: the low-rank updates of {listed(wrong)} hold nan or inf.\n"
             "  cure: mend the training, or load a checkpoint"
         )
-
-
-def _inside(index: ModelIndex) -> Iterator[tuple[Path, QuantizedProgram, str, Adapter]]:
-    """The adapters inside quantizers: path of the model that has it, that model, the weight's path, the adapter."""
-    for at, owner in index.places:
-        if isinstance(owner, QuantizedProgram):
-            adapters = owner.op_quant.adapters_by_path()
-            yield from ((at, owner, name, adapter) for name, adapter in adapters.items() if adapter.inside)
-
-
-def _merge_inside(index: ModelIndex, at: Path, adapter: Adapter) -> None:
-    """Put one update into its float weight; its quantizer stays what it was in training."""
-    variable: Any = dict(index.places)[(*at, *map(str, adapter.weight_path))]
-    variable.set_value(adapter.added_to(variable.get_value()))
 
 
 class LossyMergeWarning(UserWarning):
@@ -176,17 +188,18 @@ def _tell(rounded: Mapping[str, _Rounded | None]) -> None:
     )
 
 
-def _merge(model: object, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> _Rounded | None:
+def _merge(index: ModelIndex, place: _Place, rngs: nnx.Rngs | None) -> _Rounded | None:
     """Put one adapter into its weight; returns what quantizing it again did, if it was and is known."""
-    index = ModelIndex(model)
-    place = (*at, *map(str, adapter.weight_path))
-    variable: Any = dict(index.places)[place]
-    value = variable.get_value()
+    adapter, model = place.adapter, index.places[0][1]
+    variable: Any = dict(index.places)[(*place.at, *map(str, adapter.weight_path))]
+    value, site = variable.get_value(), place.owner.op_quant.weight_sites().get(place.name)
+    place.remove()
+    if adapter.inside:
+        variable.set_value(adapter.added_to(value))
+        return None
     merged = (value.astype(jnp.float32) + dense_update(adapter, value.shape)).astype(value.dtype)
     if not isinstance(variable, FrozenParam):
         variable.set_value(merged)
-        owner: Any = dict(index.places)[at] if at else model
-        site = owner.op_quant.weight_sites().get(place_name(adapter.weight_path))
         if site is not None and site.weight_quant is not None:
             site.weight_quant.release(site)
             site.weight_quant.init_tensor_quant(site)
@@ -194,9 +207,7 @@ def _merge(model: object, at: Path, adapter: Adapter, rngs: nnx.Rngs | None) -> 
     metadata = {k: v for k, v in variable.get_metadata().items() if k not in ("form", READS_WHOLE)}
     param = nnx.Param.from_metadata(merged, metadata)
     put_in_place(index, variable, param)
-    owner = dict(index.places)[at] if at else model
-    site = parameter_site(ModelIndex(owner), adapter.base, rngs)
-    frozen = frozen_param(site)
+    frozen = frozen_param(parameter_site(ModelIndex(place.owner), adapter.base, rngs))
     if variable.get_metadata(READS_WHOLE, False):
         frozen.set_metadata(**{READS_WHOLE: True})
     put_in_place(ModelIndex(model), param, frozen)
@@ -208,14 +219,3 @@ def _rounding(before: object, updated: object, stored: object) -> _Rounded:
     error = float(np.sqrt(np.mean(np.square(quantized - new))))
     update = float(np.sqrt(np.mean(np.square(new - old))))
     return _Rounded(sqnr_db([new], [quantized]), error / update if update else math.inf if error else 0.0)
-
-
-def _without_adapters(owner: QuantizedProgram) -> None:
-    quantizers = owner.op_quant
-    if quantizers.adapters_by_path():
-        return
-    if "adapters" in vars(quantizers):
-        del quantizers.adapters
-    if not (len(quantizers) or quantizers.tied):
-        delattr(owner, HELD)
-        change_class(owner, program_class_of(type(owner)))

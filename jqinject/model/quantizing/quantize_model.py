@@ -27,7 +27,7 @@ from jqinject.model.quantizing.rule_policy import (
     traced_calls,
 )
 from jqinject.model.quantizing.rules import COUNTERPARTS, LayerRule, Rule, check_operations, checked_rules
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import ModelIndex, check_module
 from jqinject.nn.base.layer_schemes import scheme_op
 from jqinject.program import (
     HELD,
@@ -162,23 +162,29 @@ def _quantized(model: Model, index: ModelIndex, plan: QuantizationPlan, rngs: nn
 
 
 def _quantize_layers(nodes: Mapping[Path, Any], plan: QuantizationPlan, rngs: nnx.Rngs | None) -> None:
-    reuse = LayerReuse()
+    templates: dict[Hashable, nnx.Module | None] = {None: None}
     for path, entry in plan.layers.items():
         if entry.rule is not None and entry.slots:
             layer, rule = nodes[path], plan.rules[entry.rule]
             quantize = partial(_quantize_layer, rule=rule, entry=entry, rngs=rngs)
+            # Without a template: each layer draws its own random numbers, and a proxy is shared, not copied.
+            unshared = rngs is not None or rule.shares
+            kind = None if unshared else _kind(layer, entry.rule, entry.slots)
             try:
-                # Not reused: each layer draws its own random numbers, and a proxy is shared, not copied.
-                unshared = rngs is not None or rule.shares
-                if unshared or not reuse.quantized(layer, (entry.rule, entry.slots), quantize):
+                if kind not in templates:
+                    templates[kind] = _without_numbers(layer, quantize)
+                template = templates[kind]
+                if template is None:
                     quantize(layer)
+                else:
+                    _take(layer, template)
             except Exception as error:
                 error.add_note(f"while quantizing {entry.path}")
                 raise
 
 
-def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> None:
-    """Let a model's methods run as programs, with the quantizers that were planned for them."""
+def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> OpQuantizers:
+    """Let a model's methods run as programs, with the quantizers that were planned for them; return these."""
     index, sites = ModelIndex(model), plan.outside.sites
     tied = tied_to_layers(index, plan.parameters)
     quantizers = {name: quantizer_at(site, rngs) for name, site in sites.items()}
@@ -199,6 +205,7 @@ def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs |
     same, unstored = plan.outside.same, plan.unstored
     modules = OpQuantizers(plan.policy, quantizers, weights, tied, caches, same, unstored, stacks)
     setattr(model, HELD, modules)
+    return modules
 
 
 def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | None) -> None:
@@ -218,55 +225,22 @@ def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | N
     layer._init_quantizers(quantizers, overrides, rngs)
 
 
-class LayerReuse:
-    """Remembers quantized layers without their arrays, to quantize the next one of the same kind by copying.
-
-    Copying works only if assembling neither reads nor stores numbers: it is tried on shapes alone, and the quantizers
-    must have no state. Other layers are assembled one by one.
-    """
-
-    def __init__(self) -> None:
-        self.seen: dict[Hashable, Any] = {}
-
-    def quantized(self, layer: nnx.Module, how: Hashable, quantize: Callable[[nnx.Module], None]) -> bool:
-        """Quantize a layer like an earlier one of the same kind, if there was one.
-
-        Args:
-            layer: a Flax layer.
-            how: identifies the quantizers that it gets.
-            quantize: quantizes a layer.
-
-        Returns:
-            Whether it is quantized now.
-        """
-        kind = (how, *_kind(layer))
-        try:
-            first = kind not in self.seen
-        except TypeError:  # metadata that is not hashable
-            return False
-        if first:
-            self.seen[kind] = _ONCE
-            return False
-        if self.seen[kind] is _ONCE:
-            self.seen[kind] = _without_numbers(layer, quantize)
-        template = self.seen[kind]
-        if template is None:
-            return False
-        _take(layer, template)
-        return True
-
-
-_ONCE = object()
-
-
-def _kind(layer: nnx.Module) -> tuple[object, ...]:
+def _kind(layer: nnx.Module, *how: Hashable) -> Hashable:
+    """What layers have in common that are quantized alike; None with metadata that is not hashable."""
     graphdef, state = nnx.split(layer, graph=True)
-    leaves = jax.tree.leaves(state)
-    return graphdef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    kind = (*how, graphdef, tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)))
+    try:
+        hash(kind)
+    except TypeError:
+        return None
+    return kind
 
 
 def _without_numbers(layer: nnx.Module, quantize: Callable[[nnx.Module], None]) -> nnx.Module | None:
-    """The layer quantized on shapes alone; None if that fails, or adds state."""
+    """The layer quantized on shapes alone, to be copied to its like; None if that fails, or adds state.
+
+    Copies are right only if assembling neither reads nor stores numbers.
+    """
 
     def traced(layer: nnx.Module) -> nnx.Module:
         quantize(layer)
@@ -274,7 +248,7 @@ def _without_numbers(layer: nnx.Module, quantize: Callable[[nnx.Module], None]) 
 
     try:
         quantized = nnx.eval_shape(traced, layer)
-    except Exception:  # assembling reads numbers; its own errors were raised for the first layer
+    except Exception:  # assembling reads numbers; its own errors are raised for the layer itself
         return None
     had, has = (len(jax.tree.leaves(nnx.state(module, graph=True))) for module in (layer, quantized))
     return quantized if had == has else None
@@ -315,8 +289,7 @@ def initialize(model: nnx.Module, *args: object, **kwargs: object) -> None:
         >>> model.dot_general.fprop_lhs.quant.scale()
         Array(1., dtype=float32)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"initialize takes an NNX module, got {type(model).__name__}")
+    check_module(model, "initialize")
     graphdef, state = nnx.split(model, graph=True)
     recorded: dict[Path, dict[str, OperandAxes]] = {}
 

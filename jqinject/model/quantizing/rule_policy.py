@@ -84,13 +84,6 @@ def by_scheme(scheme: SchemeLike, operation: str, weight_path: Path) -> Choice |
         raise ValueError(f"{dotted(weight_path)}: {error}") from None
 
 
-def unstored_weights(sites: Iterable[Site]) -> tuple[tuple[str, str], ...]:
-    """The parameters that schemes quantize within contractions, and why they cannot be stored for serving."""
-    within = (site for site in sites if site.contraction and site.weight_path and not site.is_weight)
-    reasons = {dotted(site.weight_path): why_not_stored(site.quantizer, site.contraction) for site in within}
-    return tuple((name, why) for name, why in reasons.items() if why)
-
-
 CONTRACTIONS = {
     "dot_general": QDotGeneral,
     "conv_general_dilated": QConvGeneralDilated,
@@ -265,7 +258,12 @@ class QuantizationPlan:
     @property
     def unstored(self) -> tuple[tuple[str, str], ...]:
         """The parameters that schemes quantize within contractions, and why they cannot be stored for serving."""
-        return unstored_weights(self.outside.sites.values())
+        sites = self.outside.sites.values()
+        within = (site for site in sites if site.contraction and site.weight_path and not site.is_weight)
+        reasons = {
+            dotted(site.weight_path): why_not_stored(site.quantizer, site.contraction) for site in within
+        }
+        return tuple((name, why) for name, why in reasons.items() if why)
 
 
 def has_arguments(calls: Iterable[Call]) -> bool:

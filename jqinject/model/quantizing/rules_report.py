@@ -13,7 +13,7 @@ from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.quantizing.quantize_model import planned_model
 from jqinject.model.quantizing.rule_policy import Methods, QuantizationPlan, RulePolicy, traced_calls
 from jqinject.model.quantizing.rules import LayerRule, Rule, check_operations, checked_rules
-from jqinject.model.walk import ModelIndex, static_ranges, uncalibrated
+from jqinject.model.walk import ModelIndex, check_module, static_ranges, uncalibrated
 from jqinject.program import Call, QuantizedProgram
 from jqinject.terminal import table, wrapped
 
@@ -62,7 +62,7 @@ class RulesReport:
 
 
 def rules_report(
-    model: object,
+    model: nnx.Module,
     rules: Rule | Iterable[Rule],
     *inputs: object,
     methods: Methods | None = None,
@@ -95,8 +95,7 @@ def rules_report(
         coverage: 1 of 2 matrices quantized, 66.7% of the weight bytes, multiply-adds unknown
         not quantized: 1 more, of at most 1,024 numbers each
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"rules_report takes an NNX module, got {type(model).__name__}")
+    check_module(model, "rules_report")
     checked = checked_rules(rules)
     check_operations(checked)
     call = Call(inputs, kwargs) if inputs or kwargs else None
@@ -106,10 +105,7 @@ def rules_report(
     unseen, planned = uncalibrated(index), model
     if not isinstance(model, QuantizedProgram):
         planned = planned_model(model, plan)
-        # An abstract model's attributes are sorted; those of the layers come first, in the model's order.
-        order = {".".join(path): number for number, path in enumerate(plan.layers)}
-        ranges = _planned_ranges(index, planned, plan)
-        unseen += tuple(sorted(ranges, key=lambda path: order.get(path.rpartition(".")[0], len(order))))
+        unseen += tuple(_planned_ranges(index, planned, plan))
     covered = coverage_of(planned, calls, checked)
     names = (*plan.parameters, *plan.outside.sites)
     return RulesReport(checked, tuple(plan.layers.values()), names, plan.idle, unseen, covered)

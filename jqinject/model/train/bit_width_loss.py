@@ -15,7 +15,7 @@ remain.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +26,14 @@ from jax.typing import ArrayLike
 
 from jqinject.core import QuantStat
 from jqinject.core._protocols import is_learned
-from jqinject.model.frozen_weights import parameter_sites
+from jqinject.model.frozen_weights import WeightHolder, quantized_weights
 from jqinject.model.walk import ModelIndex
 from jqinject.nn import QuantConv, QuantLinear
-from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, quantized_stack
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
     QuantProxyFromInjector,
-    WeightQuantProxyFromInjector,
     stack_of,
 )
 from jqinject.quant_tensor import on_integers, on_minifloats
@@ -81,30 +79,22 @@ class WeightBitWidthWeightedBySize:
             ValueError: no weight has a learned bit width.
         """
         costs = [
-            (layer.quant_weight().bit_width, float(math.prod(layer.weight_shape)))
-            for layer in _weight_layers(model)
-        ]
-        costs += [
-            (_mean_bits(site), float(math.prod(site.weight_shape)))
-            for _, _, _, site in parameter_sites(ModelIndex(model))
-            if site.weight_quant is not None and _learns_bits(site.weight_quant)
+            (_mean_bits(holder), float(math.prod(holder.weight_shape)))
+            for holder in quantized_weights(ModelIndex(model))
+            if _learns_bits(holder.weight_quant)
         ]
         cure = "weight_bit_width_impl_type='parameter' on the layers whose bits are to be learned"
         return _mean(costs, "weights with a learned bit width", cure)
 
 
-def _mean_bits(site: ParameterSite) -> jax.Array:
-    """The bit width of a parameter; of a stack, the mean of its layers'."""
-    quantized = quantized_stack(nnx.clone(site.weight_quant, graph=True), site.weight[...], site.stacked)
+def _mean_bits(holder: WeightHolder) -> ArrayLike:
+    """The bit width of a weight; of a parameter in a stack, the mean of its layers'."""
+    if isinstance(holder, QuantWeightLayer):
+        return holder.quant_weight().bit_width
+    quantized = quantized_stack(
+        nnx.clone(holder.weight_quant, graph=True), holder.weight[...], holder.stacked
+    )
     return jnp.mean(jnp.asarray(quantized.bit_width, jnp.float32))
-
-
-def _weight_layers(model: nnx.Module) -> Iterator[QuantWeightLayer]:
-    for _, node in nnx.iter_modules(model, graph=True):
-        if isinstance(node, QuantWeightLayer) and node.frozen is None:
-            proxy = node.weight_quant
-            if isinstance(proxy, WeightQuantProxyFromInjector) and _learns_bits(proxy):
-                yield node
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -178,9 +178,7 @@ def deliver(models: Sequence[object], gradients: Sequence[object]) -> None:
     Raises:
         ValueError: a slot is not among the gradients.
     """
-    left: dict[int, jax.Array] = {}
-    for model, of_model in zip(models, gradients, strict=True):
-        left.update(_left_in_slots(model, of_model))
+    left = _left_in_slots(models, gradients)
     listening = [scaling for scaling in amax_scalings(models) if scaling.slot is not None]
     if any(id(scaling.slot) not in left for scaling in listening):
         raise ValueError(
@@ -192,24 +190,21 @@ def deliver(models: Sequence[object], gradients: Sequence[object]) -> None:
         scaling.collect(jax.lax.convert_element_type(left[id(scaling.slot)], jnp.float32))
 
 
-def _left_in_slots(model: Any, gradients: Any) -> dict[int, jax.Array]:
+def _left_in_slots(models: object, gradients: object) -> dict[int, jax.Array]:
     """Identity of a slot -> its cotangent. NNX lists shared Variables under their first path only."""
-    if isinstance(model, nnx.Pytree):
-        state = gradients if isinstance(gradients, nnx.State) else nnx.state(gradients, GradSlot)
-        cotangents = {path: leaf for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, GradSlot)}
-        slots = nnx.to_flat_state(nnx.state(model, GradSlot))
-        return {id(slot): cotangents[path].get_value() for path, slot in slots if path in cotangents}
-    keys = (
-        model.keys()
-        if isinstance(model, Mapping)
-        else range(len(model))
-        if isinstance(model, list | tuple)
-        else ()
-    )
+    modules, of_modules = (jax.tree.leaves(tree, is_leaf=_is_module) for tree in (models, gradients))
     left: dict[int, jax.Array] = {}
-    for key in keys:
-        left.update(_left_in_slots(model[key], gradients[key]))
+    for module, of_module in zip(modules, of_modules, strict=True):
+        if isinstance(module, nnx.Pytree):
+            state = of_module if isinstance(of_module, nnx.State) else nnx.state(of_module, GradSlot)
+            cotangents = {path: leaf for path, leaf in nnx.to_flat_state(state) if isinstance(leaf, GradSlot)}
+            slots = nnx.to_flat_state(nnx.state(module, GradSlot))
+            left |= {id(slot): cotangents[path].get_value() for path, slot in slots if path in cotangents}
     return left
+
+
+def _is_module(node: object) -> bool:
+    return isinstance(node, nnx.Pytree | nnx.State)
 
 
 def without_slots(gradients: object) -> Any:
@@ -218,5 +213,5 @@ def without_slots(gradients: object) -> Any:
     return jax.tree.map(
         lambda of: nnx.filter_state(of, others) if isinstance(of, nnx.State) else of,
         gradients,
-        is_leaf=lambda of: isinstance(of, nnx.Pytree | nnx.State),
+        is_leaf=_is_module,
     )
