@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pprint
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +20,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jqinject.inject.injector import InjectorMeta
-from jqinject.inject.keys import Same, key_of
+from jqinject.inject.keys import key_of
 from jqinject.ops.processes import on_host
 
 IDENTITY = "recipe.json"
@@ -155,9 +156,6 @@ def _everywhere(local: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.array(local)).all())
 
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), np.dtype)
-
-
 def identity_of(
     passes: Sequence[object],
     model: nnx.Module,
@@ -183,7 +181,7 @@ def identity_of(
     )
     return {
         "recipe": _hashed(written(key_of(tuple(passes)))),
-        "model": _hashed((re.sub(r" at 0x[0-9a-f]+", "", repr(graphdef)), state)),
+        "model": _hashed((written(repr(graphdef)), state)),
         "rules": _hashed(written(key_of(tuple(rules)))),
         "batches": _hashed(list(batches)),
         "method or call": _hashed(written(key_of(tuple(call)))),
@@ -194,37 +192,27 @@ def identity_of(
 def written(key: object) -> str:
     """A key of a value (`jqinject.inject.keys.key_of`) as text that does not change from process to process.
 
+    Injectors of the user's are written with what they declare: a body may change from one run to the next.
+
     Example:
-        >>> written(key_of({"bits": (2, 4)}))
-        "(dict, (((str, 'bits'), (tuple, ((int, 2), (int, 4)))),))"
+        >>> written(key_of({"bits": (2, 4)})) == written(key_of({"bits": (2, 4)})) != written(key_of({"bits": (2, 3)}))
+        True
     """
-    if isinstance(key, Same):
-        return written(key.it) if isinstance(key.it, type) else _named(key.it)
+    text = pprint.pformat((key, list(_declared(key))))
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _declared(key: object) -> Iterator[object]:
+    """The declarations of the user's injectors in a key."""
+    if isinstance(key, tuple | frozenset):
+        for part in key:
+            yield from _declared(part)
     if isinstance(key, InjectorMeta):
-        return f"{_named(key)}[{_declared(key)}]"
-    if isinstance(key, type):
-        return key.__name__ if key.__module__ == "builtins" else _named(key)
-    if isinstance(key, tuple):
-        return f"({', '.join(map(written, key))}{',' if len(key) == 1 else ''})"
-    if isinstance(key, frozenset):
-        return f"{{{', '.join(sorted(map(written, key)))}}}"
-    return repr(key) if isinstance(key, PLAIN) else _named(key)
-
-
-def _declared(injector: InjectorMeta) -> str:
-    """What an injector of the user's declares: its body may change from one run to the next."""
-    parts = [
-        f"{name}={written(key_of(spec.declared))}"
-        for base in injector.__mro__
-        if isinstance(base, InjectorMeta) and not base.__module__.startswith("jqinject.")
-        for name, spec in sorted(base.__declared__.items())
-    ]
-    return ", ".join(parts)
-
-
-def _named(thing: Any) -> str:
-    kind = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
+        for base in key.__mro__:
+            if isinstance(base, InjectorMeta) and not base.__module__.startswith("jqinject."):
+                own = {name: key_of(spec.declared) for name, spec in base.__declared__.items()}
+                yield own
+                yield from _declared((*own.values(),))
 
 
 def _hashed(tree: object) -> str:

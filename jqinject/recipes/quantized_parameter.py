@@ -206,8 +206,8 @@ def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["state", "values", "scattered"],
-    meta_fields=["quantizer", "depth", "grid", "by_reciprocal", "weight", "shape", "start"],
+    data_fields=["state", "values", "places"],
+    meta_fields=["quantizer", "depth", "grid", "by_reciprocal", "weight"],
     drop_fields=["measured"],
 )
 @dataclass(frozen=True, eq=False)
@@ -220,10 +220,9 @@ class SiteMeasure:
         grid: at scale 1.
         by_reciprocal: see `MatrixGrid`.
         weight: how the operand is a stack of matrices.
-        shape, start: of the operand's places in the parameter.
+        places: of the operand's numbers in the parameter.
         state: the arrays of the quantizer.
         values: the parameter, whose other numbers may share scales with the site's.
-        scattered: see `Places`.
         measured: the site's matrices as they are, and their grid; None within such a function.
     """
 
@@ -232,11 +231,9 @@ class SiteMeasure:
     grid: Grid
     by_reciprocal: bool
     weight: Moved
-    shape: tuple[int, ...]
-    start: int | None
+    places: Places
     state: Any
     values: jax.Array
-    scattered: np.ndarray | None = None
     measured: tuple[jax.Array, MatrixGrid] | None = field(default=None, repr=False)
 
     @classmethod
@@ -256,17 +253,14 @@ class SiteMeasure:
             measured: the site's matrices, and their grid.
         """
         quantizer, state = nnx.split(parameter.proxy, graph=True)
-        places, weight = site.places, site.matrices.weight
-        numbers = (parameter.grid, parameter.by_reciprocal)
-        static = (quantizer, parameter.depth, *numbers, weight, places.shape, places.start)
-        return cls(*static, state, values, places.scattered, measured)
+        static = (quantizer, parameter.depth, parameter.grid, parameter.by_reciprocal, site.matrices.weight)
+        return cls(*static, site.places, state, values, measured)
 
     def __call__(self, matrices: jax.Array) -> MatrixGrid:
         """The grid of matrices `(stack, rows, columns)` in the place of the site's."""
         if self.measured is not None and matrices is self.measured[0]:
             return self.measured[1]
-        places = Places(self.shape, self.start, self.scattered)
-        value = places.put(self.values, self.weight.array(matrices))
+        value = self.places.put(self.values, self.weight.array(matrices))
         full = measured(nnx.merge(self.quantizer, self.state), value, self.depth)
-        scale, zero_point = (self.weight.matrices(places.taken(x)) for x in full)
+        scale, zero_point = (self.weight.matrices(self.places.taken(x)) for x in full)
         return MatrixGrid(scale, zero_point, self.grid, self.by_reciprocal)

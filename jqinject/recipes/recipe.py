@@ -162,62 +162,26 @@ def from_data(data: Data, where: str) -> Any:
         return tuple(from_data(part, f"{where}[{place}]") for place, part in enumerate(data))
     if not isinstance(data, Mapping):
         return data
-    name = data.get(KIND)
-    kinds = kinds_by_name()
-    if not isinstance(name, str) or name not in kinds:
-        hint = did_you_mean(str(name), kinds)
+    parts = {key: from_data(part, f"{where}.{key}") for key, part in data.items() if key != KIND}
+    if KIND not in data:
+        return parts
+    name, kinds = str(data[KIND]), kinds_by_name()
+    if name not in kinds:
+        hint = did_you_mean(name, kinds)
         raise ValueError(f"{where}: there is no pass or solver {name!r}{'; ' + hint if hint else '.'}")
-    kind = kinds[name]
-    parts = {key: value for key, value in data.items() if key != KIND}
-    names = _choices(kind)
+    names = _choices(kinds[name])
     for key in parts:
         if key not in names:
             hint = did_you_mean(key, names)
             raise ValueError(f"{where}: {name} has no choice {key!r}{'; ' + hint if hint else '.'}")
-    arguments = {key: _part(value, f"{where}.{key}") for key, value in parts.items()}
     try:
-        return kind(**arguments)
+        return kinds[name](**parts)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
 
 
 def _choices(kind: type) -> list[str]:
     return [choice.name for choice in fields(kind) if choice.init]
-
-
-def _part(value: Data, where: str) -> Any:
-    """An argument of a pass or solver: a table of numbers has no class."""
-    if isinstance(value, Mapping) and KIND not in value:
-        return {name: from_data(part, f"{where}.{name}") for name, part in value.items()}
-    return from_data(value, where)
-
-
-def write(passes: tuple[Pass, ...], path: str | Path) -> None:
-    """Write passes to a JSON file."""
-    data = {"version": VERSION, "passes": as_data(passes)}
-    Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-
-
-def read(path: str | Path) -> tuple[Any, ...]:
-    """The passes in a JSON or TOML file (by its suffix, `.toml`).
-
-    Raises:
-        ValueError: it is not such a file; it is of another version; see `from_data`.
-    """
-    text = Path(path).read_text(encoding="utf-8")
-    try:
-        data = tomllib.loads(text) if Path(path).suffix == ".toml" else json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{Path(path).name} is not a recipe: {error}") from error
-    if not isinstance(data, dict) or not isinstance(data.get("passes"), list):
-        raise ValueError(
-            f"{Path(path).name} is not a recipe: it has no list of passes.\n  cure: Recipe.save writes one"
-        )
-    if data.get("version") != VERSION:
-        raise ValueError(
-            f"{Path(path).name} has version {data.get('version')!r} of recipes, expected {VERSION}"
-        )
-    return from_data(data["passes"], "passes")
 
 
 @runtime_checkable
@@ -229,6 +193,7 @@ class Explains(Protocol):
         ...
 
 
+@dataclass(frozen=True, init=False, repr=False)
 class Recipe:
     """Passes over a model that compose: each sees what earlier ones left.
 
@@ -252,20 +217,16 @@ class Recipe:
         ('layers.0.kernel', True)
     """
 
+    passes: tuple[Pass, ...]
+
     def __init__(self, *passes: Pass) -> None:
         for step in passes:
             if not callable(step) or isinstance(step, type | Solver):
                 raise TypeError(f"Recipe takes passes, got {step!r:.80}.\n  cure: {_as_pass(step)}")
-        self.passes = passes
+        object.__setattr__(self, "passes", passes)
 
     def __repr__(self) -> str:
         return f"Recipe({', '.join(map(repr, self.passes))})"
-
-    def __eq__(self, recipe: object) -> bool:
-        return isinstance(recipe, Recipe) and self.passes == recipe.passes
-
-    def __hash__(self) -> int:
-        return hash(self.passes)
 
     def save(self, path: str | Path) -> None:
         """Write the recipe to a JSON file, for `Recipe.load`.
@@ -276,7 +237,8 @@ class Recipe:
         Raises:
             TypeError: a pass holds something else than numbers, text and dataclasses of such parts.
         """
-        write(self.passes, path)
+        data = {"version": VERSION, "passes": as_data(self.passes)}
+        Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -286,9 +248,22 @@ class Recipe:
             path: of the file; a suffix `.toml` means TOML.
 
         Raises:
-            ValueError: it is not a recipe; an unknown pass, solver or argument; the text says where.
+            TypeError: it lists something else than passes.
+            ValueError: it is not a recipe, or one of another version; an unknown pass, solver or argument; the text
+                says where.
         """
-        return cls(*read(path))
+        text, name = Path(path).read_text(encoding="utf-8"), Path(path).name
+        try:
+            data = tomllib.loads(text) if Path(path).suffix == ".toml" else json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{name} is not a recipe: {error}") from error
+        if not isinstance(data, dict) or not isinstance(data.get("passes"), list):
+            raise ValueError(
+                f"{name} is not a recipe: it has no list of passes.\n  cure: Recipe.save writes one"
+            )
+        if data.get("version") != VERSION:
+            raise ValueError(f"{name} has version {data.get('version')!r} of recipes, expected {VERSION}")
+        return cls(*from_data(data["passes"], "passes"))
 
     def apply(
         self,

@@ -145,7 +145,7 @@ def test_a_model_whose_function_changes_is_refused_with_the_site(monkeypatch: py
 
     def wrong(self: Rescaling, region: Any, factors: Any) -> Rescaled:
         made = original(self, region, factors)
-        self.change(region.sinks[0].site.name, {region.sinks[0].site.path: lambda value: value * 2})
+        self.change(region.sinks[0].site.name, [(region.sinks[0].site.path, lambda value: value * 2)])
         return made
 
     monkeypatch.setattr(Rescaling, "multiply", wrong)

@@ -135,19 +135,18 @@ class Budget:
 Sites = dict[str, list[ContractionSite]]
 
 
-def multiply_adds(flat: FlatProgram, site: ContractionSite) -> int:
-    """The multiply-adds of a site in one call.
+def operations_of(flat: FlatProgram, site: ContractionSite, inputs: InputQuantizers) -> int:
+    """The multiply-adds of a site in one call, times the bits of a number of its input.
 
     Args:
         flat: the program.
         site: one of its sites.
+        inputs: the quantizers of inputs.
     """
-    return math.prod(flat.steps[site.step].contraction.outputs[0].shape) * site.matrices.weight.sizes[-1]
-
-
-def float_bits(flat: FlatProgram, site: ContractionSite) -> int:
-    """The bits of a number of a site's input that is not quantized."""
-    return 8 * np.dtype(flat.steps[site.step].contraction.inputs[1 - site.place].dtype).itemsize
+    contraction = flat.steps[site.step].contraction
+    products = math.prod(contraction.outputs[0].shape) * site.matrices.weight.sizes[-1]
+    float_bits = 8 * np.dtype(contraction.inputs[1 - site.place].dtype).itemsize
+    return products * (inputs.bits(site) or float_bits)
 
 
 def seconds_of(seconds: Seconds, paths: Sequence[str], bits: Sequence[int]) -> np.ndarray:
@@ -374,10 +373,9 @@ class AllocateBits:
             times = seconds_of(self.seconds, list(sites), self.bits)
             return Budget("max_seconds", "seconds", times, self.max_seconds)
         if self.max_bit_operations is not None:
-            flat, inputs = stream.flat, quantizers()
+            inputs = quantizers()
             operations = [
-                sum(multiply_adds(flat, site) * (inputs.bits(site) or float_bits(flat, site)) for site in own)
-                for own in sites.values()
+                sum(operations_of(stream.flat, site, inputs) for site in own) for own in sites.values()
             ]
             costs = np.array(operations, np.float64)[:, None] * bits
             return Budget("max_bit_operations", "bit operations", costs, self.max_bit_operations)

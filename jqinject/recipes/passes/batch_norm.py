@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,80 +73,78 @@ class FoldBatchNorm:
             (fresh,) = with_copied_modules([example])
             return fresh(model)
 
-        calls = _watched(model, call)
-        pairs = calls.pairs() if self.pairs is None else self.pairs
+        calls, before = _called(model, call)
+        pairs = _pairs(calls) if self.pairs is None else self.pairs
         if not pairs:
             raise ValueError(
                 f"{type(model).__name__} has no batch norm that gets what a layer returns, so there is nothing to merge"
             )
-        calls.check(pairs)
+        _check(calls, pairs)
         trial = nnx.clone(model, graph=True)
         _fold(trial, pairs)
-        _compare(_floating(model, call), _floating(trial, call), pairs)
+        _compare(before, _called(trial, call)[1], pairs)
         _fold(model, pairs)
         return [Folded(norm, (layer,)) for layer, norm in pairs]
 
 
-class _Calls:
-    """The calls of normalizations, and of the layers that they may be merged into."""
-
-    def __init__(self) -> None:
-        self.count: dict[str, int] = {}
-        self.outputs: list[tuple[jax.Array, str]] = []
-        self.layers: dict[str, str] = {}
-
-    def pairs(self) -> Pairs:
-        """(layer, normalization) for each normalization whose input was a layer's output."""
-        return tuple((layer, norm) for norm, layer in self.layers.items())
-
-    def check(self, pairs: Pairs) -> None:
-        """Refuse layers and normalizations that run more than once, and layers with several normalizations."""
-        for layer, norm in pairs:
-            for path in (layer, norm):
-                if self.count.get(path, 0) > 1:
-                    raise ValueError(
-                        f"{path} is called {self.count[path]} times, so {norm} cannot be merged into {layer}: it "
-                        "would change the other calls too.\n  cure: leave it out, pairs=[...]"
-                    )
-        layers = [layer for layer, _ in pairs]
-        for layer in layers:
-            if layers.count(layer) > 1:
-                raise ValueError(f"{layer} is followed by several batch norms, and can take one")
+_Calls = list[tuple[str, jax.Array | None, jax.Array]]
+"""In order: the path of a layer or normalization, what a normalization gets, and what it returns."""
 
 
 class _Watched(Around):
-    """Records the calls of one layer or normalization."""
+    """Notes the calls of one layer or normalization. The arrays are kept alive: they are compared by identity."""
 
     def __init__(self, path: str, calls: _Calls) -> None:
         self.path, self.calls = path, calls
 
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        calls = self.calls
-        calls.count[self.path] = calls.count.get(self.path, 0) + 1
         y = call(*args, **kwargs)
-        if isinstance(layer, nnx.BatchNorm):
-            x = as_array(args[0] if args else kwargs["x"])
-            before = [path for output, path in calls.outputs if output is x]
-            if before:
-                calls.layers[self.path] = before[-1]
-        else:
-            calls.outputs.append((as_array(y), self.path))  # kept alive: outputs are compared by identity
+        is_norm = isinstance(layer, nnx.BatchNorm)
+        x = as_array(args[0] if args else kwargs["x"]) if is_norm else None
+        self.calls.append((self.path, x, as_array(y)))
         return y
 
 
-def _watched(model: nnx.Module, call: Callable[[nnx.Module], object]) -> _Calls:
-    """Call a copy of the model and record its calls."""
+def _called(model: nnx.Module, call: Callable[[nnx.Module], object]) -> tuple[_Calls, list[jax.Array]]:
+    """The calls of a model's parts, and what it computes, in evaluation mode with all quantizers off."""
     copy = nnx.clone(model, graph=True)
     copy.eval()
-    calls = _Calls()
+    calls: _Calls = []
     for path, node in modules_by_path(copy, nnx.Module).items():
         if isinstance(node, QuantProxyFromInjector):
-            # Ranges of these inputs: the model may not be calibrated yet.
-            node.set_attributes(use_running_average=False, raise_if_not_found=False)
+            node.disable_quant = True
+        if isinstance(node, QuantWeightLayer | QuantBatchNorm | MergedBatchNorm):
+            node.return_quant_tensor = False
         if isinstance(node, QuantWeightLayer | nnx.BatchNorm) or type(node) in FLOAT_LAYERS:
             intercept(node, _Watched(path, calls))
-    call(copy)
-    return calls
+    outputs = jax.tree.leaves(call(copy), is_leaf=lambda leaf: is_quantized(leaf))
+    return calls, [as_array(output) for output in outputs]
+
+
+def _pairs(calls: _Calls) -> Pairs:
+    """(layer, normalization) for each normalization whose input was a layer's output."""
+    layers = {
+        norm: layer
+        for place, (norm, x, _) in enumerate(calls)
+        for layer, inputs, y in calls[:place]
+        if inputs is None and y is x
+    }
+    return tuple((layer, norm) for norm, layer in layers.items())
+
+
+def _check(calls: _Calls, pairs: Pairs) -> None:
+    """Refuse layers and normalizations that run more than once, and layers with several normalizations."""
+    count = Counter(path for path, _, _ in calls)
+    for layer, norm in pairs:
+        for path in (layer, norm):
+            if count[path] > 1:
+                raise ValueError(
+                    f"{path} is called {count[path]} times, so {norm} cannot be merged into {layer}: it "
+                    "would change the other calls too.\n  cure: leave it out, pairs=[...]"
+                )
+    for layer, norms in Counter(layer for layer, _ in pairs).items():
+        if norms > 1:
+            raise ValueError(f"{layer} is followed by several batch norms, and can take one")
 
 
 def _fold(model: nnx.Module, pairs: Pairs) -> None:
@@ -171,19 +170,6 @@ def _fold(model: nnx.Module, pairs: Pairs) -> None:
             holder[name] = merged
         else:
             setattr(holder, name, merged)
-
-
-def _floating(model: nnx.Module, call: Callable[[nnx.Module], object]) -> list[jax.Array]:
-    """What the model computes in evaluation mode with all quantizers off."""
-    copy = nnx.clone(model, graph=True)
-    copy.eval()
-    for _, node in nnx.iter_modules(copy, graph=True):
-        if isinstance(node, QuantProxyFromInjector):
-            node.disable_quant = True
-        if isinstance(node, QuantWeightLayer | QuantBatchNorm | MergedBatchNorm):
-            node.return_quant_tensor = False
-    outputs = jax.tree.leaves(call(copy), is_leaf=lambda leaf: is_quantized(leaf))
-    return [as_array(output) for output in outputs]
 
 
 def _compare(before: list[jax.Array], after: list[jax.Array], pairs: Pairs) -> None:

@@ -193,7 +193,7 @@ class LearnedRotation:
             work, quantized, values, _distance, start, step, steps, parts, "error of the outputs"
         )
         if done.steps:
-            change.change(turning[0][0], {path: partial(_turned, regions, path, best) for path in paths})
+            change.change(turning[0][0], [(path, partial(_turned, regions, path, best)) for path in paths])
         return [done, *change.finish()]
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.recipes.passes.float_change import Rescaled, Rescaling, left_out
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments
@@ -163,10 +162,6 @@ def shrinkage_of(bias: np.ndarray, weights: np.ndarray) -> float:
     return 10.0 if median > 15 or mean > 250 else 5.0
 
 
-FEATURES = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
-"""Layers that know how many features their kernel's last two axes have."""
-
-
 @dataclass(frozen=True)
 class Split:
     """The channels that were split between some sites.
@@ -207,6 +202,7 @@ class SplitChannels:
     2019; Brevitas's `GraphChannelSplitting` (criterion "maxabs").
 
     Example:
+        >>> from flax import nnx
         >>> from jqinject import Rule
         >>> from jqinject.quant import Int8WeightPerChannelFloat
         >>> from jqinject.recipes import Recipe
@@ -228,52 +224,33 @@ class SplitChannels:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self))
         done: list[Split] = []
-        left = list(rescaling.left_out)
-        model = nnx.clone(work.model, graph=True)
+        left: list[LeftOut] = []
         for region in rescaling.regions:
             sides = _sides(region)
-            if isinstance(sides, str):
-                left += left_out(region, sides)
-                continue
-            wider = nnx.clone(model, graph=True)
-            split = self._split(wider, region, sides)
-            moved = _moved(rescaling, wider)
-            if isinstance(moved, str):
-                left += left_out(region, moved)
-                continue
-            if not moved <= rescaling.allowed:
-                raise ValueError(
-                    f"{self!r}: the float model's outputs moved by {moved:.2g} of the largest where the inputs of "
-                    f"{region.sinks[0].site.name} were split, and at most {rescaling.allowed:.2g} is rounding.\n"
-                    "  cure: look whether the model's code depends on the number of channels; or leave this pass out"
-                )
-            model = wider
-            done.append(split)
-        work.model = model
-        return [*done, *left]
+            why = sides if isinstance(sides, str) else self._split(rescaling, region, sides)
+            if isinstance(why, str):
+                left += left_out(region, why)
+            else:
+                done.append(why)
+        return [*done, *rescaling.finish(), *left]
 
-    def _split(self, model: nnx.Module, region: Region, sides: Mapping[str, _Side]) -> Split:
-        """Split channels of a region, in place."""
-        index = ModelIndex(model)
-        modules = {".".join(path): node for path, node in index.places}
-        sinks, sources = (
-            {member.site.path for member in members} for members in (region.sinks, region.sources)
-        )
-        values = {path: jnp.asarray(index.by_name[path].get_value()) for path in sides}
-        sizes = np.zeros(region.channels, np.float32)
-        for path in sinks if self.split_input else sources:
-            sizes = np.maximum(sizes, sides[path].sizes(values[path]))
-        count = math.ceil(self.ratio * region.channels)
-        chosen = np.sort(np.argsort(-sizes, kind="stable")[:count])
-        for path, side in sides.items():
-            value = side.split(values[path], chosen, halved=(path in sinks) == self.split_input)
-            index.by_name[path].set_value(value)
-            _widen(modules.get(path.rpartition(".")[0]), path, side.axis - value.ndim, count)
-        names = [
+    def _split(self, rescaling: Rescaling, region: Region, sides: Mapping[str, _Side]) -> Split | str:
+        """Split channels of a region; a sentence if the model cannot be called then."""
+        sources, sinks = (
             tuple(sorted({member.site.path for member in members}))
             for members in (region.sources, region.sinks)
+        )
+        sizes = np.zeros(region.channels, np.float32)
+        for path in sinks if self.split_input else sources:
+            sizes = np.maximum(sizes, sides[path].sizes(rescaling.values[path]))
+        count = math.ceil(self.ratio * region.channels)
+        chosen = np.sort(np.argsort(-sizes, kind="stable")[:count])
+        changes = [
+            (path, partial(side.split, channels=chosen, halved=(path in sinks) == self.split_input))
+            for path, side in sides.items()
         ]
-        return Split(names[0], names[1], tuple(map(int, chosen)))
+        why = rescaling.change_shapes(region.sinks[0].site.name, changes)
+        return why or Split(sources, sinks, tuple(map(int, chosen)))
 
 
 @dataclass(frozen=True)
@@ -321,21 +298,3 @@ def _sides(region: Region) -> dict[str, _Side] | str:
             return f"its channels are not one axis of {path}, each once"
         sides[path] = _Side(axes.pop(), np.argsort(flat))
     return sides
-
-
-def _moved(rescaling: Rescaling, model: nnx.Module) -> float | str:
-    """How far the outputs moved; a sentence if the model cannot be called any more."""
-    try:
-        return rescaling.error_of(model)
-    except (TypeError, ValueError, IndexError) as error:
-        first = str(error).partition("\n")[0]
-        return f"the model's code depends on the number of its channels: {first:.120}"
-
-
-def _widen(layer: object, path: str, axis: int, count: int) -> None:
-    """Tell a layer of Flax that its kernel has more features."""
-    if isinstance(layer, FEATURES) and path.rpartition(".")[2] == "kernel":
-        if axis == -1:
-            layer.out_features += count
-        else:
-            layer.in_features += count

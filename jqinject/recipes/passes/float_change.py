@@ -32,6 +32,10 @@ from jqinject.recipes.work import Work
 TOLERANCE = 1e-5
 """How far a float32 model's outputs may move, relative to the largest."""
 Change = Callable[[jax.Array], jax.Array]
+Changes = Sequence[tuple[str, Change]]
+"""Paths of parameters, each with what makes another value of its value in float32; in order."""
+FEATURES = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
+"""Layers that know how many features their kernel's last two axes have."""
 
 
 class FloatChange:
@@ -63,7 +67,7 @@ class FloatChange:
         self.sites = list(flat.sites)
         self.left_out: list[LeftOut] = [*flat.left_out]
         self.statistics: dict[str, Statistics] = {}
-        self.done: list[tuple[str, Mapping[str, Change], Mapping[str, Online]]] = []
+        self.done: list[tuple[str, Changes, Mapping[str, Online]]] = []
 
     def run(self, names: Callable[[ContractionSite], Sequence[str]] = lambda site: ()) -> None:
         """Run the data through the model as it is, and note its outputs.
@@ -82,17 +86,36 @@ class FloatChange:
         """A site's weights as they are now, float32 `(stack, rows, columns)`."""
         return on_host(site.weights(self.values[site.path].astype(jnp.float32)))
 
-    def change(self, site: str, changes: Mapping[str, Change], online: Mapping[str, Online] = {}) -> None:
+    def change(self, site: str, changes: Changes, online: Mapping[str, Online] = {}) -> None:
         """Change parameters, in float32, and keep transforms online.
 
         Args:
             site: the first site that it is for, for messages.
-            changes: path -> from the parameter's value in float32 to another.
+            changes: of parameters.
             online: path of a parameter -> the transform before the other operand of its sites.
         """
-        for path, apply in changes.items():
-            self.values[path] = _changed(self.values[path], apply)
+        self.values = _changed(self.values, changes)
         self.done.append((site, changes, online))
+
+    def change_shapes(self, site: str, changes: Changes) -> str:
+        """Change the shapes of parameters, unless the model cannot be called with others.
+
+        Args:
+            site, changes: see `change`.
+
+        Returns:
+            Why that is impossible; empty if it was done.
+        """
+        before = self.values
+        self.change(site, changes)
+        try:
+            self._error_of(self._after(self.values, self.done))
+        except (TypeError, ValueError, IndexError) as error:
+            self.values = before
+            self.done.pop()
+            first = str(error).partition("\n")[0]
+            return f"the model's code depends on the number of its channels: {first:.120}"
+        return ""
 
     def keep_online(self, site: ContractionSite, transform: Transform) -> str:
         """Transform the inputs of the sites of a parameter, and keep the transform beside their quantizer.
@@ -107,8 +130,9 @@ class FloatChange:
         sites = [same for same in self.sites if same.path == site.path]
         why = why_not_online(ModelIndex(self.work.model), self.work.rules, self.flat, sites)
         if not why:
-            online = online_of(site, transform, self._online(self.done).get(site.path))
-            self.change(site.name, {site.path: stored_for(sites, transform)}, {site.path: online})
+            before = self.work.online | {name: x for _, _, more in self.done for name, x in more.items()}
+            online = online_of(site, transform, before.get(site.path))
+            self.change(site.name, [(site.path, stored_for(sites, transform))], {site.path: online})
         return why
 
     def finish(self) -> list[LeftOut]:
@@ -120,40 +144,37 @@ class FloatChange:
         Raises:
             ValueError: the outputs are others; the text names the site that is to blame. The model stays as it was.
         """
-        model, online = self._with(self.values), self._online(self.done)
-        error, allowed = self.error_of(model, online), self.allowed
+        work, allowed = self._after(self.values, self.done), self._allowed()
+        error = self._error_of(work)
         if not error <= allowed:
             raise ValueError(
                 f"{self.by}: the float model's outputs moved by {error:.2g} of the largest, and at most {allowed:.2g} "
                 f"is rounding; first where the inputs of {self._blamed(allowed)} were changed.\n"
                 "  cure: look whether the model's code depends on the numbers of its parameters; or leave this pass out"
             )
-        self.work.model, self.work.online = model, online
+        self.work.model, self.work.online = work.model, work.online
         return self.left_out
 
-    def _online(
-        self, done: Sequence[tuple[str, Mapping[str, Change], Mapping[str, Online]]]
-    ) -> dict[str, Online]:
-        return {
-            **self.work.online,
-            **{name: before for _, _, online in done for name, before in online.items()},
-        }
-
-    def _with(self, values: Mapping[str, jax.Array]) -> nnx.Module:
+    def _after(
+        self, values: Mapping[str, jax.Array], done: Sequence[tuple[str, Changes, Mapping[str, Online]]]
+    ) -> Work:
+        """The work with other parameters, and with the transforms of changes."""
         model = nnx.clone(self.work.model, graph=True)
-        variables = ModelIndex(model).by_name
-        for path in {path for _, changes, _ in self.done for path in changes}:
-            variables[path].set_value(values[path])
-        return model
+        index = ModelIndex(model)
+        modules = {".".join(path): node for path, node in index.places}
+        for path in {path for _, changes, _ in self.done for path, _ in changes}:
+            variable, value = index.by_name[path], values[path]
+            holder, _, name = path.rpartition(".")
+            layer = modules.get(holder)
+            if isinstance(layer, FEATURES) and name == "kernel":
+                layer.in_features += value.shape[-2] - variable.shape[-2]
+                layer.out_features += value.shape[-1] - variable.shape[-1]
+            variable.set_value(value)
+        online = {name: before for _, _, more in done for name, before in more.items()}
+        return replace(self.work, model=model, online=self.work.online | online)
 
-    def error_of(self, model: nnx.Module, online: dict[str, Online] | None = None) -> float:
-        """How far the outputs of a model are from the float model's, relative to the largest.
-
-        Args:
-            model: with other parameters.
-            online: the transforms before inputs that they are stored for; None for those of the work.
-        """
-        work = replace(self.work, model=model, online=self.work.online if online is None else online)
+    def _error_of(self, work: Work) -> float:
+        """How far the outputs of a float model are from those before, relative to the largest."""
         stream = work.float_stream(work.calls[:1])
         with jax.default_matmul_precision("highest"):
             for _ in stream:
@@ -164,8 +185,7 @@ class FloatChange:
             (moved_by(*pair) for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.inexact)), default=0.0
         )
 
-    @property
-    def allowed(self) -> float:
+    def _allowed(self) -> float:
         """How far they may be: what rounding explains."""
         dtypes = [x.dtype for x in (*self._before, *self.values.values())]
         floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
@@ -175,14 +195,18 @@ class FloatChange:
         variables = ModelIndex(self.work.model).by_name
         values = {path: jnp.asarray(variables[path].get_value()) for path in self.values}
         for index, (site, changes, _) in enumerate(self.done):
-            values |= {path: _changed(values[path], apply) for path, apply in changes.items()}
-            if not self.error_of(self._with(values), self._online(self.done[: index + 1])) <= allowed:
+            values = _changed(values, changes)
+            if not self._error_of(self._after(values, self.done[: index + 1])) <= allowed:
                 return site
         return "no single site, but of all of them together"
 
 
-def _changed(value: jax.Array, apply: Change) -> jax.Array:
-    return jnp.asarray(apply(value.astype(jnp.float32))).astype(value.dtype)
+def _changed(values: Mapping[str, jax.Array], changes: Changes) -> dict[str, jax.Array]:
+    after = dict(values)
+    for path, apply in changes:
+        value = after[path]
+        after[path] = jnp.asarray(apply(value.astype(jnp.float32))).astype(value.dtype)
+    return after
 
 
 def moved_by(before: jax.Array, after: jax.Array) -> float:
@@ -341,10 +365,10 @@ class Rescaling(FloatChange):
             scale.put(jnp.asarray(factors))
             why = self.keep_online(first, scale)
             return LeftOut(first.name, first.path, why) if why else self.described(region, factors)
-        changes = {
-            path: partial(jnp.multiply, jnp.asarray(factors_of(labels, factors)))
+        changes = [
+            (path, partial(jnp.multiply, jnp.asarray(factors_of(labels, factors))))
             for path, labels in region.parameters.items()
-        }
+        ]
         self.change(first.name, changes)
         return self.described(region, factors)
 

@@ -80,41 +80,35 @@ class _Folding:
             reader = self.flat.other_use(self.flat.slot_of[sink.path], steps)
             if reader is not None:
                 return f"{sink.path} is read by {reader.name} too"
-        changes: dict[str, Change] = {}
-        how = ""
-        if any(gain.biases for gain in gains):
-            how = self._fold_biases(gains, changes)
-            if not how:
-                return "its bias can neither be folded nor divided by it"
+        how, changes = self._fold_biases(gains) if any(gain.biases for gain in gains) else ("", [])
+        if how is None:
+            return "its bias can neither be folded nor divided by it"
         for gain in gains:
             for sink in gain.sinks:
-                _then(changes, sink.path, partial(_scaled, site=sink, numbers=gain.spread(sink.weight)))
+                changes.append((sink.path, partial(_scaled, site=sink, numbers=gain.spread(sink.weight))))
         slope, start = line
         path = self.flat.parameters[slot]
-        _then(changes, path, lambda value: jnp.full_like(value, (1 - start) / slope))
+        changes.append((path, lambda value: jnp.full_like(value, (1 - start) / slope)))
         self.change.change(sinks[0].name, changes)
         names = tuple(dict.fromkeys(sink.name for sink in sinks))
         return Folded(path, names, how)
 
-    def _fold_biases(self, gains: list[Gain], changes: dict[str, Change]) -> str:
-        """Fold biases or divide them: how; empty if neither is possible."""
+    def _fold_biases(self, gains: list[Gain]) -> tuple[str | None, list[tuple[str, Change]]]:
+        """How biases are folded or divided, and the changes for it; None if neither is possible."""
         if any(len(gain.biases) != 1 or not self.flat.owned(gain.biases[0]) for gain in gains):
-            return ""
+            return None, []
         owners = [next(iter(self.flat.owners[gain.biases[0]])) for gain in gains]
-        paths = [self.flat.parameters[owner] for owner in owners]
-        deltas: dict[tuple[str, Change], None] = {}
-        for gain, path in zip(gains, paths, strict=True):
+        changes: list[tuple[str, Change]] = []
+        for gain, owner in zip(gains, owners, strict=True):
             numbers = self._of_channels(gain)
             for sink in gain.sinks:
                 bias = bias_of(self.flat, self.flat.steps[sink.step].outputs[0])
                 if numbers is None or bias is None:
-                    return self._divide(gains, owners, changes)
+                    return self._divide(gains, owners)
                 x = gain.spread(sink.activation, numbers)
-                deltas[bias.path, _plus(bias.means(self._contracted(sink, x)))] = None
-            deltas[path, jnp.zeros_like] = None
-        for path, apply in deltas:
-            _then(changes, path, apply)
-        return "folded"
+                changes.append((bias.path, _plus(bias.means(self._contracted(sink, x)))))
+            changes.append((self.flat.parameters[owner], jnp.zeros_like))
+        return "folded", changes
 
     def _of_channels(self, gain: Gain) -> np.ndarray | None:
         """The bias of each channel of a gain; None if it differs along other axes too."""
@@ -130,17 +124,15 @@ class _Folding:
         operands = (weight, full) if site.place == 0 else (full, weight)
         return self.flat.steps[site.step].run(*operands)[0]
 
-    def _divide(self, gains: list[Gain], owners: list[Slot], changes: dict[str, Change]) -> str:
-        for gain, owner in zip(gains, owners, strict=True):
-            if self.flat.shapes[owner] != gain.numbers.shape or not np.all(gain.numbers):
-                return ""
-            _then(changes, self.flat.parameters[owner], partial(_divided, numbers=gain.numbers))
-        return "divided by the gain"
-
-
-def _then(changes: dict[str, Change], path: str, apply: Change) -> None:
-    before = changes.get(path)
-    changes[path] = apply if before is None else lambda value: apply(before(value))
+    def _divide(self, gains: list[Gain], owners: list[Slot]) -> tuple[str | None, list[tuple[str, Change]]]:
+        pairs = [*zip(gains, owners, strict=True)]
+        if any(
+            self.flat.shapes[own] != gain.numbers.shape or not np.all(gain.numbers) for gain, own in pairs
+        ):
+            return None, []
+        return "divided by the gain", [
+            (self.flat.parameters[own], partial(_divided, numbers=gain.numbers)) for gain, own in pairs
+        ]
 
 
 def _plus(delta: jax.Array) -> Change:
@@ -192,9 +184,9 @@ def centred(work: Work, by: str) -> list[Centred]:
             continue
         read = {sink.path for sink in change.sites if sink.name in region.sinks}
         makers = {path: axis for path, axis in region.parameters.items() if path not in read}
-        changes = {
-            path: partial(without_mean, axis=axis, block=region.block) for path, axis in makers.items()
-        }
+        changes = [
+            (path, partial(without_mean, axis=axis, block=region.block)) for path, axis in makers.items()
+        ]
         change.change(site.name, changes)
         done.append(Centred(tuple(makers), tuple(sorted(region.sinks))))
     change.finish()

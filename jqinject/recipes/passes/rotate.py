@@ -106,10 +106,10 @@ class Rotate:
     ) -> Rotated:
         size = self._size(region.block, _named(site))
         transform = rotation(region.block, size, region.keeps_sums, key)
-        turns = {
-            path: partial(turned, transform=transform, axis=axis, block=region.block)
+        turns = [
+            (path, partial(turned, transform=transform, axis=axis, block=region.block))
             for path, axis in region.parameters.items()
-        }
+        ]
         change.change(site.name, turns)
         folded = tuple(region.parameters)
         return Rotated(region.kind, tuple(sorted(region.sinks)), size, folded)

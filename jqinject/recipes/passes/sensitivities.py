@@ -63,20 +63,15 @@ def _measure(
         return partial(_divergence, outputs)
     if loss is None:
         return partial(_distance, outputs)
-    return partial(BY_LOSS[kind], partial(_loss, model, loss, batch))
+    of_loss = partial(_outputs, SplitCall(model, Call((batch,), {}, loss)))
+    return partial(BY_LOSS[kind], lambda values: of_loss(values)[0])
 
 
-def _filled(state: Any, values: Values, begin: int) -> Any:
-    """A state with other numbers in some parameters.
-
-    Args:
-        state: of a model.
-        values: by path.
-        begin: how many parts of the state's paths come before those of the model.
-    """
+def _filled(state: Any, values: Values) -> Any:
+    """The state of a `SplitCall` with other numbers in some of the model's parameters, by path."""
     filled = []
     for path, variable in nnx.to_flat_state(state):
-        value = values.get(dotted(path[begin:]))
+        value = values.get(dotted(path[1:]))
         filled.append((path, variable.replace(variable.get_value() if value is None else value)))
     return nnx.from_flat_state(filled)
 
@@ -93,14 +88,9 @@ def outputs_of(model: nnx.Module, call: Call) -> Callable[[Values, Sequence[jax.
 
 def _outputs(split: SplitCall, values: Values, arrays: Sequence[jax.Array] | None = None) -> list[jax.Array]:
     """The floating-point outputs of a call, float32."""
-    model, call = split.merged(_filled(split.state, values, 1), split.arrays if arrays is None else arrays)
+    model, call = split.merged(_filled(split.state, values), split.arrays if arrays is None else arrays)
     leaves = jax.tree.leaves(call(model))
     return [x.astype(jnp.float32) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-
-
-def _loss(model: nnx.Module, loss: Loss, batch: object, values: Values) -> jax.Array:
-    graphdef, state = nnx.split(model, graph=True)
-    return jnp.asarray(loss(nnx.merge(graphdef, _filled(state, values, 0)), batch), jnp.float32)
 
 
 def _differences(values: Values, changed: Values) -> Values:

@@ -21,6 +21,7 @@ Axes = Shape = tuple[int, ...]
 X = TypeVar("X", jax.Array, np.ndarray)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["scattered"], meta_fields=["shape", "start"])
 @dataclass(frozen=True, eq=False)
 class Places:
     """For each number of an operand, its place in the flattened parameter.
