@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jqinject.program.moves import Shape, moves_of
 from jqinject.recipes.stream.flat_program import (
     CASTS,
     MOVES,
@@ -17,7 +18,6 @@ from jqinject.recipes.stream.flat_program import (
     FlatStep,
     Slot,
 )
-from jqinject.recipes.stream.matrices import Shape
 
 NONLINEAR = (
     *("max", "min", "tanh", "logistic", "erf", "erfc", "exp", "sin", "cos", "log1p"),
@@ -87,25 +87,23 @@ def _remaining(count: int, dropped: set[int]) -> list[int]:
 
 
 def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
-    """The axes of the operand of one of `MOVED`, and which of its result each is; a sum and a squeeze drop some."""
+    """The axes of the operand of one of `MOVED`, and which of its result each is; some operations drop axes."""
     params = step.params
     match step.name:
-        case "transpose":
-            return zip(params["permutation"], range(rank), strict=True)
-        case "broadcast_in_dim":
-            return enumerate(params["broadcast_dimensions"])
-        case "gather":
+        case "gather":  # also of operands in a batch, where no weight is followed
             numbers = params["dimension_numbers"]
             dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
             return zip(_remaining(rank, dropped), numbers.offset_dims, strict=True)
-        case "squeeze" | "reduce_sum":
-            dropped = params["dimensions" if step.name == "squeeze" else "axes"]
-            return zip(_remaining(rank, {*dropped}), range(rank), strict=False)
+        case "reduce_sum":
+            return zip(_remaining(rank, {*params["axes"]}), range(rank), strict=False)
         case "slice_of_stack":
             return ((axis, axis - 1) for axis in range(1, rank))
         case "stack":
             return ((axis, axis + 1) for axis in range(rank))
-    return ((axis, axis) for axis in range(rank))
+    moves = None if step.equation is None else moves_of(step.equation, step.equation.inputs)
+    if moves is None:
+        return ((axis, axis) for axis in range(rank))
+    return ((axis, place) for axis in range(rank) for place in moves[0].where(axis))
 
 
 @dataclass(frozen=True)
