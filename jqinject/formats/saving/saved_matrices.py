@@ -169,13 +169,7 @@ def _stack(path: str, rule: Name, shape: tuple[int, ...]) -> Iterator[tuple[int,
 
 
 def _single(node: Node, at: tuple[int, ...], depth: tuple[int, ...]) -> Node:
-    """Return one layer of a stack, with the numbers that all layers share unchanged.
-
-    Args:
-        node: a layer or a Variable, whose numbers have the axes of the stack in front.
-        at: its place; empty for a layer that is no stack.
-        depth: sizes of the stack.
-    """
+    """Return a layer, or a Variable, at a place in a stack of sizes `depth`, with shared numbers unchanged."""
 
     def numbers(x: jax.Array) -> jax.Array:
         sizes = x.shape[: len(at)]
@@ -293,7 +287,7 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
     def one_for_a_group(x: jax.Array) -> np.ndarray:
         return np.asarray(x) if groups is None else np.squeeze(x, axis=x.ndim + groups.dim)
 
-    factor = numbers.get("scale_factor")
+    factor, order = numbers.get("scale_factor"), weight.order
     return ParameterArrays(
         np.asarray(codes),
         grid,
@@ -301,6 +295,7 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
         one_for_a_group(scale),
         None if zero_point is None else one_for_a_group(zero_point),
         None if factor is None else np.asarray(factor),
+        None if groups is None or order is None else group_of_column(order, groups.size),
     )
 
 
@@ -337,8 +332,7 @@ def arrays_in_own_order(weight: Weight) -> ParameterArrays:
             "  cure: method='compressed-tensors', with names"
         )
     codes = np.take(arrays.codes, np.argsort(weight.order), axis)
-    columns = None if groups is None else group_of_column(weight.order, groups.size)
-    return arrays._replace(codes=codes, group_of_column=columns)
+    return arrays._replace(codes=codes)
 
 
 def matrix_of_frozen(weight: Weight) -> Matrix:
@@ -372,10 +366,8 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
             columns = *inputs[:-1], x.shape[-1]
         return np.ascontiguousarray(np.broadcast_to(x, (*outputs, *columns)).reshape(rows, -1))
 
-    codes, columns = np.ascontiguousarray(axes.back(arrays.codes, sizes).reshape(rows, -1)), None
-    if weight.order is not None:
-        codes = codes[:, np.argsort(weight.order)]
-        columns = None if groups is None else group_of_column(weight.order, groups.size)
+    codes = np.ascontiguousarray(axes.back(arrays.codes, sizes).reshape(rows, -1))
+    codes = codes if weight.order is None else codes[:, np.argsort(weight.order)]
     zero = None if arrays.zero_point is None else by_group(arrays.zero_point)
     return Matrix(
         codes,
@@ -385,7 +377,7 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
         zero if zero is None or np.any(zero) else None,
         factor=arrays.factor,
         table=arrays.grid.table,
-        group_of_column=columns,
+        group_of_column=arrays.group_of_column,
     )
 
 
@@ -394,7 +386,7 @@ class SavedMatrix(NamedTuple, Generic[T]):
 
     Attributes:
         name: of the matrix.
-        path: of its weight, for errors.
+        path: of its weight.
         numbers: in low bits, or floats.
         inputs: how its input is quantized.
     """
@@ -429,9 +421,6 @@ def arrays_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix[ParameterArrays
 
 def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix[Matrix | np.ndarray]]:
     """Return what is written of the weights of a model, as `loading` undoes it.
-
-    Args:
-        weights: of a model.
 
     Raises:
         CheckpointError: weights that divide a matrix differ, or some are missing; how the rows of a weight were joined
@@ -485,12 +474,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def _rows(weight: Weight, rows: int) -> tuple[int, ...]:
-    """Return how many rows each of the matrices has that were joined.
-
-    Args:
-        weight: made of them.
-        rows: of all matrices.
-    """
+    """Return how many of all rows each of the matrices has that were joined to make a weight."""
     rule, names, count = weight.rule, ", ".join(weight.rule.files), len(weight.rule.files)
     if rule.rows is not None:
         if sum(rule.rows) != rows:
