@@ -21,7 +21,7 @@ CODE_LINES = {
     "demo": 356,
     "dot": 4238,
     "export": 673,
-    "formats": 3937,
+    "formats": 3911,
     "inject": 1340,
     "model": 5585,
     "native": 201,

@@ -348,23 +348,35 @@ def _without_minimum(matrix: Matrix) -> Matrix:
     return replace(matrix, codes=codes, scale=scale, zero_point=zero, minimum=None)
 
 
-def joined(parts: Sequence[Matrix], name: str) -> Matrix:
-    """Return matrices above one another, as one.
+def rows_of(numbers: Matrix | np.ndarray) -> int:
+    """Return the number of rows."""
+    return (numbers if isinstance(numbers, np.ndarray) else numbers.codes).shape[0]
+
+
+def cut(numbers: Matrix | np.ndarray, rows: slice | np.ndarray) -> Matrix | np.ndarray:
+    """Return some rows of numbers, or all of them in another order."""
+    return numbers[rows] if isinstance(numbers, np.ndarray) else numbers.cut(rows)
+
+
+def joined(parts: Sequence[Matrix | np.ndarray], name: str) -> Matrix | np.ndarray:
+    """Return matrices, or arrays, above one another, as one.
 
     Raises:
         CheckpointError: they have different formats, groups or factors.
     """
     if len(parts) == 1:
         return parts[0]
-    rows = [part.by_row() for part in parts]
+    rows = [part.by_row() for part in parts if isinstance(part, Matrix)]
+    if not rows:
+        return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
     matrix = _combined(rows, name, "joined", lambda arrays: np.concatenate(arrays, axis=-2))
-    if any(part.factor != parts[0].factor for part in parts):
+    if any(part.factor != rows[0].factor for part in rows):
         raise CheckpointError(f"{name}: matrices whose scales have different factors cannot be joined")
     return matrix
 
 
-def stacked(parts: Sequence[Matrix], name: str, depth: tuple[int, ...]) -> Matrix:
-    """Return matrices behind one another, along new axes in front, of the sizes `depth`.
+def stacked(parts: Sequence[Matrix | np.ndarray], name: str, depth: tuple[int, ...]) -> Matrix | np.ndarray:
+    """Return matrices, or arrays, behind one another, along new axes in front, of the sizes `depth`.
 
     Raises:
         CheckpointError: they have different formats or groups.
@@ -373,8 +385,11 @@ def stacked(parts: Sequence[Matrix], name: str, depth: tuple[int, ...]) -> Matri
     def stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
         return np.stack(arrays).reshape(*depth, *np.shape(arrays[0]))
 
-    factors = [part.factor for part in parts if part.factor is not None]
-    return replace(_combined(parts, name, "stacked", stack), factor=stack(factors) if factors else None)
+    matrices = [part for part in parts if isinstance(part, Matrix)]
+    if not matrices:
+        return stack([part for part in parts if isinstance(part, np.ndarray)])
+    factors = [part.factor for part in matrices if part.factor is not None]
+    return replace(_combined(matrices, name, "stacked", stack), factor=stack(factors) if factors else None)
 
 
 def _combined(

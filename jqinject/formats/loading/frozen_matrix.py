@@ -19,7 +19,7 @@ from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.layout_axes import AxesOfLayout
 from jqinject.formats.loading.loading_plan import Assignment
 from jqinject.formats.loading.parameter_names import published_order
-from jqinject.formats.stored_matrix import Matrix, joined, stacked
+from jqinject.formats.stored_matrix import Matrix, cut, joined, rows_of, stacked
 from jqinject.quant_tensor import Groups, QuantTensor, in_groups
 
 Numbers: TypeAlias = dict[str, jax.Array]
@@ -37,7 +37,9 @@ def maker_of(checkpoint: Checkpoint, assignment: Assignment) -> Maker:
     """
 
     def make(summed: Axes, sums: Axes | None, stack: int) -> tuple[Numbers, FrozenForm]:
-        matrix, axes, depth = _gathered(checkpoint, assignment), assignment.axes, assignment.depth
+        matrix = _gathered(assignment, lambda name: checkpoint.matrices[name].rows())
+        assert isinstance(matrix, Matrix), "of low bits"
+        axes, depth = assignment.axes, assignment.depth
         lead = depth[:stack]
         if len(depth) < stack:
             lead, matrix, axes = _unstacked(matrix, assignment, stack)
@@ -79,34 +81,38 @@ def _unstacked(
     return lead, layers, AxesOfLayout(axes.outputs[stack:], axes.inputs, axes.target[stack:])
 
 
-def _gathered(checkpoint: Checkpoint, assignment: Assignment) -> Matrix:
-    """Return the matrix of a parameter, of all its tensors; with the axes of a stack in front."""
+def _gathered(
+    assignment: Assignment, read: Callable[[str], Matrix | np.ndarray | None]
+) -> Matrix | np.ndarray:
+    """Return the numbers of a parameter, of all its tensors; with the axes of a stack in front.
+
+    Args:
+        assignment: the parameter.
+        read: returns a tensor by its name.
+    """
     parts = []
     for name, rows in assignment.sources:
-        matrix = checkpoint.matrices[name].rows()
-        assert matrix is not None, "checked before"
+        numbers = read(name)
+        assert numbers is not None, "checked before"
         if assignment.heads:
-            matrix = matrix.cut(published_order(matrix.codes.shape[0], assignment.heads, name))
-        parts.append(matrix if rows is None else matrix.cut(slice(*rows)))
+            numbers = cut(numbers, published_order(rows_of(numbers), assignment.heads, name))
+        parts.append(numbers if rows is None else cut(numbers, slice(*rows)))
     single = [joined(group, assignment.path) for group in assignment.layers(parts)]
     return stacked(single, assignment.path, assignment.depth) if assignment.depth else single[0]
 
 
 def floats_of(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray:
     """Return the floats of a parameter, of all its tensors, in its axes and its dtype."""
-    parts = []
-    for name, rows in assignment.sources:
-        matrix = checkpoint.matrices.get(name)
-        array = checkpoint.array(name) if matrix is None else matrix.dequantize()
-        array = array.reshape(-1) if matrix is None and checkpoint.is_tree else array
-        if assignment.heads:
-            array = array[published_order(array.shape[0], assignment.heads, name)]
-        parts.append(array if rows is None else array[slice(*rows)])
-    single = [group[0] if len(group) == 1 else np.concatenate(group) for group in assignment.layers(parts)]
-    array = np.stack(single).reshape(*assignment.depth, *single[0].shape) if assignment.depth else single[0]
-    axes, sizes = assignment.axes, assignment.sizes
-    outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
-    return axes.apply(array, outputs, inputs).astype(assignment.dtype)
+
+    def read(name: str) -> np.ndarray:
+        if name in checkpoint.matrices:
+            return checkpoint.matrices[name].dequantize()
+        array = checkpoint.array(name)
+        return array.reshape(-1) if checkpoint.is_tree else array
+
+    array = _gathered(assignment, read)
+    assert isinstance(array, np.ndarray), "of floats"
+    return assignment.axes.apply(array, assignment.sizes).astype(assignment.dtype)
 
 
 def frozen_of(
@@ -128,18 +134,17 @@ def frozen_of(
         summed: its axes that a contraction sums over.
         sums: those along which it needs sums of the payload; None for no sums.
     """
-    outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
-    codes, groups, columns, repeats = axes.apply(matrix.codes, outputs, inputs), None, (1,) * len(inputs), 1
-    if matrix.in_turn:
-        columns = inputs
-    elif matrix.scale.shape[-1] > 1:
-        groups, columns, repeats = _groups(matrix, axes, inputs)
-        codes = _split(codes, groups, columns[-1])
+    codes, groups, repeats = axes.apply(matrix.codes, sizes), None, 1
+    columns = {} if matrix.in_turn else dict.fromkeys(axes.inputs, 1)
+    if matrix.scale.shape[-1] > 1 and not matrix.in_turn:
+        groups, count, repeats = _groups(matrix, axes, sizes[axes.inputs[-1]])
+        columns = {axes.inputs[-1]: count}
+        codes = _split(codes, groups, count)
 
     def placed(x: np.ndarray) -> np.ndarray:
-        rows = x.shape[-2:-1] if matrix.in_turn else outputs
-        rows = (1,) * len(outputs) if x.shape[-2] == 1 else rows
-        x = axes.apply(np.repeat(x, repeats, axis=-1), rows, columns)
+        rows = dict(zip(axes.outputs, x.shape[-2:-1], strict=True)) if matrix.in_turn else {}
+        rows = dict.fromkeys(axes.outputs, 1) if x.shape[-2] == 1 else rows
+        x = axes.apply(np.repeat(x, repeats, axis=-1), {**sizes, **columns, **rows})
         return x if groups is None else np.expand_dims(x, groups.dim)
 
     weight = replace(matrix.map(placed, "scale", "zero_point"), codes=codes)
@@ -161,23 +166,26 @@ def frozen_of(
     return numbers, replace(form, in_turn=in_turn, names=tuple(sorted(numbers)))
 
 
-def _groups(
-    matrix: Matrix, axes: AxesOfLayout, inputs: tuple[int, ...]
-) -> tuple[Groups, tuple[int, ...], int]:
-    """Return the groups of the parameter, their number along each axis of inputs, and how many of these share a scale.
+def _groups(matrix: Matrix, axes: AxesOfLayout, length: int) -> tuple[Groups, int, int]:
+    """Return the groups of the parameter, their number along the last axis of inputs, and how many share a scale.
+
+    Args:
+        matrix: the numbers.
+        axes: how rows and columns become the axes of the parameter.
+        length: of the last axis of inputs.
 
     Raises:
         ValueError: the axis that is cut into groups is a part of one of the parameter.
     """
-    count, columns, last = matrix.scale.shape[-1], matrix.codes.shape[-1], inputs[-1]
-    group, repeats, along = matrix.group, 1, count
-    if len(inputs) > 1:
-        group = math.gcd(matrix.group, last)
-        repeats, along = (columns // group) // count, last // group
     axis = next(at for at, term in enumerate(axes.target) if term[-1] == axes.inputs[-1])
     if len(axes.target[axis]) > 1:
         raise ValueError(f"groups lie along {axes.inputs[-1]}, which is a part of an axis in {axes}")
-    return Groups(group, axis - len(axes.target), last), (*inputs[:-1], along), repeats
+    count, group = matrix.scale.shape[-1], matrix.group
+    if len(axes.inputs) == 1:
+        return Groups(group, axis - len(axes.target), length), count, 1
+    group = math.gcd(group, length)
+    repeats = matrix.codes.shape[-1] // group // count
+    return Groups(group, axis - len(axes.target), length), length // group, repeats
 
 
 def _split(codes: np.ndarray, groups: Groups, count: int) -> np.ndarray:

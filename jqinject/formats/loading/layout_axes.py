@@ -109,17 +109,17 @@ class AxesOfLayout:
                 raise ValueError(f"{' '.join(names)} of {self} has {size} numbers")
         return x.reshape(split).transpose([self._flat.index(name) for name in (*self.outputs, *self.inputs)])
 
-    def apply(self, x: np.ndarray, outputs: tuple[int, ...], inputs: tuple[int, ...]) -> np.ndarray:
+    def apply(self, x: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
         """Return an array `(..., rows, columns)` rearranged.
 
         Args:
             x: the array.
-            outputs, inputs: sizes of the axes of rows and columns, which `x` may have 1 of.
+            sizes: of the axes that its rows and columns are made of.
         """
+        names = (*self.outputs, *self.inputs)
         lead = x.shape[: x.ndim - (2 if self.inputs else 1)]
-        sizes = dict(zip((*self.outputs, *self.inputs), (*outputs, *inputs), strict=True))
-        order = [len(lead) + [*sizes].index(name) for name in self._flat]
-        split = x.reshape(*lead, *sizes.values()).transpose(*range(len(lead)), *order)
+        order = [len(lead) + names.index(name) for name in self._flat]
+        split = x.reshape(*lead, *(sizes[name] for name in names)).transpose(*range(len(lead)), *order)
         return split.reshape(*lead, *(math.prod(sizes[name] for name in term) for term in self.target))
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ from jqinject.formats.checkpoint import METHODS
 from jqinject.formats.checkpoint_errors import CheckpointError, library, nearest
 from jqinject.formats.gguf_files import Block, check_gguf, write_gguf
 from jqinject.formats.layouts.gguf_blocks import gguf_blocks
-from jqinject.formats.layouts.own import ParameterArrays
 from jqinject.formats.loading.parameter_names import (
     Names,
     checked_names,
@@ -26,12 +25,10 @@ from jqinject.formats.safetensors_files import Values, write_safetensors
 from jqinject.formats.saving.saved_inputs import (
     cache_quantizers,
     cache_tensors,
-    input_format_of,
     refuse_other_quantizers,
 )
-from jqinject.formats.saving.saved_matrices import arrays_in_own_order, matrices_of
-from jqinject.formats.saving.weights import Weight, weights_of
-from jqinject.formats.stored_matrix import InputFormat
+from jqinject.formats.saving.saved_matrices import Weight, arrays_of, matrices_of, weights_of
+from jqinject.formats.stored_matrix import Matrix, cut, rows_of
 
 T = TypeVar("T")
 CONFIG, GGUF = "config.json", "model.gguf"
@@ -108,23 +105,26 @@ def save(
     rules = None if names is None else checked_names(names)
     weights = list(weights_of(model, rules, unchanged=method == "jqinject"))
     caches = cache_quantizers(model, rules) if method == "compressed-tensors" else []
-    refuse_other_quantizers(model, weights, caches)
+    orders = [weight.order for weight in weights if weight.layer is None and weight.order is not None]
+    refuse_other_quantizers(model, orders, caches)
     if method == "gguf":
         return _gguf(weights, place, dict(config or {}), round_scales)
     tensors, cache_settings = cache_tensors(caches)
     schemes: Values = {}
     floats: list[str] = []
-    for weight, arrays, scheme in _written(weights, method):
-        _add(tensors, arrays)
-        if scheme is not FLOAT:
-            schemes[weight.name if method == "jqinject" else weight.module] = scheme
-        elif np.ndim(arrays[weight.name]) == 2:
-            floats.append(weight.module)
+    is_own, layout = method == "jqinject", METHODS[method]
+    assert layout.write is not None and layout.settings is not None, "of a method that is written"
+    for saved in arrays_of(weights) if is_own else matrices_of(weights):
+        if isinstance(saved.numbers, np.ndarray):
+            _add(tensors, {saved.name: saved.numbers})
+            floats += [saved.module] if saved.numbers.ndim == 2 else []
+        else:
+            arrays, scheme = layout.write(saved.numbers, saved.path, saved.name, saved.inputs)
+            _add(tensors, arrays)
+            schemes[saved.name if is_own else saved.module] = scheme
     written = dict(config or {})
-    if schemes or cache_settings or method == "jqinject":
-        settings = METHODS[method].settings
-        assert settings is not None, "of a method that is written"
-        written["quantization_config"] = settings(schemes, floats) | cache_settings
+    if schemes or cache_settings or is_own:
+        written["quantization_config"] = layout.settings(schemes, floats) | cache_settings
     text = json.dumps(written, indent=2) + "\n"
     place.mkdir(parents=True, exist_ok=True)
     write_safetensors(place, tensors, shard_bytes)
@@ -156,49 +156,19 @@ def _checked_place(model: object, folder: str | Path, method: str, shard_bytes: 
     return place
 
 
-FLOAT = object()
-"""The scheme of a matrix that is not in low bits."""
-
-
-def _written(weights: list[Weight], method: str) -> Iterator[tuple[Weight, dict[str, np.ndarray], object]]:
-    """Return the matrices of the file, each with its tensors and how it is quantized."""
-    write = METHODS[method].write
-    assert write is not None, "checked before"
-    for weight, numbers, inputs in _as_they_are(weights) if method == "jqinject" else matrices_of(weights):
-        if isinstance(numbers, np.ndarray):
-            yield weight, {weight.name: numbers}, FLOAT
-        else:
-            yield weight, *write(numbers, weight.path, weight.name, inputs)
-
-
-def _as_they_are(
-    weights: list[Weight],
-) -> Iterator[tuple[Weight, ParameterArrays | np.ndarray, InputFormat | None]]:
-    """Return weights in the axes of the model."""
-    for weight in weights:
-        if len(weight.rule.files) > 1 or len(weight.rule.models) > 1:
-            raise CheckpointError(
-                f"{weight.path}: method='jqinject' keeps the matrices of the model, and joins or divides none.\n"
-                "  cure: no names"
-            )
-        if weight.numbers is None:
-            yield weight, np.asarray(weight.value), None
-        else:
-            inputs = input_format_of(weight.layer, weight.path, weight.order is not None)
-            yield weight, arrays_in_own_order(weight), inputs
-
-
 def _gguf(weights: list[Weight], place: Path, values: Values, round_scales: bool) -> Path:
     tensors: dict[str, np.ndarray | Block] = {}
-    for weight, matrix, inputs in matrices_of(weights):
-        name = gguf_name(weight.name)
-        heads = heads_in_turn(name, values) if name != weight.name else 0
-        rows = (matrix if isinstance(matrix, np.ndarray) else matrix.codes).shape[0]
-        order = np.argsort(published_order(rows, heads, name)) if heads else slice(None)
-        if isinstance(matrix, np.ndarray):
-            _add(tensors, {name: np.ascontiguousarray(matrix[order] if heads else matrix)})
+    for saved in matrices_of(weights):
+        name, numbers = gguf_name(saved.name), saved.numbers
+        heads = heads_in_turn(name, values) if name != saved.name else 0
+        if heads:
+            numbers = cut(numbers, np.argsort(published_order(rows_of(numbers), heads, name)))
+        block: np.ndarray | Block
+        if isinstance(numbers, Matrix):
+            block = gguf_blocks(numbers, saved.path, saved.inputs, round_scales)
         else:
-            _add(tensors, {name: gguf_blocks(matrix.cut(order), weight.path, inputs, round_scales)})
+            block = np.ascontiguousarray(numbers)
+        _add(tensors, {name: block})
     check_gguf(tensors, values, place)
     place.mkdir(parents=True, exist_ok=True)
     write_gguf(place / GGUF, tensors, values)

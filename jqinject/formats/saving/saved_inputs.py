@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,15 @@ from jqinject.formats.loading.loaded_quantizers import LARGEST, cache_proxies, i
 from jqinject.formats.loading.matching import CACHE_SCALE, PROXIES
 from jqinject.formats.loading.parameter_names import Name
 from jqinject.formats.safetensors_files import Values
-from jqinject.formats.saving.weights import Layer, Weight
 from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn import QuantIdentity
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 from jqinject.quant_tensor import on_minifloats
 
+Layer: TypeAlias = QuantWeightLayer[Any]
 CURE = (
     "Int8DynamicActPerRowAbsMax, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, Fp8e4m3OCPDynamicActPerRowFloat, "
     "NVFP4Act; or rules without input_quant"
@@ -197,13 +198,13 @@ def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarra
 
 
 def refuse_other_quantizers(
-    model: nnx.Module, weights: Sequence[Weight], caches: Sequence[CacheQuantizer] = ()
+    model: nnx.Module, orders: Sequence[np.ndarray], caches: Sequence[CacheQuantizer]
 ) -> None:
     """Raise if the model quantizes more than what is written: weights, inputs of their layers, and caches.
 
     Args:
         model: the model.
-        weights: what is written.
+        orders: of the inputs of parameters without a layer, which are written.
         caches: whose scales are written.
 
     Raises:
@@ -216,12 +217,12 @@ def refuse_other_quantizers(
                 "what is loaded would compute other numbers.\n"
                 "  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat"
             )
-    layers = [weight.stack for weight in weights if weight.stack is not None]
+    places = ModelIndex(model).places
+    layers = [node for _, node in places if isinstance(node, QuantWeightLayer) and node.frozen is not None]
     written = {id(proxy) for layer in layers for proxy in (layer.weight_quant, layer.input_quant)}
     written |= {id(cache.proxy) for cache in caches}
-    orders = [weight.order for weight in weights if weight.layer is None and weight.order is not None]
     lost = []
-    for path, node in ModelIndex(model).places:
+    for path, node in places:
         if isinstance(node, QuantProxyFromInjector) and id(node) not in written:
             transform = vars(node).get("pre_transform")
             if node.is_quant_enabled or not (transform is None or _is_written(transform, orders)):

@@ -1,24 +1,262 @@
-"""The matrices of a file: frozen weights as `Matrix`es, several above one another, or one taken apart."""
+"""What is written of a model: each weight as one matrix of the file, or several, in the file's axes.
+
+Inputs that are permuted before a weight have its columns written in their own order, with the group of each.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
+from flax import nnx
 
+from jqinject.core.transforms import Permutation, Sized
+from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.own import ParameterArrays
+from jqinject.formats.loading.layout_axes import TRANSPOSED, UNCHANGED, AxesOfLayout
 from jqinject.formats.loading.parameter_names import Name
-from jqinject.formats.saving.saved_inputs import input_format_of
-from jqinject.formats.saving.weights import Weight, group_of_column, in_own_order
-from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, Matrix, joined, minifloat_name
+from jqinject.formats.saving.saved_inputs import Layer, input_format_of
+from jqinject.formats.stored_matrix import (
+    MINIFLOATS,
+    InputFormat,
+    Matrix,
+    cut,
+    joined,
+    minifloat_name,
+    rows_of,
+)
+from jqinject.model.quantizing.rule_policy import RulePolicy
+from jqinject.model.walk import ModelIndex, place_name
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Grid
+from jqinject.program import QuantizedProgram
+from jqinject.proxy import ActQuantProxyFromInjector, transform_of
 
 T = TypeVar("T")
+Node = TypeVar("Node", bound="nnx.Module | nnx.Variable[Any]")
+Variable: TypeAlias = nnx.Variable[Any]
+LEAVES = ("kernel", "embedding", "scale")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of a model, or of one layer of a stack.
+
+    Attributes:
+        path: in the model.
+        rule: its names in the file: of one matrix, or of those that were joined to make the weight; and the weights
+            that divide the matrix.
+        axes: how the matrix of the file became the weight's axes.
+        variable: its numbers.
+        layer: that holds a frozen weight; None for a parameter without one.
+        order: of the columns of a frozen weight, by which its input is permuted; None if it is not.
+    """
+
+    path: str
+    rule: Name
+    axes: AxesOfLayout
+    variable: Variable
+    layer: Layer | None = None
+    order: np.ndarray | None = None
+
+    @property
+    def name(self) -> str:
+        """The only name, or the first."""
+        return self.rule.files[0]
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is in low bits."""
+        return isinstance(self.variable, FrozenParam)
+
+    def inputs(self) -> InputFormat | None:
+        """Return how the input of its layer is quantized."""
+        return input_format_of(self.layer, self.path, self.order is not None) if self.is_frozen else None
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each axis of the file's matrix.
+
+        Raises:
+            CheckpointError: a size is open, or does not fit.
+        """
+        try:
+            return self.axes.sizes((), self.variable.shape, self.rule.sizes)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path}: {error}.\n  cure: a Name with sizes={{...}}") from None
+
+    def numbers(self) -> Matrix | np.ndarray:
+        """Return its numbers in the axes of the file.
+
+        Raises:
+            CheckpointError: the axes leave sizes open; its numbers are of no kind that files hold.
+        """
+        if self.is_frozen:
+            return matrix_of_frozen(self)
+        value, axes = np.asarray(self.variable.get_value()), self.axes
+        if not axes.outputs:
+            return value
+        matrix = axes.back(value, self.sizes())
+        rows = math.prod(matrix.shape[: len(axes.outputs)])
+        return matrix.reshape(rows, -1) if axes.inputs else matrix.reshape(rows)
+
+
+def weights_of(
+    model: nnx.Module, rules: tuple[Name, ...] | None, unchanged: bool = False
+) -> Iterator[Weight]:
+    """Return the weights of a model, in its order, each once; those of a stack that a rule takes apart, one by one.
+
+    Args:
+        model: a frozen NNX module.
+        rules: of names; None for those that the paths suggest.
+        unchanged: whether the file keeps the axes of the model, and its paths as names.
+
+    Raises:
+        CheckpointError: a weight has no name, or unknown axes.
+    """
+    index = ModelIndex(model)
+    in_quantizer = {id(entry.variable): entry.in_quantizer for entry in index.variables}
+    written: set[int] = set()
+    for place, node in index.places:
+        layer = node if isinstance(node, QuantWeightLayer) and node.frozen is not None else None
+        variable = node if layer is None else layer.frozen
+        if not isinstance(variable, nnx.Param | nnx.BatchStat | FrozenParam) or id(variable) in written:
+            continue
+        is_float = not isinstance(variable, FrozenParam)
+        if is_float and in_quantizer[id(variable)]:
+            continue
+        written.add(id(variable))
+        path = place_name(place if layer is None else (*place, layer.weight_name))
+        rule = _named(path, rules, unchanged)
+        order = _order_before(path, index) if layer is None and not is_float else None
+        for at in _stack(path, rule, variable.shape):
+            depth = variable.shape[: len(at)]
+            names = rule.filled(dict(zip(rule.stacked(), at, strict=True)))
+            single, part = None if layer is None else _single(layer, at, depth), _single(variable, at, depth)
+            if single is not None:
+                proxy = single.input_quant if isinstance(single.input_quant, nnx.Module) else None
+                order = None if proxy is None else _order_of(vars(proxy).get("pre_transform"), path)
+            axes = UNCHANGED if unchanged else _axes(names, path, part, single)
+            yield Weight(path, names, axes, part, single, order)
+
+
+def _named(path: str, rules: tuple[Name, ...] | None, unchanged: bool) -> Name:
+    """Return the first rule that matches a path, those of one tensor and one parameter before the others; without
+    rules, the one that the path suggests."""
+    for rule in sorted(rules or (), key=lambda rule: len(rule.files) + len(rule.models) > 2):
+        match = rule.matches_path(path)
+        if match is not None:
+            return rule.filled(match[1])
+    if rules is not None:
+        raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
+    module, dot, leaf = path.rpartition(".")
+    return Name(f"{module}{dot}{'weight' if leaf in LEAVES and not unchanged else leaf}", path)
+
+
+def _stack(path: str, rule: Name, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Return the places in a stack that a rule takes apart; one empty place for no stack."""
+    count = len(rule.stacked())
+    if len(shape) < count:
+        raise CheckpointError(
+            f"{path} has the shape {shape}, too few axes for a stack of {rule.files[0]}.\n"
+            "  cure: a Name without the place that numbers its matrices"
+        )
+    return np.ndindex(*shape[:count])
+
+
+def _single(node: Node, at: tuple[int, ...], depth: tuple[int, ...]) -> Node:
+    """Return a layer, or a Variable, at a place in a stack of sizes `depth`, with shared numbers unchanged."""
+
+    def numbers(x: jax.Array) -> jax.Array:
+        sizes = x.shape[: len(at)]
+        fits = [size in (1, full) for size, full in zip(sizes, depth, strict=False)]
+        if len(fits) < len(at) or not all(fits):
+            return x
+        return x[tuple(0 if size == 1 else place for size, place in zip(sizes, at, strict=True))]
+
+    return jax.tree.map(numbers, node) if at else node
+
+
+def _axes(rule: Name, path: str, variable: Variable, layer: Layer | None) -> AxesOfLayout:
+    """Return the axes of a weight: by its rule, by the axes that its layer sums over, or by its name."""
+    if rule.axes:
+        return AxesOfLayout.of(rule.axes)
+    if layer is not None:
+        return _axes_of_layer(layer, path, rule.files[0])
+    if isinstance(variable, FrozenParam):
+        raise CheckpointError(
+            f"{path} is contracted by the model itself, so its inputs are not known.\n"
+            f"  cure: names={{'{rule.files[0]}': ('{path}', 'out in -> in out')}}"
+        )
+    ndim = len(variable.shape)
+    if path.rpartition(".")[2] == "kernel" and ndim == 2:
+        return AxesOfLayout.of(TRANSPOSED)
+    return AxesOfLayout((), (), tuple((f"a{axis}",) for axis in range(ndim)))
+
+
+def _axes_of_layer(layer: Layer, path: str, name: str) -> AxesOfLayout:
+    ndim, summed = layer.weight_ndim, layer.summed_axes
+    if len(layer.weight_shape) != ndim:
+        module, dot, leaf = name.rpartition(".")
+        raise CheckpointError(
+            f"{path} is a stack of layers, {layer.weight_shape}, and a matrix is written for each of them.\n"
+            f"  cure: names={{'{module}.{{i}}{dot}{leaf}': {path!r}}}, or method='jqinject'"
+        )
+    if not summed and ndim == 2:
+        summed = (1,)  # a table of rows
+    if not summed:
+        raise CheckpointError(f"{path}: weights of {type(layer).__name__} are not written")
+    names = [f"a{axis}" for axis in range(ndim)]
+    outs, ins = (
+        [names[axis] for axis in range(ndim) if (axis in summed) is inside] for inside in (False, True)
+    )
+    return AxesOfLayout.of(f"({' '.join(outs)}) ({' '.join(ins)}) -> {' '.join(names)}")
+
+
+def _order_before(path: str, index: ModelIndex) -> np.ndarray | None:
+    """Return the order of the input of a parameter that a model contracts by itself, by the model's rules; None if it
+    is not permuted."""
+    policies = [node.op_quant.policy for _, node in index.places if isinstance(node, QuantizedProgram)]
+    rules = [rule for policy in policies if isinstance(policy, RulePolicy) for rule in policy.rules]
+    places = path, path.rpartition(".")[0]
+    rule = next((rule for rule in rules if rule.takes_weights and any(map(rule.matches, places))), None)
+    declared = transform_of(None if rule is None else rule.quantizer("input_quant"))
+    for _, node in index.places if isinstance(declared, Sized) else ():
+        if isinstance(node, ActQuantProxyFromInjector) and node.pre_transform is not None:
+            transform = transform_of(node.binding)
+            if isinstance(transform, Sized) and transform.label == declared.label:
+                return _order_of(node.pre_transform, path)
+    return _order_of(declared, path)
+
+
+def _order_of(transform: object, path: str) -> np.ndarray | None:
+    if transform is None:
+        return None
+    if not isinstance(transform, Permutation):
+        raise CheckpointError(
+            f"{path}: a transform of the input is not written.\n  cure: a model without online transforms"
+        )
+    return np.asarray(transform.order.get_value())
+
+
+def group_of_column(order: np.ndarray, size: int) -> np.ndarray | None:
+    """Return the group of each column, int32; None if groups are consecutive columns.
+
+    Args:
+        order: the columns, one group after the other.
+        size: columns of a group.
+
+    Example:
+        >>> group_of_column(np.array([3, 0, 1, 2]), 2).tolist()
+        [0, 1, 1, 0]
+    """
+    consecutive = np.arange(order.size, dtype=np.int32) // size
+    groups = consecutive[np.argsort(order)]
+    return None if np.array_equal(groups, consecutive) else groups
 
 
 def frozen_arrays(weight: Weight) -> ParameterArrays:
@@ -27,8 +265,9 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
     Raises:
         CheckpointError: its numbers are of no kind that files hold.
     """
-    numbers, form, path = weight.numbers, weight.form, weight.path
-    assert numbers is not None and form is not None, "of a frozen weight"
+    path, frozen = weight.path, weight.variable
+    assert isinstance(frozen, FrozenParam), "in low bits"
+    numbers, form = frozen.numbers, frozen.form
     if form.in_turn is not None:
         raise CheckpointError(
             f"{path}: groups of outputs that lie in turn (HQQ's axis 0) are not written.\n"
@@ -48,7 +287,7 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
     def one_for_a_group(x: jax.Array) -> np.ndarray:
         return np.asarray(x) if groups is None else np.squeeze(x, axis=x.ndim + groups.dim)
 
-    factor = numbers.get("scale_factor")
+    factor, order = numbers.get("scale_factor"), weight.order
     return ParameterArrays(
         np.asarray(codes),
         grid,
@@ -56,6 +295,7 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
         one_for_a_group(scale),
         None if zero_point is None else one_for_a_group(zero_point),
         None if factor is None else np.asarray(factor),
+        None if groups is None or order is None else group_of_column(order, groups.size),
     )
 
 
@@ -92,12 +332,13 @@ def arrays_in_own_order(weight: Weight) -> ParameterArrays:
             "  cure: method='compressed-tensors', with names"
         )
     codes = np.take(arrays.codes, np.argsort(weight.order), axis)
-    columns = None if groups is None else group_of_column(weight.order, groups.size)
-    return arrays._replace(codes=codes, group_of_column=columns)
+    return arrays._replace(codes=codes)
 
 
 def matrix_of_frozen(weight: Weight) -> Matrix:
     """Return codes and scales of a frozen weight as a matrix `(outputs, inputs)`: the inverse of what loading does.
+
+    Columns are in the order of the layer's input before it is permuted.
 
     Args:
         weight: with its numbers, and how rows and columns became its axes.
@@ -105,8 +346,8 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
     Raises:
         CheckpointError: its numbers are of no kind that files hold.
     """
-    arrays, axes = frozen_arrays(weight), weight.known_axes
-    groups, sizes = arrays.groups, weight.sizes_in(arrays.codes.shape)
+    arrays, axes = frozen_arrays(weight), weight.axes
+    groups, sizes = arrays.groups, weight.sizes()
     outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
     rows = math.prod(outputs)
     if groups is not None and axes.target[groups.dim] != axes.inputs[-1:]:
@@ -126,6 +367,7 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
         return np.ascontiguousarray(np.broadcast_to(x, (*outputs, *columns)).reshape(rows, -1))
 
     codes = np.ascontiguousarray(axes.back(arrays.codes, sizes).reshape(rows, -1))
+    codes = codes if weight.order is None else codes[:, np.argsort(weight.order)]
     zero = None if arrays.zero_point is None else by_group(arrays.zero_point)
     return Matrix(
         codes,
@@ -135,28 +377,50 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
         zero if zero is None or np.any(zero) else None,
         factor=arrays.factor,
         table=arrays.grid.table,
+        group_of_column=arrays.group_of_column,
     )
 
 
-class SavedMatrix(NamedTuple):
+class SavedMatrix(NamedTuple, Generic[T]):
     """A matrix of the file.
 
     Attributes:
-        weight: that it belongs to, under its own name.
-        matrix: its low bits, or its floats.
+        name: of the matrix.
+        path: of its weight.
+        numbers: in low bits, or floats.
         inputs: how its input is quantized.
     """
 
-    weight: Weight
-    matrix: Matrix | np.ndarray
+    name: str
+    path: str
+    numbers: T
     inputs: InputFormat | None
 
+    @property
+    def module(self) -> str:
+        """The name without `.weight`."""
+        return self.name.removesuffix(".weight")
 
-def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
+
+def arrays_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix[ParameterArrays | np.ndarray]]:
+    """Return weights in the axes of the model.
+
+    Raises:
+        CheckpointError: a rule joins or divides matrices; see `frozen_arrays`.
+    """
+    for weight in weights:
+        if len(weight.rule.files) > 1 or len(weight.rule.models) > 1:
+            raise CheckpointError(
+                f"{weight.path}: method='jqinject' keeps the matrices of the model, and joins or divides none.\n"
+                "  cure: no names"
+            )
+        inputs = weight.inputs()
+        value = arrays_in_own_order(weight) if weight.is_frozen else np.asarray(weight.variable.get_value())
+        yield SavedMatrix(weight.name, weight.path, value, inputs)
+
+
+def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix[Matrix | np.ndarray]]:
     """Return what is written of the weights of a model, as `loading` undoes it.
-
-    Args:
-        weights: of a model.
 
     Raises:
         CheckpointError: weights that divide a matrix differ, or some are missing; how the rows of a weight were joined
@@ -166,27 +430,31 @@ def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
     for weight in weights:
         parts = waiting.setdefault(weight.name, [])
         parts.append(weight)
-        if len(parts) == len(weight.rule.models):
-            del waiting[weight.name]
-            yield from _divided(_joined(sorted(parts, key=_part)))
+        parts.sort(key=lambda part: part.rule.models.index(part.path))
+        if len(parts) < len(weight.rule.models):
+            continue
+        del waiting[weight.name]
+        numbers, inputs = _joined(parts)
+        path, files = parts[0].path, parts[0].rule.files
+        if len(files) == 1:
+            yield SavedMatrix(weight.name, path, numbers, inputs)
+            continue
+        start = 0
+        for name, rows in zip(files, _rows(parts[0], rows_of(numbers)), strict=True):
+            yield SavedMatrix(name, path, cut(numbers, slice(start, start := start + rows)), inputs)
     for name, parts in waiting.items():
         raise CheckpointError(
             f"{name} is made of {len(parts[0].rule.models)} parameters, of which the model has "
-            f"{_paths(sorted(parts, key=_part))}.\n  cure: a Name of the parameters that the model has"
+            f"{_paths(parts)}.\n  cure: a Name of the parameters that the model has"
         )
 
 
-def _joined(weights: Sequence[Weight]) -> SavedMatrix:
-    first = weights[0]
-    is_float = [weight.numbers is None for weight in weights]
-    if _shared(weights, is_float, "which are frozen, and which not"):
-        arrays = [weight.floats() for weight in weights]
-        return SavedMatrix(first, arrays[0] if len(arrays) == 1 else np.concatenate(arrays), None)
-    order = _shared(weights, [weight.order for weight in weights], "the order of their columns")
-    formats = [input_format_of(weight.layer, weight.path, weight.order is not None) for weight in weights]
-    inputs = _shared(weights, formats, "how their inputs are quantized")
-    matrix = joined([matrix_of_frozen(weight) for weight in weights], f"{first.name} of {_paths(weights)}")
-    return SavedMatrix(first, in_own_order(matrix, order), inputs)
+def _joined(weights: Sequence[Weight]) -> tuple[Matrix | np.ndarray, InputFormat | None]:
+    """Return the rows of weights above one another, and how their inputs are quantized."""
+    _shared(weights, [weight.is_frozen for weight in weights], "which are frozen, and which not")
+    _shared(weights, [weight.order for weight in weights], "the order of their columns")
+    inputs = _shared(weights, [weight.inputs() for weight in weights], "how their inputs are quantized")
+    return joined([weight.numbers() for weight in weights], f"{weights[0].name} of {_paths(weights)}"), inputs
 
 
 def _shared(weights: Sequence[Weight], values: Sequence[T], what: str) -> T:
@@ -205,28 +473,15 @@ def _same(a: object, b: object) -> bool:
     return type(a) is type(b) and np.array_equal(np.asarray(a), np.asarray(b))
 
 
-def _divided(saved: SavedMatrix) -> Iterator[SavedMatrix]:
-    weight, matrix, inputs = saved
-    if len(weight.rule.files) == 1:
-        yield saved
-        return
-    start = 0
-    for name, rows in zip(weight.rule.files, _rows(weight, saved.matrix), strict=True):
-        own = slice(start, start := start + rows)
-        part = matrix[own] if isinstance(matrix, np.ndarray) else matrix.cut(own)
-        yield SavedMatrix(replace(weight, rule=Name(name, weight.path)), part, inputs)
-
-
-def _rows(weight: Weight, matrix: Matrix | np.ndarray) -> tuple[int, ...]:
-    """Return how many rows each of the matrices has that were joined."""
-    rows = matrix.shape[0] if isinstance(matrix, np.ndarray) else matrix.codes.shape[0]
+def _rows(weight: Weight, rows: int) -> tuple[int, ...]:
+    """Return how many of all rows each of the matrices has that were joined to make a weight."""
     rule, names, count = weight.rule, ", ".join(weight.rule.files), len(weight.rule.files)
     if rule.rows is not None:
         if sum(rule.rows) != rows:
             stated = " + ".join(map(str, rule.rows))
             raise CheckpointError(f"{weight.path} has {rows} rows; its Name says {stated} for {names}")
         return rule.rows
-    first, *_ = (*weight.known_axes.outputs, "")
+    first, *_ = (*weight.axes.outputs, "")
     if rule.sizes.get(first) != count:
         raise CheckpointError(
             f"{weight.path} joins {names}; how many rows each has is not said.\n"
@@ -234,10 +489,6 @@ def _rows(weight: Weight, matrix: Matrix | np.ndarray) -> tuple[int, ...]:
             f"'(part out) in -> in (part out)' with sizes={ {'part': count} }, if all have as many"
         )
     return (rows // count,) * count
-
-
-def _part(weight: Weight) -> int:
-    return weight.rule.models.index(weight.path)
 
 
 def _paths(weights: Sequence[Weight]) -> str:
