@@ -174,7 +174,7 @@ class RemoveBitwidthParameter(InnerModule):
         """The number of bits, a float32 scalar."""
         return 1.0 / (1e-6 + jnp.abs(self.bit_width_coeff.get_value()))
 
-    def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
+    def complete_state(self, entries: dict[str, object]) -> dict[str, Any]:
         """Translate a checkpoint's entries for this component.
 
         Args:

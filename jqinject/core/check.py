@@ -340,7 +340,7 @@ def of_fields(cls: type) -> dict[str, Check]:
     return {name: check for name, check in checks.items() if check is not None}
 
 
-def _annotation(cls: type, argument: dataclasses.Field[Any]) -> Any:
+def _annotation(cls: type, argument: dataclasses.Field[object]) -> object:
     """Return the type of an argument, which is text in a module that postpones annotations."""
     if not isinstance(argument.type, str):
         return argument.type

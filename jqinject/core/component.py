@@ -60,7 +60,7 @@ def hidden_method(method: _Method) -> _Method:
     return cast(_Method, HiddenMethod(cast(FunctionType, method)))
 
 
-def hidden_methods(members: Iterable[tuple[str, Any]]) -> dict[str, HiddenMethod]:
+def hidden_methods(members: Iterable[tuple[str, object]]) -> dict[str, HiddenMethod]:
     """Return the functions of a class that Flax's tools would replace, hidden from them.
 
     Args:
@@ -249,7 +249,7 @@ class Component(metaclass=ComponentMeta):
             attributes[_HASH] = hash(attributes[_SEALED])
         return attributes[_HASH]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Component:
+    def __deepcopy__(self, memo: dict[int, object]) -> Component:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def node_class(cls: type[Component]) -> type[Component]:
     return derived
 
 
-def _reduce_class(cls: ComponentMeta) -> Any:
+def _reduce_class(cls: ComponentMeta) -> object:
     plain = vars(cls).get("_plain")
     return cls.__qualname__ if plain is None else (node_class, (plain,))
 

@@ -25,7 +25,7 @@ READERS_OF_PURE_DICTS = nnx.to_pure_dict.__code__.co_consts
 READER_OF_LINEN = nnx.bridge.variables.to_linen_var.__code__
 
 
-def metadata_of(variable: nnx.Variable[Any]) -> dict[str, Any]:
+def metadata_of(variable: nnx.Variable[object]) -> dict[str, Any]:
     """Return the metadata of a Variable without its own `__getattr__`."""
     return object.__getattribute__(variable, "_var_metadata")
 
@@ -99,7 +99,7 @@ def init_flax(layer: nnx.Module, arguments: Mapping[str, Any], further: Mapping[
     Returns:
         The keywords that are not Flax's: overrides of quantizers.
     """
-    parent: Any = flax_layer(type(layer)) or nnx.Module
+    parent = flax_layer(type(layer)) or nnx.Module
     of_flax, overrides = {}, dict(further)
     for name in flax_parameters(parent):
         if name in arguments:

@@ -187,9 +187,9 @@ def kind_of(variable: object) -> type:
     return type(variable.record if isinstance(variable, RecordPart) else variable)
 
 
-def flat_parts(state: nnx.State[Any, Any]) -> list[tuple[tuple[Any, ...], Any]]:
+def flat_parts(state: nnx.State[object, object]) -> list[tuple[tuple[Any, ...], Any]]:
     """The readable and writable items of an `nnx.State`, by path: Variables, parts of records, and arrays."""
-    parts: list[tuple[tuple[Any, ...], Any]] = []
+    parts: list[tuple[tuple[object, ...], object]] = []
     for path, leaf in nnx.to_flat_state(state):
         below = state_parts(leaf) if isinstance(leaf, nnx.Variable) else [((), leaf)]
         parts.extend(((*path, *name), part) for name, part in below)

@@ -68,7 +68,7 @@ def _read_class(cls: type) -> Arguments:
     return arguments if not arguments.refused else Arguments(refused=f"{owner} {arguments.refused}")
 
 
-def _constructor(cls: type) -> Callable[..., Any] | None:
+def _constructor(cls: type) -> Callable[..., object] | None:
     """The `__init__` (or `__new__`) that takes the arguments; None if there is only that of `object`."""
     for base in cls.__mro__:
         for name in ("__init__", "__new__"):

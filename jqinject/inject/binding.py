@@ -114,7 +114,7 @@ class Binding:
     def __copy__(self) -> "Binding":
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Binding":
+    def __deepcopy__(self, memo: dict[int, object]) -> "Binding":
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -20,15 +20,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from jqinject.inject import dependencies_library
 from jqinject.inject.arguments import Arguments, arguments_of_class, arguments_of_function
-from jqinject.inject.dependencies_library import (
-    DependencyError,
-    InjectorType,
-    Operation,
-    Package,
-    This,
-    Value,
-)
 from jqinject.inject.functions import check_function
 from jqinject.inject.links import check_link
 
@@ -62,7 +55,7 @@ class Spec:
             return arguments_of_function(self.target)
         arguments = arguments_of_class(self.target) if self.kind == "COMPONENT" else Arguments()
         if arguments.refused:
-            raise DependencyError(
+            raise dependencies_library.DependencyError(
                 f"component {self.target.__qualname__} cannot be wired: {arguments.refused}"
             )
         return arguments
@@ -100,20 +93,20 @@ class InjectorClass(Protocol):
 def spec_of(name: str, declared: object) -> Spec:
     """Classify the declaration of `name`."""
     if isinstance(declared, type):
-        if isinstance(declared, InjectorType) and is_ours(declared):
+        if isinstance(declared, dependencies_library.InjectorType) and is_ours(declared):
             return Spec("NESTED", declared, declared)
         kind: Kind = "COMPONENT" if is_component(name, declared) else "PLAIN"
         return Spec(kind, declared, declared)
-    if isinstance(declared, This):
+    if isinstance(declared, dependencies_library.This):
         check_link(name, declared)
         return Spec("LINK", declared, declared)
-    if isinstance(declared, Value):
+    if isinstance(declared, dependencies_library.Value):
         function = declared.__function__
         check_function(function)
         return Spec("FUNCTION", function, declared)
-    if isinstance(declared, (Operation, Package)):
+    if isinstance(declared, (dependencies_library.Operation, dependencies_library.Package)):
         kind_name = type(declared).__name__
-        raise DependencyError(
+        raise dependencies_library.DependencyError(
             f"{name!r} is a `{kind_name}` of the dependencies library, which these injectors do not take. "
             "Write a @value function that returns the function or imports the object."
         )
@@ -129,7 +122,7 @@ def is_component(name: str, cls: type) -> bool:
     """Whether a class found under `name` is built, rather than passed on unchanged."""
     return not (
         name.endswith("_class")
-        or isinstance(cls, InjectorType)
+        or isinstance(cls, dependencies_library.InjectorType)
         or cls.__module__ == "builtins"
         or issubclass(cls, (np.generic, np.dtype, enum.Enum))
         # What stands for a dtype, like `jnp.int8`: a class with a dtype, compared by value.

@@ -17,16 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import (
-    AbsMax,
-    AbsMaxRange,
-    AbsMinMax,
-    CodebookQuant,
-    FloatQuant,
-    MinMaxRange,
-    NegativeMinOrZero,
-    RescalingIntQuant,
-)
+from jqinject import core
 from jqinject.core._protocols import block_width, grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
@@ -168,7 +159,7 @@ BYTES_OF_SLICE = 2**17  # bytes
 FEWEST, MOST = 16, 64
 PACKED = 8  # a slice has a multiple of so many numbers, which fill whole bytes
 # Their `by_scale`, given the scale of a call, makes the bits of this call.
-ELEMENTWISE = (CodebookQuant, FloatQuant, RescalingIntQuant)
+ELEMENTWISE = (core.CodebookQuant, core.FloatQuant, core.RescalingIntQuant)
 # What has an element for each of the weight's, or sums some; everything else is of the whole weight.
 CUT = ("value", "sums")
 
@@ -350,7 +341,7 @@ def put(i: Any, array: jax.Array, part: jax.Array) -> jax.Array:
 
 LARGE, BYTES_OF_LARGE_SLICE = 2**22, 2**19  # bytes
 ALIGNED = 64  # bytes; JAX takes such memory without a copy on a CPU
-OF_EXTREMES = (AbsMax, AbsMaxRange, AbsMinMax, MinMaxRange, NegativeMinOrZero)
+OF_EXTREMES = (core.AbsMax, core.AbsMaxRange, core.AbsMinMax, core.MinMaxRange, core.NegativeMinOrZero)
 
 
 def numbers_from_host(layer: Any, array: Any) -> Any:

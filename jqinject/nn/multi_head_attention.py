@@ -186,7 +186,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
 
     def _hold_projections(
         self,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, object],
         overrides: Mapping[str, object],
         return_quant_tensor: bool,
         rngs: nnx.Rngs | None,
@@ -220,7 +220,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         with _noted(f"in the output projection, whose keywords start with {OUT_PROJ}"):
             _quantize(self.out, of_out, out_overrides, rngs)
 
-    def _check_attention_fn(self, within: dict[str, Any]) -> None:
+    def _check_attention_fn(self, within: dict[str, object]) -> None:
         """Refuse quantizers within attention beside an attention function that has no place for them."""
         idle = [name for name, quantizer in within.items() if quantizer is not None]
         if idle and self.attention_fn is not nnx.dot_product_attention:
@@ -273,7 +273,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         parameter_view = ParameterView(self, {"attention_fn": attend, "decode": inner})
         return self._flax_forward(parameter_view, *inputs, is_causal=is_causal, **options)
 
-    def _quantized_inputs(self, q: object, k: object, v: object) -> tuple[Any, Any, Any]:
+    def _quantized_inputs(self, q: object, k: object, v: object) -> tuple[object, object, object]:
         """The inputs as packed projections take them, each quantized once; which of them are None stays."""
         check_features(self, q, {-1: self.in_features})
         for x in (k, v):
@@ -281,7 +281,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
                 check_features(self, x, {-1: self.in_kv_features}, argument="in_kv_features")
         if self.in_proj_input_quant is None:
             return q, k, v
-        quantized: dict[int, Any] = {id(None): None}
+        quantized: dict[int, object] = {id(None): None}
         for x in (q, k, v):
             if id(x) not in quantized:
                 quantized[id(x)] = self.in_proj_input_quant(x)
@@ -370,11 +370,11 @@ def _quantize(
     layer._init_quantizers(arguments, overrides, rngs)
 
 
-def _with_prefix(prefix: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _with_prefix(prefix: str, arguments: Mapping[str, object]) -> dict[str, object]:
     return {name.removeprefix(prefix): value for name, value in arguments.items() if name.startswith(prefix)}
 
 
-def _of_one_matrix(query: object) -> dict[str, Any]:
+def _of_one_matrix(query: object) -> dict[str, object]:
     """The proxies of the first projection that serve the others too: those with one scale for the tensor.
 
     With a scale for each channel, the scales of one matrix are those of its parts.

@@ -8,21 +8,7 @@ from typing import Any, Unpack, final
 import jax
 from flax import nnx
 
-from jqinject.nn.base import (
-    ACT_INPUT,
-    GRAD,
-    INPUT,
-    OUTPUT,
-    RETURN,
-    LayerFacts,
-    Out,
-    QuantLayer,
-    Results,
-    check_features,
-    is_on,
-    slots_of,
-    through,
-)
+from jqinject.nn import base
 from jqinject.nn.base.keywords import (
     QuantBatchNormKeywords,
     QuantGroupNormKeywords,
@@ -33,7 +19,7 @@ from jqinject.quant import Int8ActPerTensorFloat
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
-class QuantNormLayer(QuantLayer[Out]):
+class QuantNormLayer(base.QuantLayer[base.Out]):
     """Abstract: y = output_quant(norm(input_quant(x))), the norm computed in float.
 
     Attributes:
@@ -41,24 +27,24 @@ class QuantNormLayer(QuantLayer[Out]):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    input_quant = INPUT
-    output_quant = OUTPUT.by_default(Int8ActPerTensorFloat)
-    grad_quant = GRAD
-    options = (RETURN, ACT_INPUT)
+    input_quant = base.INPUT
+    output_quant = base.OUTPUT.by_default(Int8ActPerTensorFloat)
+    grad_quant = base.GRAD
+    options = (base.RETURN, base.ACT_INPUT)
     num_features: int
 
     def _check_scale_to_return(self) -> None:
-        if not is_on(self.output_quant):
+        if not base.is_on(self.output_quant):
             raise self._no_scale_to_return("output_quant")
 
-    def _facts(self) -> LayerFacts:
+    def _facts(self) -> base.LayerFacts:
         axis, count = self._features()
         shapes: dict[str, tuple[int, ...]] = {}
         if axis is not None and axis < 0:  # counted from the end
             shapes |= dict.fromkeys(("input_quant", "output_quant"), (count, *(1,) * (-axis - 1)))
         parameters = [v for v in vars(self).values() if isinstance(v, nnx.Variable)]
         # The last axis of a parameter is the features'.
-        return LayerFacts(parameters[0].shape[:-1] if parameters else (), shapes)
+        return base.LayerFacts(parameters[0].shape[:-1] if parameters else (), shapes)
 
     def _features(self) -> tuple[int | None, int]:
         """The axis of the features, None if there are several, and how many they are."""
@@ -76,12 +62,12 @@ class QuantNormLayer(QuantLayer[Out]):
         """
         axis, count = self._features()
         if axis is not None:
-            check_features(self, x, {axis: count}, argument="num_features")
-        y: Any = norm(as_array(through(self.input_quant, x)))
-        y = through(self.output_quant, through(self.grad_quant, y))
+            base.check_features(self, x, {axis: count}, argument="num_features")
+        y: Any = norm(as_array(base.through(self.input_quant, x)))
+        y = base.through(self.output_quant, base.through(self.grad_quant, y))
         return y if self.return_quant_tensor else as_array(y)
 
-    def __call__(self, x: Any, mask: jax.Array | None = None) -> Out:
+    def __call__(self, x: Any, mask: jax.Array | None = None) -> base.Out:
         """The parent's forward on the quantized input, then the output quantizer.
 
         Args:
@@ -95,7 +81,7 @@ class QuantNormLayer(QuantLayer[Out]):
 
 
 @final
-class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
+class QuantLayerNorm(QuantNormLayer[base.Out], nnx.LayerNorm):
     """`nnx.LayerNorm` with a quantized output: y = output_quant(norm(input_quant(x))), norm computed in float.
 
     A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None. Further keywords
@@ -126,14 +112,14 @@ class QuantLayerNorm(QuantNormLayer[Out], nnx.LayerNorm):
         dtype('int8')
     """
 
-    _results: Results[QuantLayerNorm[jax.Array], QuantLayerNorm[AnyQuantTensor]]
+    _results: base.Results[QuantLayerNorm[jax.Array], QuantLayerNorm[AnyQuantTensor]]
 
     def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantLayerNormKeywords]) -> None:
         self._init_layer(locals())
 
 
 @final
-class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
+class QuantRMSNorm(QuantNormLayer[base.Out], nnx.RMSNorm):
     """`nnx.RMSNorm` with a quantized output: y = output_quant(norm(input_quant(x))), norm computed in float.
 
     A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None. Further keywords
@@ -163,14 +149,14 @@ class QuantRMSNorm(QuantNormLayer[Out], nnx.RMSNorm):
         dtype('int8')
     """
 
-    _results: Results[QuantRMSNorm[jax.Array], QuantRMSNorm[AnyQuantTensor]]
+    _results: base.Results[QuantRMSNorm[jax.Array], QuantRMSNorm[AnyQuantTensor]]
 
     def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantRMSNormKeywords]) -> None:
         self._init_layer(locals())
 
 
 @final
-class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
+class QuantGroupNorm(QuantNormLayer[base.Out], nnx.GroupNorm):
     """`nnx.GroupNorm` with a quantized output: y = output_quant(norm(input_quant(x))), norm computed in float.
 
     A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None. Further keywords
@@ -203,7 +189,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
         dtype('int8')
     """
 
-    _results: Results[QuantGroupNorm[jax.Array], QuantGroupNorm[AnyQuantTensor]]
+    _results: base.Results[QuantGroupNorm[jax.Array], QuantGroupNorm[AnyQuantTensor]]
 
     def __init__(
         self,
@@ -218,7 +204,7 @@ class QuantGroupNorm(QuantNormLayer[Out], nnx.GroupNorm):
 
 
 @final
-class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
+class QuantBatchNorm(QuantNormLayer[base.Out], nnx.BatchNorm):
     """`nnx.BatchNorm` with a quantized output: y = output_quant(norm(input_quant(x))), norm computed in float.
 
     A quantizer argument is an injector, a proxy to share (`other.output_quant`), or None. Further keywords
@@ -251,18 +237,18 @@ class QuantBatchNorm(QuantNormLayer[Out], nnx.BatchNorm):
         dtype('int8')
     """
 
-    def _facts(self) -> LayerFacts:
+    def _facts(self) -> base.LayerFacts:
         offered = {} if self.axis_name is None else {"axis_name": self.axis_name}
-        return super()._facts()._replace(offered={slot.name: offered for slot in slots_of(type(self))})
+        return super()._facts()._replace(offered={slot.name: offered for slot in base.slots_of(type(self))})
 
-    _results: Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]
+    _results: base.Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]
 
     def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantBatchNormKeywords]) -> None:
         self._init_layer(locals())
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None
-    ) -> Out:
+    ) -> base.Out:
         """The parent's forward on the quantized input, then the output quantizer.
 
         Args:

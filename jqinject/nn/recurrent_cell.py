@@ -149,7 +149,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         proxies = {slot.name: slot.__get__(self) for slot in slots_of(type(self))}
         return {name: proxy for name, proxy in proxies.items() if proxy is not None}
 
-    def _quant_input(self, inputs: object) -> Any:
+    def _quant_input(self, inputs: object) -> object:
         """The input, quantized by `io_quant`.
 
         Args:

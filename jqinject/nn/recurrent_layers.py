@@ -231,7 +231,7 @@ class QuantRecurrentStack(QuantLayer[Out]):
         return tensor if self.return_quant_tensor and on_integers(tensor) else as_array(tensor)
 
 
-def _sharing(arguments: Mapping[str, Any], shared: Sequence[str], cell: object) -> dict[str, Any]:
+def _sharing(arguments: Mapping[str, object], shared: Sequence[str], cell: object) -> dict[str, object]:
     """Arguments of the cells after one, which share some of its quantizers."""
     prefixes = tuple(name.removesuffix("quant") for name in shared)
     unshared = {name: argument for name, argument in arguments.items() if not name.startswith(prefixes)}

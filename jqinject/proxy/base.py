@@ -24,19 +24,11 @@ import jax.core
 import numpy as np
 from flax import nnx
 
+from jqinject import inject
 from jqinject.core import Quantized, Quantizer, QuantStat
 from jqinject.core._protocols import ServedLayer, groups_of, needs_input_format
 from jqinject.core.component import Component, set_view
 from jqinject.core.transforms import Transform
-from jqinject.inject import (
-    Binding,
-    DependencyError,
-    ExtendedInjector,
-    check_declarations,
-    reach_of,
-    requested_names,
-    unasked_names,
-)
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import assembly, layer_links, metadata
@@ -95,7 +87,7 @@ class QuantProxyFromInjector(Answers):
 
     def __init__(
         self,
-        injector: type[ExtendedInjector] | Binding,
+        injector: type[inject.ExtendedInjector] | inject.Binding,
         layer: ServedLayer,
         *,
         overrides: Mapping[str, object] | None = None,
@@ -104,11 +96,11 @@ class QuantProxyFromInjector(Answers):
         where: tuple[str, str] = ("", ""),
         stack: tuple[int, ...] = (),
     ) -> None:
-        binding = injector if isinstance(injector, Binding) else Binding.of(injector)
+        binding = injector if isinstance(injector, inject.Binding) else inject.Binding.of(injector)
         binding = binding.let(**overrides) if overrides else binding
         names = binding.overridden
         if offered:
-            requested = binding.once(requested_names) - names.keys()
+            requested = binding.once(inject.requested_names) - names.keys()
             binding = binding.let(**{name: value for name, value in offered.items() if name in requested})
         # NNX registers attributes when `__init__` returns; one by one it takes 25 microseconds each.
         attributes = vars(self)
@@ -121,7 +113,7 @@ class QuantProxyFromInjector(Answers):
             # First what is said of it: a flag that is not one is reported by the quantizer's name.
             said = metadata.quant_metadata_of(binding, handed)
             quantizer = self._build(layers, rngs, trace, stack)
-        except DependencyError:
+        except inject.DependencyError:
             # A misspelt override is the likelier cause than the name that is missing because of it.
             check(also_read=self.reads | metadata.METADATA | trace)
             raise
@@ -129,8 +121,8 @@ class QuantProxyFromInjector(Answers):
             layer_links.declare_transform(self, layer, stack, trace, handed)
         if names and not names.keys() <= (read := metadata.read_by(self, quantizer, trace)):
             check(read=read, passed=handed)
-        if not binding.once(unasked_names) <= (requested := self.reads | metadata.METADATA | trace):
-            check_declarations(binding.injector, also_requested=requested)
+        if not binding.once(inject.unasked_names) <= (requested := self.reads | metadata.METADATA | trace):
+            inject.check_declarations(binding.injector, also_requested=requested)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         self._hold(quantizer)
         layer_links.remember(self, layer_links.LINKS, layer_links.Links(layer))
@@ -153,7 +145,7 @@ class QuantProxyFromInjector(Answers):
         """Whether the quantizer has to be made again when the weights of its layers change."""
         if self.parameter:
             return True
-        read = reach_of(self.binding.injector, module=(), tracked_parameter_list=()).names
+        read = inject.reach_of(self.binding.injector, module=(), tracked_parameter_list=()).names
         return not read.isdisjoint(("module", "tracked_parameter_list"))
 
     set_view = set_view
@@ -392,7 +384,7 @@ class QuantProxyFromInjector(Answers):
 
 
 # What layers take for a quantizer: an injector (or a binding of one), a proxy to share, None for no quantization.
-QuantizerLike: TypeAlias = type[ExtendedInjector] | Binding | QuantProxyFromInjector | None
+QuantizerLike: TypeAlias = type[inject.ExtendedInjector] | inject.Binding | QuantProxyFromInjector | None
 
 
 @partial(jax.jit, static_argnums=0, inline=True)

@@ -72,7 +72,7 @@ def add(a: Tensor, b: Tensor, same_quantizer: bool = False) -> Tensor:
     return cls(value, scale, zero, bits, signed, training)
 
 
-def shift(a: Tensor, offset: Any) -> Tensor:
+def shift(a: Tensor, offset: object) -> Tensor:
     """a + offset for a plain number or array: the integers stay, the zero point moves by -offset / scale."""
     step = jnp.asarray(offset, a.dtype) if not isinstance(offset, jax.Array) else offset
     value = a.value + step

@@ -104,7 +104,7 @@ class ArrayMethods:
         array = np.asarray(self.value, dtype=dtype)
         return array.copy() if copy else array
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: object, **kwargs: Any) -> Any:
         if any(isinstance(x, ArrayMethods) for x in kwargs.get("out", ())):
             raise TypeError(f"np.{ufunc.__name__}(out=...): a {type(self).__name__} cannot be changed")
         left, right = inputs[0], inputs[-1]

@@ -210,7 +210,7 @@ def index(x: TensorFields, key: object) -> Any:
     return map_metadata(x, x.value[key], select)
 
 
-def _only(key: object) -> Any:
+def _only(key: object) -> object:
     """Any selection on an axis of size 1 selects its only entry."""
     return slice(None) if isinstance(key, slice) else 0
 

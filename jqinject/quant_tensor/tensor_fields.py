@@ -287,7 +287,7 @@ class TensorFields(ArrayMethods):
             unchanged["zero_point"] = self._zero_point
         return type(self)(**unchanged, **changes)
 
-    def _set_in_groups(self, layout: Layout, changes: dict[str, Any]) -> Self:
+    def _set_in_groups(self, layout: Layout, changes: dict[str, object]) -> Self:
         inner = {name.removesuffix("_"): field for name, field in changes.items() if name != "value"}
         if "value" in changes:
             value = as_array(changes["value"])

@@ -12,18 +12,7 @@ import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import check
-from jqinject.core._protocols import (
-    BitWidth,
-    Clamp,
-    IntQuantizer,
-    IntScalingImpl,
-    Rounding,
-    Scaling,
-    ZeroPoint,
-    by_range,
-    is_nearest,
-)
+from jqinject.core import _protocols, check
 from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.clamping import TensorClamp
 from jqinject.core.component import component, set_view
@@ -75,20 +64,20 @@ class RescalingIntQuant(RoundedByIntQuant):
         ([0.0429, -0.0571, 0.1, -0.1], 4)
     """
 
-    int_quant: IntQuantizer
-    scaling_impl: Scaling
-    int_scaling_impl: IntScalingImpl
-    zero_point_impl: ZeroPoint
-    bit_width_impl: BitWidth
+    int_quant: _protocols.IntQuantizer
+    scaling_impl: _protocols.Scaling
+    int_scaling_impl: _protocols.IntScalingImpl
+    zero_point_impl: _protocols.ZeroPoint
+    bit_width_impl: _protocols.BitWidth
 
     def __post_init__(self) -> None:
-        if by_range(type(self.scaling_impl)):
+        if _protocols.by_range(type(self.scaling_impl)):
             self._numbers()  # refuses bits that no range has
 
     @property
     def grid(self) -> IntGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
-        if not is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
+        if not _protocols.is_nearest(getattr(self.int_quant, "float_to_int_impl", None)):
             return None
         grid = self._numbers()[0]
         return replace(grid, bit_width=float(grid.bit_width)) if grid.is_learned else grid
@@ -161,11 +150,11 @@ class DecoupledRescalingIntQuant(Quantizer):
 
     decoupled_int_quant: DecoupledIntQuant
     pre_scaling_impl: Any
-    scaling_impl: Scaling
-    int_scaling_impl: IntScalingImpl
-    pre_zero_point_impl: ZeroPoint
-    zero_point_impl: ZeroPoint
-    bit_width_impl: BitWidth
+    scaling_impl: _protocols.Scaling
+    int_scaling_impl: _protocols.IntScalingImpl
+    pre_zero_point_impl: _protocols.ZeroPoint
+    zero_point_impl: _protocols.ZeroPoint
+    bit_width_impl: _protocols.BitWidth
 
     def _numbers(self) -> tuple[IntGrid, Any]:
         grid = int_grid(self.decoupled_int_quant, self.bit_width_impl())
@@ -350,11 +339,11 @@ class TruncIntQuant(Delayed):
         (Array([ 0.  , -0.  ,  0.32, -0.48], dtype=float32), 0.1599999964237213, 4)
     """
 
-    float_to_int_impl: Rounding
-    bit_width_impl: BitWidth
+    float_to_int_impl: _protocols.Rounding
+    bit_width_impl: _protocols.BitWidth
     trunc_scaling_impl: Callable[..., jax.Array] = TruncMsbScaling()
     narrow_range: bool = False
-    tensor_clamp_impl: Clamp = TensorClamp()
+    tensor_clamp_impl: _protocols.Clamp = TensorClamp()
     quant_delay_steps: InitVar[int | None] = 0
 
     def __call__(
@@ -395,8 +384,8 @@ class PrescaledRestrictIntQuant(RoundedByIntQuant):
         Array([ 0.25, -0.25], dtype=float32)
     """
 
-    int_quant: IntQuantizer
-    bit_width_impl: BitWidth
+    int_quant: _protocols.IntQuantizer
+    bit_width_impl: _protocols.BitWidth
     scaling_impl = None  # type: ignore[assignment]
     int_scaling_impl = None
     has_zero_point = False  # type: ignore[assignment]

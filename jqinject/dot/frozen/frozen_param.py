@@ -322,7 +322,7 @@ class FrozenParam(LowBitArray, Frozen):
         self._check_not_array(value)
         super().set_raw_value(dict(value) if isinstance(value, nnx.State) else value, **options)
 
-    def update_from_state(self, variable_state: nnx.Variable[Any]) -> None:
+    def update_from_state(self, variable_state: nnx.Variable[object]) -> None:
         """As of an `nnx.Variable`; a float parameter is refused.
 
         Raises:
@@ -345,7 +345,7 @@ class FrozenParam(LowBitArray, Frozen):
     replace = copy  # type: ignore[assignment]
     to_state = copy  # type: ignore[assignment]
 
-    def _of_each(self, value: object) -> Any:
+    def _of_each(self, value: object) -> object:
         numbers = self.numbers
         if isinstance(value, jax.sharding.PartitionSpec):
             return self.form.partition_specs(value, numbers)

@@ -84,7 +84,7 @@ class LowBitCache(LowBitArray):
         """The numbers as an array of the cache's dtype."""
         return self.quant_tensor().value
 
-    def with_numbers(self, numbers: Mapping[str, Any]) -> LowBitCache:
+    def with_numbers(self, numbers: Mapping[str, object]) -> LowBitCache:
         """The same form with other numbers."""
         return LowBitCache(numbers, self.form)
 
@@ -144,7 +144,7 @@ def is_low_bit_cache(x: object) -> bool:
     return isinstance(x, LowBitCache)
 
 
-def _check(x: Any) -> None:
+def _check(x: object) -> None:
     """Refuse what has no payload, or shares scales between rows in groups."""
     if is_grouped(x) and x.groups.dim % x.ndim != x.ndim - 1:
         raise ValueError(

@@ -40,7 +40,7 @@ def transform_of(quantizer: object) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _declared(binding: Binding) -> Any:
+def _declared(binding: Binding) -> object:
     return binding.resolve("pre_transform") if binding.declares("pre_transform") else None
 
 
@@ -78,7 +78,7 @@ def random_signs(key: jax.Array, count: int) -> jax.Array:
     return jax.random.rademacher(key, (count,), jnp.float32)
 
 
-def check_transforms(scheme: Mapping[str, Any], name: str) -> None:
+def check_transforms(scheme: Mapping[str, object], name: str) -> None:
     """Refuse a transform that the other operand of a product lacks, that does not cancel, or that tiles cut.
 
     Args:

@@ -281,7 +281,7 @@ def _operand(quantizer: object, name: str, operand: str) -> SchemeOperand:
     )
 
 
-def _before(before: Any, name: str, key: str) -> SchemeSpec | None:
+def _before(before: object, name: str, key: str) -> SchemeSpec | None:
     if before is None:
         return None
     if not is_scheme(before):

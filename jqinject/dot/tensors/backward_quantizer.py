@@ -142,7 +142,7 @@ class BackwardQuantizer:
         return quantized, jax.lax.convert_element_type(scaling.report(), slot.dtype)
 
 
-def _name(quantizer: Any) -> str:
+def _name(quantizer: object) -> str:
     binding = vars(quantizer).get("binding")
     return binding.base.__name__ if isinstance(binding, Binding) else type(quantizer).__name__
 

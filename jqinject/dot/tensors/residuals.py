@@ -94,7 +94,7 @@ def float32_of(x: object) -> jax.Array:
     return floats_of(x).astype(jnp.float32)
 
 
-def _narrow(x: Any) -> Any:
+def _narrow(x: object) -> object:
     """Stored minifloats as a backward pass keeps them: in as few bits as they have, their scales in a byte each."""
     if not (on_minifloats(x) and x.is_stored):
         return x
@@ -105,7 +105,7 @@ def _narrow(x: Any) -> Any:
     return FloatQuantTensor.stored(x.narrow_numbers(), scale, None, x.grid, x.dtype, dtype, levels)
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: object) -> object:
     """Inverts `_narrow`."""
     if not (on_minifloats(x) and x.is_stored):
         return x

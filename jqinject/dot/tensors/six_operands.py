@@ -153,7 +153,7 @@ class Plan:
         return jax.linear_transpose(contract, x)(gradient)[0]
 
 
-def _convolved(conv: Convolution, lhs: Any, rhs: Any, reverses: bool = False) -> jax.Array | None:
+def _convolved(conv: Convolution, lhs: object, rhs: object, reverses: bool = False) -> jax.Array | None:
     """The convolution of integers; None if the table has floats.
 
     Args:
@@ -269,7 +269,7 @@ def contract_operands(
         return _contract(static, left, right, (dgrad.slot, wgrad.slot), operands, rest)
 
 
-def _without_value(x: Any) -> Any:
+def _without_value(x: object) -> object:
     """What a derivative rule takes of an operand: of a tensor that keeps a payload only this."""
     return x.without_value() if is_quantized(x) else x
 

@@ -29,7 +29,7 @@ OPERANDS = ("weight_quant", "input_quant", "act_quant", "grad_quant")
 
 
 def by_scheme(
-    layer: Any, scheme: SchemeLike, arguments: Mapping[str, Any], rngs: nnx.Rngs | None
+    layer: Any, scheme: SchemeLike, arguments: Mapping[str, object], rngs: nnx.Rngs | None
 ) -> Mapping[str, Any]:
     """Let a layer contract by a scheme.
 
@@ -79,8 +79,8 @@ def _check_layer(geometry: LayerGeometry, shape: tuple[int, ...], scheme: Scheme
 
 def build_op(
     kind: type[QuantizedOp],
-    scheme: Any,
-    call: Callable[[Any], object],
+    scheme: object,
+    call: Callable[[object], object],
     stack: tuple[int, ...],
     rngs: nnx.Rngs | None,
     weight_is_quantized: bool = False,
@@ -96,7 +96,7 @@ def build_op(
         weight_is_quantized: whether `w` comes quantized, so that the scheme leaves it as it is.
     """
 
-    def build(layers: tuple[Any, ...], rngs: nnx.Rngs | None) -> Any:
+    def build(layers: tuple[object, ...], rngs: nnx.Rngs | None) -> Any:
         op = kind(scheme, rngs=rngs)
         if weight_is_quantized:
             op.scheme = op.scheme.beside_quantized_weight()

@@ -68,7 +68,7 @@ class ParameterSite(InnerModule):
         self.weight_ndim = len(self.shape) - stacked
         self.bind(variable)
 
-    def bind(self, variable: nnx.Variable[Any]) -> None:
+    def bind(self, variable: nnx.Variable[object]) -> None:
         """Note which Variable the parameter is."""
         BOUND[self] = variable
 

@@ -266,7 +266,7 @@ class StaticContraction(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def contracted_at_once(static: StaticContraction, lhs: Any, rhs: Any, bias: Any) -> jax.Array | None:
+def contracted_at_once(static: StaticContraction, lhs: object, rhs: object, bias: object) -> jax.Array | None:
     """The product of a layer outside of a trace, as one program; None where floats are contracted.
 
     Args:
@@ -282,7 +282,7 @@ def contracted_at_once(static: StaticContraction, lhs: Any, rhs: Any, bias: Any)
     return static.placed.contract(static, choice, arrays, None, static.out_sharding)[0]
 
 
-def arrays_of(choice: ChosenKernel, x: Any, weight: Any, bias: Any) -> LayerArrays:
+def arrays_of(choice: ChosenKernel, x: object, weight: object, bias: object) -> LayerArrays:
     """The arrays that receive the gradients of a contraction of payloads, and the bias.
 
     Args:
@@ -293,7 +293,7 @@ def arrays_of(choice: ChosenKernel, x: Any, weight: Any, bias: Any) -> LayerArra
     # Where 8-bit floats are contracted, the arrays only receive the gradients.
     array_of = attrgetter("carrier" if choice.kernel == "float8" else "value")
     if isinstance(weight, FrozenParam):
-        kernel: Any = np.zeros(0, weight.dtype)  # only the dtype is read
+        kernel = np.zeros(0, weight.dtype)  # only the dtype is read
     else:
         kernel = array_of(weight) if isinstance(weight, QuantTensor) else weight
     x = array_of(x) if isinstance(x, QuantTensor) else x

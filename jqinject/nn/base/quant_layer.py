@@ -104,7 +104,7 @@ class Overrides(tuple[Override, ...]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{html.escape(self._rest())}</p>"
 
 
-def overrides_of(layer: type, slots: Sequence[Slot], quantizers: Mapping[str, Any]) -> Overrides:
+def overrides_of(layer: type, slots: Sequence[Slot], quantizers: Mapping[str, object]) -> Overrides:
     """The overrides of the quantizers that a layer would have.
 
     Args:
@@ -132,7 +132,7 @@ def overrides_of(layer: type, slots: Sequence[Slot], quantizers: Mapping[str, An
     return Overrides(rows.values())
 
 
-def _injector(layer: type, argument: str, quantizer: object) -> Any:
+def _injector(layer: type, argument: str, quantizer: object) -> object:
     if isinstance(quantizer, QuantProxyFromInjector):
         quantizer = quantizer.binding
     if quantizer is None or quantizer is inspect.Parameter.empty:
@@ -200,7 +200,7 @@ MORE = "more"
 class ConstructorSignature:
     """The signature of a class of layers: that of its constructor, with what its further keywords may be."""
 
-    def __get__(self, layer: object, owner: Any) -> inspect.Signature:
+    def __get__(self, layer: object, owner: object) -> inspect.Signature:
         if layer is not None:
             raise AttributeError("__signature__")  # of an instance: that of its `__call__`
         constructor = inspect.signature(owner.__init__)

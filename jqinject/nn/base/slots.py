@@ -114,7 +114,7 @@ def input_format(layer: Any) -> IntegerFormat | None:
     return IntegerFormat(sample.bit_width, sample.signed) if on_integers(sample) else None
 
 
-def _sample(proxy: Any) -> Any:
+def _sample(proxy: Any) -> object:
     """One quantized 0, of which bits and sign are read; only traced if bits are static, so that nothing runs."""
     traced = jax.eval_shape(proxy.sample)
     static = not on_integers(traced) or isinstance(traced.bit_width, int)
@@ -250,7 +250,7 @@ def split_overrides(
     Raises:
         TypeError: a keyword that starts with no prefix of the layer; names the nearest argument.
     """
-    by_argument: dict[str, dict[str, Any]] = {slot.argument: {} for slot in slots}
+    by_argument: dict[str, dict[str, object]] = {slot.argument: {} for slot in slots}
     longest_first = sorted(slots, key=lambda slot: -len(slot.prefix))
     for keyword, override in overrides.items():
         slot = next((slot for slot in longest_first if keyword.startswith(slot.prefix)), None)
@@ -340,7 +340,7 @@ def make_proxy(
 
 def hold_proxies(
     layer: Any,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     overrides: Mapping[str, object],
     rngs: nnx.Rngs | None,
     *,
@@ -361,7 +361,7 @@ def hold_proxies(
     """
     slots = slots_of(type(layer)) if slots is None else slots
     kind, names = type(layer).__name__, dict.fromkeys(map(attrgetter("argument"), slots))
-    quantizers: dict[str, Any] = {}
+    quantizers: dict[str, object] = {}
     for name, quantizer in arguments.items():
         if quantizer is None or not name.endswith("_quant"):
             continue
@@ -376,7 +376,7 @@ def hold_proxies(
         quantizers[name] = quantizer
     by_argument = split_overrides(layer, slots, overrides) if overrides else {}
     facts = layer._facts()
-    proxies: dict[str, Any] = {}
+    proxies: dict[str, object] = {}
     for slot in slots:
         quantizer, named = quantizers.get(slot.argument), by_argument.get(slot.argument, {})
         proxies[slot.name] = make_proxy(layer, slot, quantizer, named, rngs, facts)

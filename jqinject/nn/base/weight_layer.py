@@ -14,6 +14,7 @@ from jqinject.core.flax_internals import ParameterView, promote_dtype
 from jqinject.dot import FrozenParam
 from jqinject.dot.tensors.choice import ChosenKernel, checked_contraction
 from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
+from jqinject.nn.base import slots
 from jqinject.nn.base.batch_norm_folding import merge_bn
 from jqinject.nn.base.layer_geometry import DeclaresGeometry, check_features
 from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, by_scheme
@@ -25,20 +26,7 @@ from jqinject.nn.base.placed_contraction import (
     placed_by,
 )
 from jqinject.nn.base.quant_layer import Arguments, Out, QuantLayer
-from jqinject.nn.base.slots import (
-    ACT_INPUT,
-    BIAS,
-    GRAD,
-    INPUT,
-    OUTPUT,
-    RETURN,
-    WEIGHT,
-    LayerFacts,
-    Option,
-    check_input_for_weight,
-    input_format,
-    is_on,
-)
+from jqinject.nn.base.slots import input_format
 from jqinject.ops.processes import is_traced
 from jqinject.proxy import GradQuantProxyFromInjector, IntegerFormat, stack_of
 from jqinject.quant_tensor import (
@@ -50,8 +38,8 @@ from jqinject.quant_tensor import (
 )
 from jqinject.quant_tensor.quantized import split_payload
 
-CONTRACTION = Option("contraction", "ContractionKind", "auto")
-WITH_SCHEME = (RETURN, ACT_INPUT, CONTRACTION, Option("scheme", "SchemeLike"))
+CONTRACTION = slots.Option("contraction", "ContractionKind", "auto")
+WITH_SCHEME = (slots.RETURN, slots.ACT_INPUT, CONTRACTION, slots.Option("scheme", "SchemeLike"))
 
 
 def contracted(parameter_view: Any, inputs: jax.Array, *, out_sharding: Any = None) -> jax.Array:
@@ -88,12 +76,12 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             outside of a trace.
     """
 
-    weight_quant = WEIGHT.by_default(DEFAULT_WEIGHT)
-    bias_quant = BIAS
-    input_quant = INPUT
-    output_quant = OUTPUT
-    grad_quant = GRAD
-    options = (RETURN, ACT_INPUT, CONTRACTION)
+    weight_quant = slots.WEIGHT.by_default(DEFAULT_WEIGHT)
+    bias_quant = slots.BIAS
+    input_quant = slots.INPUT
+    output_quant = slots.OUTPUT
+    grad_quant = slots.GRAD
+    options = (slots.RETURN, slots.ACT_INPUT, CONTRACTION)
     weight_name: ClassVar[str] = "kernel"
     master: nnx.Variable[Any] | None = None
     takes_batch_norm: ClassVar[bool] = True
@@ -121,13 +109,13 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         if contraction != "auto":
             self.contraction = checked_contraction(type(self).__name__, contraction)
             self._check_function(contraction)
-        check_input_for_weight(self)
+        slots.check_input_for_weight(self)
 
-    def _facts(self) -> LayerFacts:
-        return LayerFacts(stack_of((self,)), self.geometry.channel_shapes)
+    def _facts(self) -> slots.LayerFacts:
+        return slots.LayerFacts(stack_of((self,)), self.geometry.channel_shapes)
 
     def _check_scale_to_return(self) -> None:
-        if is_on(self.output_quant) or (self.returns_accumulator and is_on(self.weight_quant)):
+        if slots.is_on(self.output_quant) or (self.returns_accumulator and slots.is_on(self.weight_quant)):
             return
         needed, cure = "output_quant", "output_quant=..."
         if self.returns_accumulator:
@@ -439,11 +427,11 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
 
     def _has_whole_zero_points(self) -> bool:
         """Whether products of the quantized numbers are whole, as far as the layer's quantizers say it."""
-        if is_on(self.input_quant) and not self.input_quant.has_whole_zero_points:
+        if slots.is_on(self.input_quant) and not self.input_quant.has_whole_zero_points:
             return False
         if self.frozen is not None:
             return self.frozen.form.whole_zero_point
-        return not is_on(self.weight_quant) or self.weight_quant.has_whole_zero_points
+        return not slots.is_on(self.weight_quant) or self.weight_quant.has_whole_zero_points
 
     def _accumulator(self, y: jax.Array, x: QuantTensor, weight: QuantTensor, bias: object) -> Any:
         """The output with the scale of the sums; the array if they have none."""
@@ -454,10 +442,10 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
 
     def _zero_points(self) -> tuple[bool | None, bool | None]:
         """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""
-        of_input = self.input_quant.has_zero_point if is_on(self.input_quant) else None
+        of_input = self.input_quant.has_zero_point if slots.is_on(self.input_quant) else None
         if self.frozen is not None:
             return of_input, "zero_point" in self.frozen.form.names
-        return of_input, self.weight_quant.has_zero_point if is_on(self.weight_quant) else None
+        return of_input, self.weight_quant.has_zero_point if slots.is_on(self.weight_quant) else None
 
 
 def _array_of(operand: Any) -> Any:
