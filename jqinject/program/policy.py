@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from jqinject.dot.tensors.choice import ContractionKind
-from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import Operation
 from jqinject.program.tracked_value import Path, Tracked
 
@@ -255,15 +254,15 @@ class Occurrence(NamedTuple):
         path: of the module.
         operation: its name; "layer" for the call of a layer.
         read: what it reads that no other place does: a parameter's path, or the layer's; empty if nothing.
-        equation: of the program.
         name: of the method's own.
+        sources: for each operand of its equation, the names of the last such places that the operand comes from.
     """
 
     path: str
     operation: str
     read: Path
-    equation: Equation
     name: str
+    sources: tuple[frozenset[str], ...]
 
 
 @dataclass
