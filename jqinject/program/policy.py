@@ -286,6 +286,16 @@ class FoundSites:
     same: dict[str, str] = field(default_factory=dict)
     occurrences: list[Occurrence] = field(default_factory=list)
 
+    @property
+    def same_names(self) -> tuple[tuple[str, str], ...]:
+        """The items of `same`, in order."""
+        return tuple(sorted(self.same.items()))
+
+    @property
+    def stacks(self) -> tuple[tuple[str, int], ...]:
+        """Name of each tensor in a loop over stacked layers, and the number of leading axes of its state."""
+        return tuple(sorted((name, len(site.stack)) for name, site in self.sites.items() if site.stack))
+
     def adopt(self, part: FoundSites) -> None:
         """Add those of a part, or of another call."""
         self.sites |= part.sites
