@@ -29,7 +29,7 @@ CODE_LINES = {
     "odml": 347,
     "ops": 1643,
     "optim": 287,
-    "program": 3377,
+    "program": 3353,
     "proxy": 898,
     "quant": 1779,
     "quant_tensor": 1184,

@@ -135,8 +135,8 @@ class OdmlQat(OdmlProvider):
         traced = find_sites(model, self.policy, calls)
         proxies = {name: _proxy(site) for name, site in traced.sites.items()}
         change_class(model, quantized_class(type(model), methods=[call.name for call in calls]))
-        stacks = {name: len(site.stack) for name, site in traced.sites.items() if site.stack}
-        setattr(model, HELD, OpQuantizers(self.policy, proxies, same=traced.same, stacks=stacks))
+        facts = {"same": traced.same_names, "stacks": traced.stacks}
+        setattr(model, HELD, OpQuantizers(self.policy, nnx.Dict(proxies), **facts))
         return model
 
 

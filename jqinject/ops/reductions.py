@@ -52,16 +52,6 @@ class _Kind(NamedTuple):
     over_names: Callable[[jax.Array, Names], jax.Array]
 
 
-def _count_true(x: jax.Array, axis: Any, keepdims: bool = False) -> jax.Array:
-    """How many elements are true, float32; of a whole array as a product with ones, which is one operation."""
-    bits = x.astype(jnp.int8)  # the narrowest integers, which a compiler may have to store
-    if axis is not None or is_split(x):
-        return jnp.sum(bits.astype(jnp.float32), axis=axis, keepdims=keepdims)
-    ones, every = np.broadcast_to(np.float32(1), x.shape), tuple(range(x.ndim))
-    numbers = (every, every), ((), ())
-    return jax.lax.dot_general(bits, ones, numbers, preferred_element_type=jnp.float32)
-
-
 class Over(NamedTuple):
     """What a statistic reduces: a tensor in place, or several without joining them.
 
@@ -104,7 +94,21 @@ class Over(NamedTuple):
     max = partialmethod(_reduced, _Kind(jnp.max, jnp.maximum, partial(extreme_over, jax.lax.pmax)), of_zero=0)
     min = partialmethod(_reduced, _Kind(jnp.min, jnp.minimum, partial(extreme_over, jax.lax.pmin)), of_zero=0)
     sum = partialmethod(_reduced, _Kind(jnp.sum, jnp.add, sum_over))
-    count_true = partialmethod(_reduced, _Kind(_count_true, jnp.add, sum_over))
+
+    def count_true(self, x: Tensors, of_zero: jax.Array | None = None) -> jax.Array:
+        """How many elements are true, float32; of a whole array as a product with ones, which is one operation.
+
+        Args:
+            x: booleans.
+            of_zero: whether a zero that fills up a group counts, as a float; None if it does not.
+        """
+        # The narrowest integers, which a compiler may have to store, hold 0 and 1.
+        bits = map_tensors(lambda x: x.astype(jnp.int8), x)
+        if self.axes is not None or self.names or isinstance(bits, tuple) or is_split(bits):
+            return self.sum(map_tensors(lambda bits: bits.astype(jnp.float32), bits), of_zero)
+        every = tuple(range(bits.ndim))
+        ones, numbers = np.broadcast_to(np.float32(1), bits.shape), ((every, every), ((), ()))
+        return jax.lax.dot_general(bits, ones, numbers, preferred_element_type=jnp.float32)
 
     def positions(self, x: Tensors) -> tuple[jax.Array, ...] | jax.Array:
         """The number of each element, counted along the axes in their order, in 16 bits if they suffice, else 32; one

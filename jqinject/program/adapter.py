@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core.component import InnerModule
+from jqinject.core.component import InnerModule, component
 from jqinject.program.low_rank_product import LowRankProduct, low_rank_sum
 from jqinject.program.policy import dotted
 from jqinject.program.trace import Program
 from jqinject.program.tracked_value import Path
 
 
+@component
 class Adapter(InnerModule):
     """The low-rank update of one parameter: `(alpha / rank) * A B`, in `model.op_quant.adapters[path]`.
 
-    Attributes:
+    Args:
         a: `nnx.LoRAParam`, (*batch, *contracted, rank), the parameter's axes in its own order.
         b: `nnx.LoRAParam`, (*batch, rank, *free).
         dropout: of the input; None without one.
@@ -35,33 +36,14 @@ class Adapter(InnerModule):
 
     a: nnx.LoRAParam[jax.Array]
     b: nnx.LoRAParam[jax.Array]
-    dropout: nnx.Dropout | None = None
     weight_path: Path
     contracted: tuple[int, ...]
     free: tuple[int, ...]
     scale: float
-    base: Any
-    lookups: tuple[str, ...]
-    inside: bool
-
-    def __init__(
-        self,
-        a: nnx.LoRAParam[jax.Array],
-        b: nnx.LoRAParam[jax.Array],
-        weight_path: Path,
-        contracted: tuple[int, ...],
-        free: tuple[int, ...],
-        scale: float,
-        base: object = None,
-        lookups: tuple[str, ...] = (),
-        dropout: nnx.Dropout | None = None,
-        inside: bool = False,
-    ) -> None:
-        self.a, self.b = a, b
-        self.weight_path, self.contracted, self.free = weight_path, contracted, free
-        self.scale, self.base, self.lookups, self.inside = scale, base, lookups, inside
-        if dropout is not None:
-            self.dropout = dropout
+    base: Any = None
+    lookups: tuple[str, ...] = ()
+    dropout: nnx.Dropout | None = None
+    inside: bool = False
 
     @property
     def rank(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -151,8 +152,9 @@ def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site
     """The sites of later programs that are those of earlier ones, by name.
 
     A place that reads a parameter, or is a layer, is the same if its module, its operation and what it reads are, and
-    it is the n-th such place in both programs. Places beside one that is the same are the same if they are the same
-    operation of the same line of code. A site is not shared if it would have other axes of scales.
+    it is the n-th such place in both programs. Others are the same if they are the same operation in the same module,
+    and either the same place reads what they make, as the same operand, or all their operands come from the same
+    places. A site is not shared if it would have other axes of scales.
 
     Args:
         programs: the operations of each, in order, and its sites by name.
@@ -162,9 +164,7 @@ def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site
     for occurrences, sites in programs:
         own = {place.name for place in occurrences}
         for earlier, its_sites in earlier_programs:
-            matches = {
-                occurrences[b].name: earlier[a].name for b, a in _matched(earlier, occurrences).items()
-            }
+            matches = _matched(earlier, occurrences)
             for name, site in sites.items():
                 is_place = name in own
                 place, _, operand = (name, "", "") if is_place else name.rpartition("_")
@@ -181,34 +181,40 @@ def _alike(site: Site, earlier: Site) -> bool:
     return facts[0] == facts[1]
 
 
-def _matched(first: Sequence[Occurrence], second: Sequence[Occurrence]) -> dict[int, int]:
-    """Index in the second program -> index of the same place in the first."""
+def _matched(first: Sequence[Occurrence], second: Sequence[Occurrence]) -> dict[str, str]:
+    """Name in the second program -> name of the same place in the first."""
+    earlier, later = ({place.name: place for place in program} for program in (first, second))
     numbered = _numbered(first)
-    anchors = {b: numbered[key] for key, b in _numbered(second).items() if key in numbered}
-    matches, taken = dict(anchors), set(anchors.values())
-    for start, earlier in anchors.items():
-        for step in (1, -1):
-            b, a = start + step, earlier + step
-            while 0 <= b < len(second) and 0 <= a < len(first):
-                if b in matches or a in taken or not _is_one_line(first[a], second[b]):
-                    break
-                matches[b] = a
-                taken.add(a)
-                b, a = b + step, a + step
+    matches = {name: numbered[key] for key, name in _numbered(second).items() if key in numbered}
+
+    def match(name: str, same: str) -> bool:
+        a, b = earlier[same], later[name]
+        is_same = not a.read and a[:3] == b[:3] and name not in matches and same not in matches.values()
+        if is_same:
+            matches[name] = same
+        return is_same
+
+    readers = list(matches.items())
+    for name, same in readers:
+        for makers, makers_before in zip(later[name].sources, earlier[same].sources, strict=False):
+            if len(makers) == len(makers_before) == 1:
+                maker, maker_before = *makers, *makers_before
+                if match(maker, maker_before):
+                    readers.append((maker, maker_before))
+    for name, place in later.items():
+        own = tuple(frozenset(matches.get(source, "") for source in names) for names in place.sources)
+        for same in earlier if any(own) else ():
+            if earlier[same].sources == own and match(name, same):
+                break
     return matches
 
 
-def _is_one_line(place: Occurrence, earlier: Occurrence) -> bool:
-    return not earlier.read and place[:3] == earlier[:3] and place.equation.line == earlier.equation.line
-
-
-def _numbered(program: Sequence[Occurrence]) -> dict[Path, int]:
-    """Places that read something, with their number among those alike -> index."""
-    numbers: dict[Path, int] = {}
-    for index, place in enumerate(program):
+def _numbered(program: Sequence[Occurrence]) -> dict[Path, str]:
+    """Places that read something, with their number among those alike -> name."""
+    counts: Counter[Path] = Counter()
+    names: dict[Path, str] = {}
+    for place in program:
         if place.read:
-            number = 0
-            while (*place[:3], number) in numbers:
-                number += 1
-            numbers[*place[:3], number] = index
-    return numbers
+            names[*place[:3], counts[place[:3]]] = place.name
+            counts[place[:3]] += 1
+    return names

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,9 @@ from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Tracked, plain
 
+OPERATIONS_OF_JIT = FUNCTIONS | {DEQUANTIZE}
+"""Compiled functions that are one operation."""
+
 
 class Interpreter(Run):
     """One run of a program: see `Run`."""
@@ -37,12 +41,18 @@ class Interpreter(Run):
         """See `Run`."""
 
         def step(eqn: Equation, inputs: list[Tracked]) -> list[Tracked]:
-            self.equation = eqn
-            where = path_in(eqn.scopes) or path
-            if isinstance(eqn, Function) and self.region is None:
-                operand = parameter(self, inputs[0])
-                return handlers.handle(OperationRun(self, operation_of(eqn.name), where, [operand], eqn))
+            self.sources = tuple(x.sources for x in inputs)
+            places = self.recorded.occurrences
+            before, where = len(places), path_in(eqn.scopes) or path
+            inlined = (
+                self.region is None and nested.runs_inside(eqn) and eqn.function not in OPERATIONS_OF_JIT
+            )
             outputs = self._run_equation(eqn, inputs, where)
+            if inlined:
+                return outputs
+            own = frozenset(place.name for place in places[before:])
+            sources = own or own.union(*(x.sources for x in inputs))
+            outputs = [replace(x, sources=sources) for x in outputs]
             return self.kept.followed(eqn, inputs, outputs) if self.region is None else outputs
 
         return with_functions(body).run(inputs, step, Tracked)

@@ -9,20 +9,15 @@ same rule. Next: `interpreter`.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import os
-import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import flax
 import jax
 import numpy as np
-from jax.extend import core
+from jax.extend import core, source_info_util
 from jax.extend.core import Primitive as Primitive
 
 V = TypeVar("V")
@@ -48,8 +43,8 @@ SYNONYMS: Mapping[str, str] = {"pjit": "jit", "checkpoint": "remat2", "copy_p": 
 # Primitives that leave the numbers of their first operand, and change its shape or the order of its axes.
 LAYOUT = frozenset({"broadcast_in_dim", "reshape", "squeeze", "transpose"})
 LONGEST = 1000  # steps of a while loop that are counted ahead
-EINSUM = re.compile(r"(?:^|[/(])[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*\)*$")
-LIBRARIES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (jax, flax))
+Scope = type(source_info_util.new_name_stack("scope").stack[0])
+"""What `jax.named_scope` adds to a name stack; transformations of a function add another type."""
 
 
 class Equation:
@@ -98,8 +93,8 @@ class Equation:
         primitive = self._equation.primitive
         parts = primitive.get_bind_params(self.params)
         functions, parameters = parts if isinstance(parts, tuple) else ((), parts)
-        scopes = self.scopes
-        with jax.named_scope(scopes) if scopes else contextlib.nullcontext():
+        name_stack = source_info_util.current_name_stack() + self._equation.source_info.name_stack
+        with source_info_util.user_context(None, name_stack=name_stack):
             results = primitive.bind(*functions, *values, **parameters)
         return list(results) if primitive.multiple_results else [results]
 
@@ -110,17 +105,10 @@ class Equation:
     # --- where it comes from
 
     @property
-    def scopes(self) -> str:
-        """Its name stack as text, relative to its body."""
-        return str(self._equation.source_info.name_stack)
-
-    @property
-    def line(self) -> tuple[str, int] | None:
-        """The file and line, outside of JAX and Flax, that it stems from; None if unknown."""
-        source = self._equation.source_info.traceback
-        frames = [] if source is None else traceback.walk_tb(source.as_python_traceback())
-        places = [(frame.f_code.co_filename, line) for frame, line in frames]
-        return next((place for place in reversed(places) if not place[0].startswith(LIBRARIES)), None)
+    def scopes(self) -> list[str]:
+        """The names of the scopes around it in its body, the innermost last."""
+        parts = self._equation.source_info.name_stack.stack
+        return [part.name for part in parts if isinstance(part, Scope)]
 
     @property
     def label(self) -> str:
@@ -138,12 +126,13 @@ class Equation:
     @property
     def is_mapped(self) -> bool:
         """Whether it comes from under a `vmap` in its body."""
-        return "vmap(" in self.scopes
+        parts = self._equation.source_info.name_stack.stack
+        return any(part.name == "vmap" and not isinstance(part, Scope) for part in parts)
 
     @property
     def is_einsum(self) -> bool:
-        """Whether it is a `dot_general` that comes from `jnp.einsum`."""
-        return self.name == "dot_general" and EINSUM.search(self.scopes) is not None
+        """Whether it is a `dot_general` of `jnp.einsum`, whose scope is its specification."""
+        return self.name == "dot_general" and "->" in "".join(self.scopes[-1:])
 
     # --- bodies within
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
-from jqinject.core.component import InnerModule, hidden_method
+from jqinject.core.component import InnerModule, component, hidden_method
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
@@ -31,6 +31,7 @@ def _members(modules: Mapping[str, V]) -> Mapping[str, V]:
     return {name: modules[name] for name in modules if isinstance(modules[name], nnx.Module)}
 
 
+@component
 class OpQuantizers(InnerModule):
     """The quantizers of a model that stand outside of its layers: `model.op_quant[name]`.
 
@@ -41,45 +42,24 @@ class OpQuantizers(InnerModule):
     Args:
         policy: decides what is quantized; static, compared by value.
         held: name of a tensor -> its quantizer.
-        weights: path of a parameter, as text -> what holds its quantizer.
+        weights: path of a parameter, as text -> what holds its quantizer; None for none.
         tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
         caches: caches whose rows are quantized when they are written.
         same: see `FoundSites`.
         unstored: paths of parameters that a scheme quantizes within a contraction, and why they cannot be stored.
         stacks: name of a tensor in a loop over stacked layers -> the number of leading axes of its quantizer's state.
+        adapters: path of a parameter, as text -> its adapter; None for none.
     """
 
     policy: Policy
     held: nnx.Dict[Any]
-    weights: nnx.Dict[Any]
-    adapters: nnx.Dict[Any]
+    weights: nnx.Dict[Any] | None = None
     tied: tuple[Path, ...] = ()
     caches: tuple[CacheSite, ...] = ()
     same: tuple[tuple[str, str], ...] = ()
     unstored: tuple[tuple[str, str], ...] = ()
     stacks: tuple[tuple[str, int], ...] = ()
-
-    def __init__(
-        self,
-        policy: Policy,
-        held: Mapping[str, nnx.Module],
-        weights: Mapping[str, nnx.Module] | None = None,
-        tied: tuple[Path, ...] = (),
-        caches: tuple[CacheSite, ...] = (),
-        same: Mapping[str, str] | None = None,
-        unstored: tuple[tuple[str, str], ...] = (),
-        stacks: Mapping[str, int] | None = None,
-    ) -> None:
-        optional = {
-            "weights": nnx.Dict(weights or {}),
-            "tied": tied,
-            "caches": caches,
-            "same": tuple(sorted((same or {}).items())),
-            "unstored": unstored,
-            "stacks": tuple(sorted((stacks or {}).items())),
-        }
-        vars(self).update(policy=policy, held=nnx.Dict(held))
-        vars(self).update((name, value) for name, value in optional.items() if len(value))
+    adapters: nnx.Dict[Any] | None = None
 
     def weight_sites(self) -> Mapping[str, Any]:
         """What holds the quantizers of parameters, by their paths as text."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from jqinject.dot.tensors.choice import ContractionKind
-from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import Operation
 from jqinject.program.tracked_value import Path, Tracked
 
@@ -255,15 +254,15 @@ class Occurrence(NamedTuple):
         path: of the module.
         operation: its name; "layer" for the call of a layer.
         read: what it reads that no other place does: a parameter's path, or the layer's; empty if nothing.
-        equation: of the program.
         name: of the method's own.
+        sources: for each operand of its equation, the names of the last such places that the operand comes from.
     """
 
     path: str
     operation: str
     read: Path
-    equation: Equation
     name: str
+    sources: tuple[frozenset[str], ...]
 
 
 @dataclass
@@ -286,6 +285,16 @@ class FoundSites:
     adapted: set[tuple[Path, str]] = field(default_factory=set)
     same: dict[str, str] = field(default_factory=dict)
     occurrences: list[Occurrence] = field(default_factory=list)
+
+    @property
+    def same_names(self) -> tuple[tuple[str, str], ...]:
+        """The items of `same`, in order."""
+        return tuple(sorted(self.same.items()))
+
+    @property
+    def stacks(self) -> tuple[tuple[str, int], ...]:
+        """Name of each tensor in a loop over stacked layers, and the number of leading axes of its state."""
+        return tuple(sorted((name, len(site.stack)) for name, site in self.sites.items() if site.stack))
 
     def adopt(self, part: FoundSites) -> None:
         """Add those of a part, or of another call."""

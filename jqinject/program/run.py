@@ -46,8 +46,8 @@ class Run:
         constants_now: see `Quantizers`; not in a part of the program.
     """
 
-    equation: Equation
-    """The one that is run now."""
+    sources: tuple[frozenset[str], ...] = ()
+    """Of each operand of the equation that is run now: see `Occurrence`."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Run:
         run = type(self)(self.policy, quantizers, self.names)
         run.constants_now = False
         run.counts = (self.counts if counts is None else counts).copy()
-        run.region, run.mapped, run.equation = self.region, self.mapped, self.equation
+        run.region, run.mapped, run.sources = self.region, self.mapped, self.sources
         run.kept = self.kept.within()
         run.stack = (*self.stack, layers) if layers else self.stack
         return run
@@ -127,7 +127,7 @@ class Run:
     def note(self, path: str, operation: str, name: str, read: Path) -> None:
         """Note an operation, or the call of a layer; see `Occurrence`."""
         self.recorded.occurrences.append(
-            Occurrence(path, operation, read, self.equation, self.names.prefix + name)
+            Occurrence(path, operation, read, self.names.prefix + name, self.sources)
         )
 
     def add(self, site: Site) -> Site:

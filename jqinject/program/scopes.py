@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,10 +17,7 @@ from jqinject.program.class_swap import Around, intercept
 
 V = TypeVar("V")
 Path = tuple[object, ...]
-SCOPE = "jqinject_module({})"
-SCOPED = re.compile(r"jqinject_module\(([^)]*)\)")
-WEIGHT_SCOPE = "jqinject_weight({})"
-OF_WEIGHT = re.compile(r"jqinject_weight\(([^)]*)\)")
+MODULE, WEIGHT = "jqinject_module:", "jqinject_weight:"
 NO_NAME = re.compile(r"[^\w.\-]")
 BEGIN, END = "jqinject_begin", "jqinject_end"
 LAYER, QUANTIZED_LAYER = LAYERS = ("layer", "quantized_layer")
@@ -38,9 +35,9 @@ REGIONS: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def path_in(name_stack: object) -> str | None:
-    """The path of the innermost module in an equation's name stack; None if it has no mark."""
-    paths = SCOPED.findall(str(name_stack))
+def path_in(scopes: Sequence[str]) -> str | None:
+    """The path of the innermost module among the scopes of an equation; None if it has no mark."""
+    paths = _marked(scopes, MODULE)
     if not paths:
         return None
     # A Linen module knows its path relative to the module that wraps it.
@@ -48,17 +45,20 @@ def path_in(name_stack: object) -> str | None:
     return paths[-1] if paths[-1] == around else f"{around}.{paths[-1][1:]}".lstrip(".")
 
 
-def weight_in(name_stack: object) -> str | None:
+def weight_in(scopes: Sequence[str]) -> str | None:
     """The path of the parameter that an equation contracts, as `name_in_scope` writes it; None without a mark."""
-    paths = OF_WEIGHT.findall(str(name_stack))
-    return paths[-1] if paths else None
+    return next(reversed(_marked(scopes, WEIGHT)), None)
+
+
+def _marked(scopes: Sequence[str], mark: str) -> list[str]:
+    return [scope.removeprefix(mark) for scope in scopes if scope.startswith(mark)]
 
 
 def weight_scope(weight_path: Path) -> contextlib.AbstractContextManager[object]:
     """Marks the contraction of a parameter, by its path, in the program's text; marks nothing without a path."""
     if not weight_path:
         return contextlib.nullcontext()
-    return jax.named_scope(WEIGHT_SCOPE.format(name_in_scope(".".join(map(str, weight_path)))))
+    return jax.named_scope(WEIGHT + name_in_scope(".".join(map(str, weight_path))))
 
 
 def name_in_scope(path: str) -> str:
@@ -121,7 +121,7 @@ def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> Generator[No
 
 def in_scope(path: str, region: str | None, call: Callable[..., V], args: Path, kwargs: Any) -> V:
     """Call a module under its path; as one operation if it is a region."""
-    with jax.named_scope(SCOPE.format(path)), _naming(path):
+    with jax.named_scope(MODULE + path), _naming(path):
         if region is None or not args:
             return call(*args, **kwargs)
         label = f":{region}:{path}"

@@ -88,6 +88,7 @@ class Tracked:
         low_rank: the update of that parameter, moved as it is; None without an adapter.
         masked: set if some of its elements were replaced by constants.
         state: which state of the model it is.
+        sources: the names of the last operations that it comes from; see `Occurrence`.
         twins: quantizer -> this value quantized by it, for the operations that share it.
     """
 
@@ -110,6 +111,7 @@ class Tracked:
     low_rank: LowRankProduct | None = None
     masked: Masked | None = None
     state: StatePlace | None = None
+    sources: frozenset[str] = frozenset()
     twins: dict[Any, Tracked] = field(default_factory=dict)
 
     @property

@@ -158,7 +158,7 @@ def test_ranges_of_parameters_and_products_are_shared_by_the_methods_that_run_th
     methods = {"encode": (X,), "decode": (X @ X.T,), "score": (X,)}
     model = quantize(Products(), [rule, products], inputs=X, methods=methods)
     plain = quantize(Products(), [rule, products], inputs=X)
-    # The input of `a` is one place in all of them; the product in `score` is another line of code.
+    # The input of `a` is one place in all of them; the product in `score` has another operand.
     assert set(model.op_quant) - set(plain.op_quant) == {"score:dot_general1_lhs", "score:dot_general1_rhs"}
     for one in (model, plain):
         jqinject.calibrate(one, [X, 3 * X], progress=False)

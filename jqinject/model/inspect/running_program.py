@@ -15,10 +15,11 @@ from jqinject.model.inspect.model_weights import LAYERS
 from jqinject.model.inspect.weight_flow import Flow, WeightFlow, kind_of
 from jqinject.nn import QuantEmbed
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope, weight_in
+from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope
 from jqinject.program.jaxpr import Body
-from jqinject.program.scopes import weight_scope
+from jqinject.program.scopes import WEIGHT, weight_scope
 
+NAME = re.compile(WEIGHT + r"([\w.\-]*)")
 PARTS = re.compile(r"jqinject_parts\((\d+)\)")
 DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
 CONTRACTION = re.compile(
@@ -154,7 +155,7 @@ def _read(text: str) -> Iterator[CompiledContraction]:
             operands = re.sub(r"[\[{][^\]}]*[\]}]", "", line["operands"]).split(",")[:2]
             names = [OPERAND.search(operand) for operand in operands]
             yield CompiledContraction(
-                weight_in(line["rest"]) or "",
+                "".join(NAME.findall(line["rest"])[-1:]),
                 tuple(dtypes.get(operand[1], "?") for operand in names if operand),
                 line["out"],
                 int(parts[1]) if parts else 1,

@@ -201,9 +201,9 @@ def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs |
     )
     for site in caches:
         check_cache_quantizer(site, quantizers[site.name])
-    stacks = {name: len(site.stack) for name, site in sites.items() if site.stack}
-    same, unstored = plan.outside.same, plan.unstored
-    modules = OpQuantizers(plan.policy, quantizers, weights, tied, caches, same, unstored, stacks)
+    between, parameters = nnx.Dict(quantizers), nnx.Dict(weights) if weights else None
+    facts = tied, caches, plan.outside.same_names, plan.unstored, plan.outside.stacks
+    modules = OpQuantizers(plan.policy, between, parameters, *facts)
     setattr(model, HELD, modules)
     return modules
 
