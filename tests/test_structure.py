@@ -17,25 +17,25 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 CODE_LINES = {
     "": 189,
     "catalogue": 679,
-    "core": 4393,
+    "core": 4396,
     "demo": 356,
     "dot": 4238,
     "export": 673,
     "formats": 3911,
     "inject": 1340,
-    "model": 5585,
+    "model": 5499,
     "native": 201,
     "nn": 3562,
     "odml": 347,
-    "ops": 1643,
+    "ops": 1652,
     "optim": 287,
     "program": 3353,
     "proxy": 898,
     "quant": 1779,
     "quant_tensor": 1184,
-    "recipes": 5129,
+    "recipes": 5127,
 }
-NUMBER_OF_FILES = 356
+NUMBER_OF_FILES = 355
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {

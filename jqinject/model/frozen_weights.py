@@ -224,7 +224,9 @@ def freeze_weight(
         holder.master = variable
     elif isinstance(holder, ParameterSite):
         model, name = next((model, name) for _, model, name, site in parameter_sites(index) if site is holder)
-        del model.op_quant.weights[name]
+        weights = model.op_quant.weights
+        assert weights is not None
+        del weights[name]
     else:
         for name in ("weight_quant", "grad_quant"):
             if vars(holder).get(name) is not None:

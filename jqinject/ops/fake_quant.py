@@ -372,9 +372,9 @@ quantize_in_steps = jax.custom_jvp(Steps.quantized, nondiff_argnums=(0,))
 """`quantize_in_steps(how, x, scale, zero_point, low, high)`: `fake_quantize` with float32 bounds."""
 
 
-def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[Any, Any]:
     # Under `checkpoint` the backward pass keeps arguments and result, which are there anyway, and no array of them.
-    changes = [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
+    changes = tuple([None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents])
     result = quantize_in_steps(how, *primals)
     if how.straight:
         change = _straight_change(primals, changes, result[0] if isinstance(result, tuple) else result)
@@ -386,10 +386,10 @@ def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]
 def _straight_change(primals: Primals, tangents: Tangents, y: jax.Array) -> jax.Array:
     """The change without a mask: `dx + (q - zero_point - x / scale) dscale = dx + (y - x) dscale / scale`."""
     (x, scale, *_), (along_x, along_scale, *_) = primals, tangents
-    parts = [] if along_x is None else [along_x]
-    if along_scale is not None:
-        parts.append(jax.checkpoint(_error_times)(y, x, along_scale / scale))
-    return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(y)
+    if along_scale is None:
+        return jnp.zeros_like(y) if along_x is None else along_x
+    change = jax.checkpoint(_error_times)(y, x, along_scale / scale)
+    return change if along_x is None else along_x + change
 
 
 def _error_times(y: jax.Array, x: jax.Array, relative_change: jax.Array) -> jax.Array:

@@ -92,50 +92,32 @@ class Ranked(Reduction):
 
     def locate(self, x: Tensors, measured: Measured) -> tuple[jax.Array, ...]:
         """Where they are, or how many share the gradient."""
-        if self._rule == "first":
-            return self._places(self._ranked(x), measured, self.over.positions(x))
-        return self._counts(measured, self._hits(x, measured))
+        return self._located(x, measured, self._marks(x, measured))
 
     def change(self, dx: Tensors, x: Tensors, measured: Measured, located: Measured) -> tuple[jax.Array, ...]:
         """How they change; what else was measured, behind them, stays."""
-        dx = self._ranked_change(dx, x)
-        if self._rule == "first":
-            return self._first_change(dx, measured, located, self.over.positions(x))
-        return self._shared_change(dx, measured, self._hits(x, measured), located)
+        return self._changed(dx, x, measured, located, self._marks(x, measured))
 
     def changed(self, dx: Tensors, x: Tensors, measured: Any) -> Any:
         """See the base; what both parts need is computed once."""
+        marks = self._marks(x, measured)
+        return self._changed(dx, x, measured, self._located(x, measured, marks), marks)
+
+    def _marks(self, x: Tensors, measured: Measured) -> Any:
+        """The positions of elements, or which of them share the gradient of each end."""
+        return self.over.positions(x) if self._rule == "first" else self._hits(x, measured)
+
+    def _located(self, x: Tensors, measured: Measured, marks: Any) -> tuple[jax.Array, ...]:
+        over = self.over
         if self._rule == "first":
-            positions, ranked = self.over.positions(x), x
-            if self.of_magnitude and not self.slope_at_zero:
-                sign = map_tensors(jax.lax.sign, x)
-                ranked, dx = (map_tensors(jax.lax.mul, sign, part) for part in (x, dx))
-            else:
-                ranked, dx = self._ranked(x), self._ranked_change(dx, x)
-            return self._first_change(dx, measured, self._places(ranked, measured, positions), positions)
-        dx, hits = self._ranked_change(dx, x), self._hits(x, measured)
-        return self._shared_change(dx, measured, hits, self._counts(measured, hits))
-
-    def _places(self, ranked: Tensors, measured: Measured, positions: Tensors) -> tuple[jax.Array, ...]:
-        over = self.over
-        ends = zip(measured, self.ranks(over.count(ranked)), strict=False)
-        return tuple(_place(ranked, end, rank, positions, over) for end, rank in ends)
-
-    def _first_change(
-        self, dx: Tensors, measured: Measured, places: Measured, positions: Tensors
-    ) -> tuple[jax.Array, ...]:
-        fixed = tuple(map(jnp.zeros_like, measured[len(places) :]))
-        return (*(ops.picked(dx, place, positions, self.over) for place in places), *fixed)
-
-    def _counts(self, measured: Measured, hits: list[Any]) -> tuple[jax.Array, ...]:
-        """How many elements share the gradient of each end."""
-        over = self.over
+            ranked, ends = self._ranked(x), zip(measured, self.ranks(over.count(x)), strict=False)
+            return tuple(_place(ranked, end, rank, marks, over) for end, rank in ends)
         # Of the zeros that fill up a group, those that are near hit too.
         near = [
             (end == 0).astype(jnp.float32) if self._rule == "near" and isinstance(over.axes, Cut) else None
             for end in measured
         ]
-        return tuple(map(over.count_true, hits, near))
+        return tuple(map(over.count_true, marks, near))
 
     def _ranked_change(self, dx: Tensors, x: Tensors) -> Any:
         """The change of what is ranked."""
@@ -145,10 +127,13 @@ class Ranked(Reduction):
             return map_tensors(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
         return ops.change_of_magnitude(x, dx)
 
-    def _shared_change(
-        self, dx: Tensors, measured: Measured, hits: list[Any], counts: Any
+    def _changed(
+        self, dx: Tensors, x: Tensors, measured: Measured, located: Measured, marks: Any
     ) -> tuple[jax.Array, ...]:
-        over, near = self.over, self._rule == "near"
+        over, near, dx = self.over, self._rule == "near", self._ranked_change(dx, x)
+        if self._rule == "first":
+            fixed = tuple(map(jnp.zeros_like, measured[len(located) :]))
+            return (*(ops.picked(dx, place, marks, over) for place in located), *fixed)
 
         def change_of_end(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
             # At 0 an end has half of the gradient, as in `jnp.maximum`.
@@ -156,7 +141,7 @@ class Ranked(Reduction):
             moved = over.sum(map_tensors(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
             return moved * (weight / jnp.maximum(count, 1.0))
 
-        return tuple(map(change_of_end, measured, hits, counts))
+        return tuple(map(change_of_end, measured, marks, located))
 
     def _ranked(self, x: Tensors) -> Any:
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.

@@ -354,7 +354,9 @@ def _merged(
 ) -> SiteRow:
     """The row of an entry, from those of its uses and from its contractions in the compiled program."""
     of_program = {contraction.kind for contraction in compiled}
-    kinds = sorted(of_program or {row.contraction for row in uses if row.contraction != "none"})
+    # A layer that the compiler could do without has none; parameters are not named in the compiled program.
+    traced = {row.contraction for row in uses if row.contraction != "none"} if layer is None else set[str]()
+    kinds = sorted(of_program or traced)
     weights = {row.parameter: row.weight_bytes for row in uses if row.parameter}
     names = [row.layer for row in uses] if layer is None else [type(layer).__name__]
     why = _why_float(path, layer, uses, kinds, sites) if layer is not None or weights else ""

@@ -105,6 +105,7 @@ class _Place(NamedTuple):
     def remove(self) -> None:
         """Take the adapter away; a model without quantizers is of its former class again."""
         quantizers = self.owner.op_quant
+        assert quantizers.adapters is not None
         del quantizers.adapters[self.name]
         if quantizers.adapters_by_path():
             return
