@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jqinject.ops import fake_quantize, floor_ste, round_ste, tensor_clamp, tensor_clamp_ste
-from jqinject.ops.fake_quant import Steps
+from jqinject.ops.fake_quant import Steps, within_range
 
 KINDS = {
     "masked": (-7.0, 7.0, Steps()),
@@ -101,3 +101,24 @@ def test_nan_and_infinity_are_not_hidden():
     x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 0.5])
     y = fake_quantize(x, jnp.float32(0.5), jnp.float32(0), -7, 7)
     assert jnp.isnan(y[0]) and y[1] == 3.5 and y[2] == -3.5 and y[3] == 0.5
+
+
+@pytest.mark.parametrize("low, high", [(-1.0, 2.0), (0.0, 2.0), (0.0, 0.0)])
+@pytest.mark.parametrize("shape", [(), (5, 1)])
+def test_beyond_a_range_its_ends_have_the_gradient_of_clipping(low, high, shape):
+    x, cotangent = jnp.array([-3.0, -1.0, 0.0, 0.5, 2.0, 4.0]), jnp.arange(1.0, 7.0)
+    x = x if low < high else jnp.zeros(6)
+    ends = jnp.full(shape, low, jnp.float32), jnp.full(shape, high, jnp.float32)
+
+    def clipped(x, low, high):
+        return jnp.minimum(jnp.maximum(x, low), high)
+
+    def within(x, low, high):
+        return within_range(lambda x: clipped(x, *ends), x, high, low)
+
+    y, pull = jax.vjp(within, x, *ends)
+    expected, expected_pull = jax.vjp(clipped, x, *ends)
+    np.testing.assert_array_equal(y, expected)
+    cotangent = jnp.broadcast_to(cotangent, y.shape)
+    for gradient, wanted in zip(pull(cotangent), expected_pull(cotangent), strict=True):
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-6)

@@ -79,6 +79,26 @@ def test_a_gradient_of_nan_stays_with_the_elements_that_have_weight(statistic):
     np.testing.assert_array_equal(grad, [0, jnp.nan])
 
 
+@pytest.mark.parametrize("ties", ["first", "near"])
+def test_the_largest_has_a_second_derivative(ties):
+    x = jnp.array([[1.0, -3.0], [2.0, 0.5]])
+    hessian = jax.hessian(lambda x: jnp.sum(AbsMax(stats_reduce_dim=1, ties=ties)(x) ** 2))(x)
+    expected = np.zeros((2, 2, 2, 2))
+    expected[0, 1, 0, 1] = expected[1, 0, 1, 0] = 2
+    np.testing.assert_array_equal(hessian, expected)
+
+
+@pytest.mark.parametrize("axes", [None, 1, (0, 1)])
+def test_counting_is_exact(axes):
+    x = jax.random.bernoulli(jax.random.key(0), 0.7, (300, 70))
+    expected = np.sum(np.asarray(x), axis=axes, keepdims=axes is not None)
+    for count in (Over(axes).count_true, jax.jit(Over(axes).count_true)):
+        assert count(x).dtype == jnp.float32
+        np.testing.assert_array_equal(count(x), expected)
+    if axes is None:
+        assert Over().count_true((x, ~x)) == x.size
+
+
 @pytest.mark.parametrize("momentum", [0.1, 1.0, None])
 def test_running_mean(momentum):
     buffer = jnp.float32(1.0)
