@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from jqinject import core
+from jqinject.core.memory.memory_policy import MemoryPolicy, mean_after
 
 FINITE = {
     "zeros": jnp.zeros((3, 4)),
@@ -93,3 +94,12 @@ def test_integers_are_refused(build, dtype):
     quant = build()
     with pytest.raises(TypeError, match=r"expected a float one.*astype\(jnp\.float32\)"):
         quant(jnp.ones((3, 4), dtype))
+
+
+@pytest.mark.parametrize("batches, entered", [(2**24 - 1, True), (2**24, False)])
+def test_a_mean_of_as_many_batches_as_float32_counts_is_final(batches, entered):
+    sums, numbers = (jnp.float32(2**24), jnp.float32(-(2**24))), (jnp.float32(64.0), jnp.float32(-64.0))
+    means, counted, totals, enters = mean_after(MemoryPolicy("mean"), numbers, jnp.float32(batches), sums)
+    assert bool(enters) == entered and counted == 2**24
+    assert totals == ((sums[0] + 64, sums[1] - 64) if entered else sums)
+    assert means == (totals[0] / 2**24, totals[1] / 2**24)

@@ -184,8 +184,7 @@ class MemoryPolicy:
         """Return what is held after one more batch, the counter, and whether the batch entered.
 
         A batch enters unless a number, or what would be held, is not finite. The policy `mean` holds sums, as Qwix
-        does; with a momentum, averages times the count. Counts and sums are float32, so that sums of more than 2^24
-        batches are no longer those of all.
+        does; with a momentum, averages times the count.
 
         Args:
             averages: the averages or sums.
@@ -201,9 +200,11 @@ class MemoryPolicy:
         total = grown[0] if len(grown) == 1 else jax.lax.add(*grown)
         enters = jnp.isfinite(total) if total.shape == count.shape else all_finite(total)
         enters = enters if active is None else enters & active
-        more = jnp.ones_like(count) if self.restart else count + 1
+        counted = choose(enters, jnp.ones_like(count) if self.restart else count + 1, count)
+        if self.kind == "mean" and self.momentum is None and not self.restart:
+            enters = counted > count  # a float32 counter stays at 2^24, and the sums with it
         chosen = tuple([choose(enters, new, old) for new, old in zip(grown, averages, strict=True)])
-        return chosen, choose(enters, more, count), enters
+        return chosen, counted, enters
 
     def _grown(self, old: jax.Array, number: jax.Array, count: jax.Array) -> jax.Array:
         if self.restart:

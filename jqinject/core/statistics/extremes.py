@@ -92,45 +92,37 @@ class Ranked(Reduction):
 
     def locate(self, x: Tensors, measured: Measured) -> tuple[jax.Array, ...]:
         """Where they are, or how many share the gradient."""
-        return self._located(x, measured, self._marks(x, measured))
+        return self._located(x, measured, *self._marks(x, measured))
 
     def change(self, dx: Tensors, x: Tensors, measured: Measured, located: Measured) -> tuple[jax.Array, ...]:
         """How they change; what else was measured, behind them, stays."""
-        return self._changed(dx, x, measured, located, self._marks(x, measured))
+        return self._changed(dx, x, measured, located, *self._marks(x, measured))
 
     def changed(self, dx: Tensors, x: Tensors, measured: Any) -> Any:
         """See the base; what both parts need is computed once."""
         marks = self._marks(x, measured)
-        return self._changed(dx, x, measured, self._located(x, measured, marks), marks)
+        return self._changed(dx, x, measured, self._located(x, measured, *marks), *marks)
 
-    def _marks(self, x: Tensors, measured: Measured) -> Any:
-        """The positions of elements, or which of them share the gradient of each end."""
-        return self.over.positions(x) if self._rule == "first" else self._hits(x, measured)
+    def _marks(self, x: Tensors, measured: Measured) -> tuple[Any, Any]:
+        """Signs, if magnitudes are ranked that have no slope at 0; positions, or which elements share the gradient."""
+        sloped, first = self._rule == "near" or self.slope_at_zero, self._rule == "first"
+        signs = map_tensors(jax.lax.sign, x) if self.of_magnitude and not sloped else None
+        return signs, self.over.positions(x) if first else self._hits(self._ranked(x, signs), measured)
 
-    def _located(self, x: Tensors, measured: Measured, marks: Any) -> tuple[jax.Array, ...]:
+    def _located(self, x: Tensors, measured: Measured, signs: Any, marks: Any) -> tuple[jax.Array, ...]:
         over = self.over
         if self._rule == "first":
-            ranked, ends = self._ranked(x), zip(measured, self.ranks(over.count(x)), strict=False)
+            ranked, ends = self._ranked(x, signs), zip(measured, self.ranks(over.count(x)), strict=False)
             return tuple(_place(ranked, end, rank, marks, over) for end, rank in ends)
         # Of the zeros that fill up a group, those that are near hit too.
-        near = [
-            (end == 0).astype(jnp.float32) if self._rule == "near" and isinstance(over.axes, Cut) else None
-            for end in measured
-        ]
+        fills = self._rule == "near" and isinstance(over.axes, Cut)
+        near = [(end == 0).astype(jnp.float32) if fills else None for end in measured]
         return tuple(map(over.count_true, marks, near))
 
-    def _ranked_change(self, dx: Tensors, x: Tensors) -> Any:
-        """The change of what is ranked."""
-        if not self.of_magnitude:
-            return dx
-        if self._rule == "near" or self.slope_at_zero:
-            return map_tensors(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx)
-        return ops.change_of_magnitude(x, dx)
-
     def _changed(
-        self, dx: Tensors, x: Tensors, measured: Measured, located: Measured, marks: Any
+        self, dx: Tensors, x: Tensors, measured: Measured, located: Measured, signs: Any, marks: Any
     ) -> tuple[jax.Array, ...]:
-        over, near, dx = self.over, self._rule == "near", self._ranked_change(dx, x)
+        over, near, dx = self.over, self._rule == "near", self._ranked_change(dx, x, signs)
         if self._rule == "first":
             fixed = tuple(map(jnp.zeros_like, measured[len(located) :]))
             return (*(ops.picked(dx, place, marks, over) for place in located), *fixed)
@@ -143,17 +135,24 @@ class Ranked(Reduction):
 
         return tuple(map(change_of_end, measured, marks, located))
 
-    def _ranked(self, x: Tensors) -> Any:
+    def _ranked(self, x: Tensors, signs: Any) -> Any:
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
+        if signs is not None:
+            return map_tensors(jax.lax.mul, signs, x)
         return map_tensors(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
+
+    def _ranked_change(self, dx: Tensors, x: Tensors, signs: Any) -> Any:
+        if signs is not None:
+            return map_tensors(jax.lax.mul, signs, dx)
+        return map_tensors(lambda x, dx: jax.jvp(jnp.abs, (x,), (dx,))[1], x, dx) if self.of_magnitude else dx
 
     @property
     def _rule(self) -> str:
         return self.ties or ("shared" if self.stats_reduce_dim is None else "first")
 
-    def _hits(self, x: Tensors, measured: Measured) -> list[Any]:
+    def _hits(self, ranked: Tensors, measured: Measured) -> list[Any]:
         """Which elements are each of those measured: the upper end, and the lower if there are two."""
-        ranked, near = self._ranked(x), self._rule == "near"
+        near = self._rule == "near"
         ends = zip((operator.ge, operator.le) if near else (operator.eq, operator.eq), measured, strict=False)
         return [
             map_tensors(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked)
@@ -231,10 +230,8 @@ class SignedAbsMax(_Extreme):
         """The largest magnitude, and minus the sign of the first element with it."""
         ((largest,), lowest) = super().measure(x), self.over.min(x)
         positions = self.over.positions(x)
-        first = ops.locate(map_tensors(jnp.abs, x), largest, positions, self.over) == ops.locate(
-            x, lowest, positions, self.over
-        )
-        negative = (lowest == -largest) & first
+        of_largest = ops.locate(map_tensors(jnp.abs, x), largest, positions, self.over)
+        negative = (lowest == -largest) & (of_largest == ops.locate(x, lowest, positions, self.over))
         return largest, jnp.where(largest == 0, 0.0, jnp.where(negative, 1.0, -1.0))
 
     def statistic(self, measured: Measured) -> jax.Array:
