@@ -167,8 +167,9 @@ def _quantize_layers(nodes: Mapping[Path, Any], plan: QuantizationPlan, rngs: nn
         if entry.rule is not None and entry.slots:
             layer, rule = nodes[path], plan.rules[entry.rule]
             quantize = partial(_quantize_layer, rule=rule, entry=entry, rngs=rngs)
-            # Without a template: each layer draws its own random numbers, and a proxy is shared, not copied.
-            unshared = rngs is not None or rule.shares
+            # Without a template: each layer draws its own random numbers, a proxy is shared, not copied, and a scheme's
+            # operation takes the place of a function.
+            unshared = rngs is not None or rule.shares or rule.configures
             kind = None if unshared else _kind(layer, entry.rule, entry.slots)
             try:
                 if kind not in templates:
