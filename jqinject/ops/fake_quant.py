@@ -5,8 +5,8 @@ was quantized in it. From a statistic to a scale.
 
 Quantizing and dequantizing in one step has its derivative written out. Autodiff of the composition
 `(clamp(round(x / s + z)) - z) * s` is right, but it saves and reads several arrays of the size of `x`, and leaves a
-rule of its own for each of its steps in the program. Written out, the backward pass reads the incoming gradient and `x`
-itself, and nothing more is kept for it.
+rule of its own for each of its steps in the program. Written out, the backward pass reads the incoming gradient, `x`
+itself and maybe the result, which are there anyway, and nothing more is kept for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
@@ -28,7 +27,6 @@ from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import is_split
 from jqinject.ops.ste import Primals, Tangents, custom_jvp, nearest, with_gradient_of
 
-LARGEST = float(np.finfo(np.float32).max)
 Offset = jax.Array | None
 
 
@@ -156,7 +154,7 @@ def _within_jvp(compute: Compute, to_range: bool, primals: Primals, tangents: Ta
 
 
 def _times(x: jax.Array, end: jax.Array) -> jax.Array:
-    """The product; of one end as an outer product, which the backward pass sums and multiplies in one operation."""
+    """Multiply an array by an end; by a scalar so that the backward pass multiplies and sums in one operation."""
     if end.ndim or is_split(x):
         return x * end
     return jax.lax.dot_general(end, x, (((), ()), ((), ())), precision=jax.lax.Precision.HIGHEST)
@@ -167,8 +165,8 @@ def _change_within(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any)
     if not to_range:
         inside = (low <= x) & (x <= high)
         return jnp.zeros_like(x) if dx is None else choose(inside, dx, 0.0)
-    # As the derivatives of `jnp.maximum` and `jnp.minimum`, one half each where `x` equals an end: of `below` halves
-    # and `inside` quarters that do not go to the upper end, and to neither.
+    # As the derivatives of `jnp.minimum(jnp.maximum(x, low), high)`, one half each where `x` equals an end: `below` is
+    # the share that the upper end leaves, and `inside` what the lower one leaves of it for `x`.
     above, below = 0.5 + 0.5 * jax.lax.sign(x - low), 0.5 + 0.5 * jax.lax.sign(high - x)
     inside = above * below
     parts: list[jax.Array] = [] if dx is None else [inside * dx]
@@ -384,7 +382,7 @@ def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def _straight_change(primals: Primals, tangents: Tangents, y: jax.Array) -> jax.Array:
-    """The change without a mask: `dx + (q - zero_point - x / scale) dscale = dx + (y - x) dscale / scale`."""
+    """Return the change without a mask: `dx + (q - zero_point - x / scale) dscale = dx + (y - x) dscale / scale`."""
     (x, scale, *_), (along_x, along_scale, *_) = primals, tangents
     if along_scale is None:
         return jnp.zeros_like(y) if along_x is None else along_x

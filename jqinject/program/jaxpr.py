@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -42,6 +43,7 @@ LOOPS: Mapping[str, tuple[str, ...]] = {
 SYNONYMS: Mapping[str, str] = {"pjit": "jit", "checkpoint": "remat2", "copy_p": "copy"}
 # Primitives that leave the numbers of their first operand, and change its shape or the order of its axes.
 LAYOUT = frozenset({"broadcast_in_dim", "reshape", "squeeze", "transpose"})
+SPECIFICATION = re.compile(r"[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*")  # of an einsum of several operands
 LONGEST = 1000  # steps of a while loop that are counted ahead
 Scope = type(source_info_util.new_name_stack("scope").stack[0])
 """What `jax.named_scope` adds to a name stack; transformations of a function add another type."""
@@ -132,7 +134,7 @@ class Equation:
     @property
     def is_einsum(self) -> bool:
         """Whether it is a `dot_general` of `jnp.einsum`, whose scope is its specification."""
-        return self.name == "dot_general" and "->" in "".join(self.scopes[-1:])
+        return self.name == "dot_general" and SPECIFICATION.fullmatch("".join(self.scopes[-1:])) is not None
 
     # --- bodies within
 

@@ -42,13 +42,13 @@ class OpQuantizers(InnerModule):
     Args:
         policy: decides what is quantized; static, compared by value.
         held: name of a tensor -> its quantizer.
-        weights: path of a parameter, as text -> what holds its quantizer; None for none.
+        weights: path of a parameter, as text -> what holds its quantizer; None if absent.
         tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
         caches: caches whose rows are quantized when they are written.
         same: see `FoundSites`.
         unstored: paths of parameters that a scheme quantizes within a contraction, and why they cannot be stored.
         stacks: name of a tensor in a loop over stacked layers -> the number of leading axes of its quantizer's state.
-        adapters: path of a parameter, as text -> its adapter; None for none.
+        adapters: path of a parameter, as text -> its adapter; None if absent.
     """
 
     policy: Policy

@@ -231,12 +231,18 @@ def test_a_name_stack_tells_transformations_from_scopes():
 
 def test_an_einsum_has_its_specification_as_a_scope():
     x = np.ones((2, 2), np.float32)
-    functions = (partial(jnp.einsum, "ab,bc->ac"), jax.vmap(partial(jnp.einsum, "a,ab->b")), jnp.matmul)
+    named = jax.named_scope("encoder->decoder")(jnp.matmul)  # a scope of the user's is no specification
+    functions = (
+        partial(jnp.einsum, "ab,bc->ac"),
+        jax.vmap(partial(jnp.einsum, "a,ab->b")),
+        jnp.matmul,
+        named,
+    )
     products = [
         [one.is_einsum for one in body_of(function, x, x if n != 1 else np.ones((2, 2, 2))).everywhere()]
         for n, function in enumerate(functions)
     ]
-    assert [any(found) for found in products] == [True, True, False]
+    assert [any(found) for found in products] == [True, True, False, False]
 
 
 def test_a_name_of_a_checkpoint_is_a_label():

@@ -174,7 +174,7 @@ class _Extreme(Ranked):
 
     @property
     def measure_has_derivative(self) -> bool:
-        """Of axes of the tensor: there is none of a maximum over mapped axes."""
+        """See the base: JAX does not differentiate a maximum over mapped axes."""
         return not self.over.names
 
 

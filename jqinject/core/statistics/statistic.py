@@ -88,7 +88,7 @@ class TwoPhaseStat(ABC):
 
     @property
     def measure_has_derivative(self) -> bool:
-        """Whether second derivatives may differentiate `measure` as JAX does, which shares among ties its own way."""
+        """Whether second derivatives go through `measure` as JAX does: equal elements then share evenly."""
         return False
 
     @property
