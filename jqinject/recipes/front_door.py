@@ -24,11 +24,11 @@ from jqinject.quant import (
     QuantizerLike,
 )
 from jqinject.recipes.passes.batch_norm import CorrectBatchNorm, FoldBatchNorm, Pairs
-from jqinject.recipes.passes.correct_biases import CorrectBiases, Corrected
+from jqinject.recipes.passes.correct_biases import CorrectBiases
 from jqinject.recipes.passes.solve import Solve, Solved
 from jqinject.recipes.recipe import Step
 from jqinject.recipes.solvers.rounding_descent import LearnedRounding
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
 Model = TypeVar("Model", bound=nnx.Module)
 Activations = Literal["float", "dynamic", "static"]
@@ -77,8 +77,7 @@ def fold_batch_norm(
     if not isinstance(model, nnx.Module):
         raise TypeError(f"fold_batch_norm takes an NNX module, got {type(model).__name__}")
     call = Call(inputs, keywords, checked_method(model, method, "fold_batch_norm"))
-    merged = FoldBatchNorm(None if pairs is None else tuple(pairs)).fold(model, call)
-    return tuple((norm.sites[0], norm.path) for norm in merged)
+    return FoldBatchNorm(None if pairs is None else tuple(pairs)).fold(model, call)
 
 
 merge_batch_norm = fold_batch_norm
@@ -121,7 +120,7 @@ def calibrate_batch_norm(
     """
     calls = BatchCalls(model, method, call, "calibrate_batch_norm")
     norms = CorrectBatchNorm().correct(model, calls.of(batches, "batch statistics", progress=progress))
-    return tuple(norm.path for norm in norms)
+    return tuple(norm.name for norm in norms)
 
 
 def learn_rounding(
@@ -362,9 +361,9 @@ def post_training_quantize(
 def _corrected(work: Work) -> list[str]:
     """Correct the biases of a quantized model; the paths of those that were."""
     report = CorrectBiases(inputs="quantized", add=False)(work)
-    paths = list(dict.fromkeys(x.path for x in report if isinstance(x, Corrected)))
+    paths = list(dict.fromkeys(x.path for x in report if isinstance(x, Note)))
     _check_done(work.quantized, "whose output a bias is added to", bool(paths))
-    left = [f"  {x}" for x in report if not isinstance(x, Corrected)]
+    left = [f"  {x}" for x in report if not isinstance(x, Note)]
     if left:
         text = "correct_biases changes biases, and leaves as they are:\n" + "\n".join(left)
         warnings.warn(text, SitesLeftWarning, stacklevel=3)

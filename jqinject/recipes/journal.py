@@ -173,12 +173,7 @@ def identity_of(
         call: how batches become calls.
     """
     graphdef, state = nnx.split(model, graph=True)
-    jax_and_devices = (
-        jax.__version__,
-        jax.default_backend(),
-        jax.process_count(),
-        jax.device_count(),
-    )
+    jax_and_devices = jax.__version__, jax.default_backend(), jax.process_count(), jax.device_count()
     return {
         "recipe": _hashed(written(key_of(tuple(passes)))),
         "model": _hashed((written(repr(graphdef)), state)),

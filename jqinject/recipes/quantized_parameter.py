@@ -21,7 +21,6 @@ from jqinject.program import Adapter, OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector
 from jqinject.quant_tensor import as_array
 from jqinject.recipes.solvers.solver import MatrixGrid
-from jqinject.recipes.stream.flat_program import ContractionSite
 from jqinject.recipes.stream.matrices import Moved, Places
 
 
@@ -100,16 +99,15 @@ class QuantizedParameter:
         Args:
             value: the parameter, or another one in its place.
         """
-        return measured(nnx.clone(self.proxy, graph=True), value, self.depth)
+        return _spread(self.quantized(value), value.shape)
 
     def owners(self) -> np.ndarray:
         """For each number, in the shape of the parameter, which scale it has."""
         shape = self.value.shape
         if self._group is not None:
             axis, size = self._group
-            places = list(np.indices(shape))
-            places[axis] = places[axis] // size
-            return np.asarray(np.ravel_multi_index(tuple(places), shape))
+            first = np.arange(shape[axis]) // size * size
+            return np.arange(self.value.size).reshape(shape).take(first, axis)
         scale = jax.eval_shape(self.quantized, self.value).scale
         return np.broadcast_to(np.arange(scale.size).reshape(scale.shape), shape)
 
@@ -158,17 +156,8 @@ class QuantizedParameter:
         return first.reshape(stored.shape)
 
 
-def measured(proxy: object, value: jax.Array, depth: int) -> tuple[jax.Array, jax.Array]:
-    """Scale and zero point of each number of a parameter, float32, in its shape.
-
-    Args:
-        proxy: of its quantizer; statistics may move.
-        value: the parameter.
-        depth: leading axes along which it is a stack of weights.
-    """
-    quantized = quantized_stack(proxy, value, depth)
-    scale, zero_point = quantized.scale, quantized.zero_point
-    return jnp.broadcast_to(scale, value.shape), jnp.broadcast_to(zero_point, value.shape)
+def _spread(quantized: Any, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    return jnp.broadcast_to(quantized.scale, shape), jnp.broadcast_to(quantized.zero_point, shape)
 
 
 def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
@@ -236,31 +225,12 @@ class SiteMeasure:
     values: jax.Array
     measured: tuple[jax.Array, MatrixGrid] | None = field(default=None, repr=False)
 
-    @classmethod
-    def of(
-        cls,
-        parameter: QuantizedParameter,
-        site: ContractionSite,
-        values: jax.Array,
-        measured: tuple[jax.Array, MatrixGrid],
-    ) -> SiteMeasure:
-        """That of a site.
-
-        Args:
-            parameter: of the quantized model.
-            site: that contracts it.
-            values: the parameter as it is now.
-            measured: the site's matrices, and their grid.
-        """
-        quantizer, state = nnx.split(parameter.proxy, graph=True)
-        static = (quantizer, parameter.depth, parameter.grid, parameter.by_reciprocal, site.matrices.weight)
-        return cls(*static, site.places, state, values, measured)
-
     def __call__(self, matrices: jax.Array) -> MatrixGrid:
         """The grid of matrices `(stack, rows, columns)` in the place of the site's."""
         if self.measured is not None and matrices is self.measured[0]:
             return self.measured[1]
         value = self.places.put(self.values, self.weight.array(matrices))
-        full = measured(nnx.merge(self.quantizer, self.state), value, self.depth)
+        quantized = quantized_stack(nnx.merge(self.quantizer, self.state), value, self.depth)
+        full = _spread(quantized, value.shape)
         scale, zero_point = (self.weight.matrices(self.places.taken(x)) for x in full)
         return MatrixGrid(scale, zero_point, self.grid, self.by_reciprocal)

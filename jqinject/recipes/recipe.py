@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -165,18 +165,19 @@ def from_data(data: Data, where: str) -> Any:
     if KIND not in data:
         return parts
     name, kinds = str(data[KIND]), kinds_by_name()
-    if name not in kinds:
-        hint = did_you_mean(name, kinds)
-        raise ValueError(f"{where}: there is no pass or solver {name!r}{'; ' + hint if hint else '.'}")
-    names = _choices(kinds[name])
+    _check_known(f"{where}: there is no pass or solver", name, kinds)
     for key in parts:
-        if key not in names:
-            hint = did_you_mean(key, names)
-            raise ValueError(f"{where}: {name} has no choice {key!r}{'; ' + hint if hint else '.'}")
+        _check_known(f"{where}: {name} has no choice", key, _choices(kinds[name]))
     try:
         return kinds[name](**parts)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _check_known(without: str, name: str, names: Collection[str]) -> None:
+    if name not in names:
+        hint = did_you_mean(name, names)
+        raise ValueError(f"{without} {name!r}{'; ' + hint if hint else '.'}")
 
 
 def _choices(kind: type) -> list[str]:
@@ -310,7 +311,8 @@ class Recipe:
             before = work.copied() if floor is not None else work
             work.journal.begin(place)
             sites = tuple(step(work))
-            score = None if evaluate is None else float(evaluate(work.current))
+            current = work.quantized if work.is_quantized else work.model
+            score = None if evaluate is None else float(evaluate(current))
             undone = floor is not None and score is not None and not score >= floor
             steps.append(Step(repr(step), sites, score, undone))
             if undone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from flax import nnx
@@ -31,26 +31,27 @@ from jqinject.recipes.stream.stream import QuantizeInput, Stream
 T = TypeVar("T")
 
 
+Fact = str | float | tuple[int, ...] | tuple[str, ...]
+
+
 @dataclass(frozen=True)
-class Planned:
-    """What a pass would do to a site or a parameter.
+class Note:
+    """What a pass did, or would do, to a site, a parameter or a module.
 
     Attributes:
-        name: the site's; that of the parameter where all of its sites are meant.
-        path: the parameter's.
+        name: the site's, or the path of the parameter or module; several with commas between them.
+        path: of the parameter that the site has; empty where the name says it.
         what: as text.
+        facts: what was measured, which parameters took something over, which channels were chosen, ..., by name.
     """
 
     name: str
     path: str
     what: str
+    facts: Mapping[str, Fact] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.what}"
-            if self.name == self.path
-            else f"{self.name} ({self.path}): {self.what}"
-        )
+        return f"{self.name}{f' ({self.path})' if self.path else ''}: {self.what}"
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Work:
         rules: which quantizer each site gets.
         batches: the calibration data.
         calls: of the model, one for each batch.
-        traced: what `quantize` traces the model with: its keywords `inputs` and `methods`.
+        methods: what `quantize` traces the model with; none if batches are called by a function of the user's.
         method, call: how batches become calls, as for `jqinject.calibrate`.
         allow_idle: whether rules may take nothing, as a pass put others before them.
         on_host: whether values between sites are kept in the host's memory.
@@ -77,7 +78,7 @@ class Work:
     rules: tuple[Rule, ...]
     batches: Sequence[object]
     calls: Sequence[Call]
-    traced: dict[str, Any] = field(default_factory=dict)
+    methods: Mapping[Method, object] = field(default_factory=dict)
     method: Method = CALL
     call: CallBatch | None = None
     on_host: bool = False
@@ -109,19 +110,14 @@ class Work:
         """
         calls = BatchCalls(model, method, call, caller)
         data = [] if batches is None else list(batches)
-        traced = checked_method(model, method, caller) if data and call is None else None
-        inputs: dict[str, Any] = {"inputs": None, "methods": None}
-        if traced == CALL:
-            args, kwargs = arguments_of(data[0])
-            inputs["inputs"] = kwargs or args
-        elif isinstance(traced, str):
-            inputs["methods"] = {traced: data[0]}
+        named = checked_method(model, method, caller) if data and call is None else None
+        args, kwargs = arguments_of(data[0]) if data else ((), {})
         work = cls(
             model=nnx.clone(model, graph=True),
             rules=checked_rules(rules),
             batches=data,
             calls=[] if batches is None else list(calls.of(data)),
-            traced=inputs,
+            methods={named: kwargs or args} if isinstance(named, str) else {},
             method=method,
             call=call,
         )
@@ -178,7 +174,7 @@ class Work:
             rules: of the work, or others in their place.
         """
         idle = self.allow_idle or bool(self.online)
-        return quantize(self.model, rules, **self.traced, allow_idle=idle)
+        return quantize(self.model, rules, methods=self.methods, allow_idle=idle)
 
     def quantize_with(self, model: nnx.Module) -> nnx.Module:
         """Go on with a quantized model.
@@ -187,45 +183,19 @@ class Work:
             model: of the float model and the rules; its ranges need not be calibrated.
 
         Returns:
-            The model, its transforms filled and its ranges calibrated.
+            The model, its ranges calibrated.
         """
         self._quantized = model
-        self._fill_transforms()
         model.eval()
         if not self.explaining and uncalibrated(ModelIndex(model)):
             calibrate(model, self.batches, method=self.method, call=self.call, progress=self.progress)
         return model
-
-    def _fill_transforms(self) -> None:
-        """Give the transforms before the inputs of sites their numbers.
-
-        Raises:
-            ValueError: an input has no quantizer that holds the transform; the text names the site.
-        """
-        if not self.online:
-            return
-        quantizers = self.input_quantizers
-        for site in self.float_stream(self.calls[:1]).sites:
-            if site.path in self.online:
-                transform = quantizers.transform_of(site)
-                if transform is None:
-                    raise ValueError(
-                        f"{site.name} ({site.path}): its weights are stored for a transform of its input, and the "
-                        "quantized model has none there.\n"
-                        "  cure: leave out the pass that kept it, or quantize with inputs"
-                    )
-                self.online[site.path].fill(transform)
 
     def _updates(self) -> dict[str, jax.Array]:
         """The low-rank updates beside parameters of the quantized model, as arrays by path."""
         adapters = adapters_of(self.quantized)
         shapes = {name: x.value.shape for name, x in self.parameters().items()} if adapters else {}
         return {name: dense_update(adapter, shapes[name]) for name, adapter in adapters.items()}
-
-    @property
-    def current(self) -> nnx.Module:
-        """The quantized model once there is one, else the float model."""
-        return self.quantized if self.is_quantized else self.model
 
     def refuse_quantized(self, by: str, cure: str) -> None:
         """Refuse a pass over the float model after one that has asked for the quantized model.
@@ -252,36 +222,21 @@ class Work:
         """The parameters that have a quantizer, by path."""
         return quantized_parameters(self.quantized)
 
-    def float_stream(self, calls: Sequence[Call] | None = None) -> Stream:
-        """The data through the float model alone.
+    def stream(
+        self, quantize_input: QuantizeInput | None = None, calls: Sequence[Call] | None = None
+    ) -> Stream:
+        """The data through the float model, and through it with what passes put in the place of parameters.
 
         Args:
+            quantize_input: what is contracted instead of an input then; None for the input itself.
             calls: of the model; all by default.
         """
-        updates = self._updates() if self.is_quantized else None
-        return self._stream(self.calls if calls is None else calls, None, updates)
-
-    def stream(self, quantize_inputs: bool = True) -> Stream:
-        """The data through the float model, and through it with the inputs of its sites quantized.
-
-        Args:
-            quantize_inputs: whether they are; quantizers of weights alone otherwise.
-        """
-        quantize_input = self.input_quantizers.quantize if quantize_inputs else None
-        return self._stream(self.calls, quantize_input, self._updates())
-
-    def _stream(
-        self,
-        calls: Sequence[Call],
-        quantize_input: QuantizeInput | None,
-        updates: Mapping[str, jax.Array] | None,
-    ) -> Stream:
         return Stream(
             self.model,
-            calls,
+            self.calls if calls is None else calls,
             quantize_input=quantize_input,
             transform_input=partial(transformed_input, self.online) if self.online else None,
-            updates=updates,
+            updates=self._updates() if self.is_quantized else None,
             on_host=self.on_host,
         )
 
@@ -297,4 +252,4 @@ class Work:
     @property
     def input_quantizers(self) -> InputQuantizers:
         """The quantizers of the inputs of the quantized model's sites."""
-        return InputQuantizers(self.quantized, self.calls[0], self.online)
+        return InputQuantizers(self.quantized, self.calls[0])

@@ -11,8 +11,9 @@ from flax import nnx
 from jqinject import Rule
 from jqinject.quant import Int8WeightPerChannelFloat
 from jqinject.recipes import Equalize, Recipe, SmoothQuant, SplitChannels
-from jqinject.recipes.passes.equalize import Split, shrinkage_of
+from jqinject.recipes.passes.equalize import shrinkage_of
 from jqinject.recipes.stream.flat_program import LeftOut
+from jqinject.recipes.work import Note
 
 X = jax.random.normal(jax.random.key(2), (6, 8))
 RULE = Rule(weight_quant=Int8WeightPerChannelFloat)
@@ -62,7 +63,7 @@ def test_biases_count_in_the_ranges_that_equalize_makes_the_same() -> None:
     )
     making = np.maximum(np.abs(first).max(axis=0), np.abs(bias) / 4)
     np.testing.assert_allclose(making, np.abs(second).max(axis=1), rtol=1e-5)
-    assert "layers.0.bias" in done.folded
+    assert "layers.0.bias" in done.facts["folded"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +121,9 @@ def test_split_channels_are_halved_on_one_side_and_copied_on_the_other(split_inp
     model = chain()
     made, (done, *_) = floating(model, SplitChannels(0.25, split_input))
     sizes = np.abs(np.asarray(model.layers[2 if split_input else 0].kernel)).max(axis=1 if split_input else 0)
-    assert isinstance(done, Split) and done.channels == tuple(sorted(np.argsort(-sizes)[:3]))
+    assert done.facts["channels"] == tuple(sorted(np.argsort(-sizes)[:3]))
     first, second = (np.asarray(made.layers[place].kernel) for place in (0, 2))
-    bias, chosen = np.asarray(made.layers[0].bias), list(done.channels)
+    bias, chosen = np.asarray(made.layers[0].bias), list(done.facts["channels"])
     np.testing.assert_array_equal(first[:, 10:], first[:, chosen])
     np.testing.assert_array_equal(second[10:], second[chosen])
     np.testing.assert_array_equal(bias[10:], bias[chosen])
@@ -143,7 +144,7 @@ def test_channels_of_bare_parameters_are_split_unless_the_code_goes_by_their_num
     model.heads = False
     made, sites = floating(model, SplitChannels(0.25))
     assert (made.up.shape, made.shift.shape, made.down.shape) == ((8, 15), (15,), (15, 8))
-    assert isinstance(sites[0], Split)
+    assert isinstance(sites[0], Note)
 
 
 def test_convolutions_are_split_unless_they_have_groups() -> None:

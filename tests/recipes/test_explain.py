@@ -45,7 +45,7 @@ def test_an_explanation_is_what_apply_then_does() -> None:
     done = recipe.apply(model, W4A8, [X], progress=False).report
     scaled, allocated, solved = told.steps
     assert scaled.sites == done.steps[0].sites
-    assert [one.path for one in allocated.sites] == [one.path for one in done.steps[1].sites if one.bits]
+    assert [one.name for one in allocated.sites] == [one.path for one in done.steps[1].sites if one.bits]
     assert str(allocated.sites[0]) == "first.kernel: 3 bits: 3, 4 bits: 4 bits on average"
     assert [(one.path, str(one).split(":")[0]) for one in solved.sites] == [
         (one.path, str(one).split(":")[0]) for one in done.steps[2].sites

@@ -9,7 +9,8 @@ from flax import nnx
 from jqinject import Rule
 from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 from jqinject.recipes import LearnedRotation, Recipe
-from jqinject.recipes.passes.descent import Descended, cayley_step
+from jqinject.recipes.passes.descent import cayley_step
+from jqinject.recipes.work import Note
 
 W4A4 = Rule(
     weight_quant=Int8WeightPerChannelFloat,
@@ -53,14 +54,14 @@ def test_the_quantized_outputs_come_nearer_and_the_float_ones_stay() -> None:
     result = Recipe(LearnedRotation(steps=20, learning_rate=0.2)).apply(
         Stream(nnx.Rngs(0)), [Rule("into"), W4A4], batches, progress=False
     )
-    (learned,) = (each for each in result.report.steps[0].sites if isinstance(each, Descended))
-    assert learned.parts == ("R1 of 16",)
-    assert learned.after < 0.85 * learned.before
+    (learned,) = (each for each in result.report.steps[0].sites if isinstance(each, Note))
+    assert learned.name == "R1 of 16"
+    assert learned.facts["after"] < 0.85 * learned.facts["before"]
     wanted, found = (
         jnp.concatenate([model(x) for x in batches]) for model in (Stream(nnx.Rngs(0)), result.model)
     )
     off = float(jnp.square(found - wanted).sum() / jnp.square(wanted).sum())
-    assert off == pytest.approx(learned.after, rel=0.3)
+    assert off == pytest.approx(learned.facts["after"], rel=0.3)
 
 
 def test_a_model_without_a_stream_is_told() -> None:

@@ -46,7 +46,7 @@ def test_full_rank_is_exact(layer: Any) -> None:
     x = X[None]
     result = Recipe(LowRank(rank=100)).apply(layer, Rule(weight_quant=INT3), [x], progress=False)
     (site,) = result.report.steps[0].sites
-    assert site.rest < 1e-5
+    assert site.facts["rest"] < 1e-5
     np.testing.assert_allclose(result.model(x), layer(x), rtol=1e-4, atol=1e-4)
 
 
@@ -56,7 +56,7 @@ def test_it_composes_is_solved_around_trained_and_served() -> None:
     recipe = Recipe(SmoothQuant(), LowRank(rank=2), Solve(GPTQ()))
     result = recipe.apply(Mixed(), rule, [X], progress=False)
     model, wanted = result.model, Mixed()(X)
-    assert all(each.error < 1 for each in result.report.steps[1].sites)
+    assert all(each.facts["error"] < 1 for each in result.report.steps[1].sites)
     solved = result.report.steps[2].sites
     assert {each.path for each in solved} == PATHS
     assert sum(each.solved for each in solved) < sum(each.nearest for each in solved)
@@ -78,7 +78,7 @@ def test_more_iterations_lessen_the_error() -> None:
         wrong = stored + adapter.a.get_value() @ adapter.b.get_value() - layer.kernel.get_value()
         usual = quantize(layer, rule).quant_weight().value - layer.kernel.get_value()
         ratio = float(jnp.square(wrong).sum() / jnp.square(usual).sum())
-        np.testing.assert_allclose(found.report.steps[0].sites[0].error, ratio, rtol=1e-3)
+        np.testing.assert_allclose(found.report.steps[0].sites[0].facts["error"], ratio, rtol=1e-3)
         return ratio
 
     assert error(4) < 0.98 * error(1)

@@ -11,9 +11,10 @@ from flax import nnx
 from jqinject import Rule, quantize
 from jqinject.quant import Int8WeightPerChannelFloat, IntWeightSymmetricGroupQuant
 from jqinject.recipes import AWQ, RTN, Equalize, Recipe, SmoothQuant, Solve
-from jqinject.recipes.passes.float_change import Rescaled, Rescaling
+from jqinject.recipes.passes.float_change import Rescaling
 from jqinject.recipes.quantized_parameter import quantized_parameters
 from jqinject.recipes.stream.flat_program import LeftOut
+from jqinject.recipes.work import Note
 
 X = jax.random.normal(jax.random.key(2), (3, 6, 16)) * jnp.linspace(0.1, 9, 16)
 IMAGES = jax.random.normal(jax.random.key(2), (2, 6, 6, 3))
@@ -57,16 +58,16 @@ def convolutions() -> nnx.Sequential:
     )
 
 
-def rescaled(model: nnx.Module, x: Any) -> tuple[dict[str, Rescaled], dict[str, str]]:
+def rescaled(model: nnx.Module, x: Any) -> tuple[dict[str, Note], dict[str, str]]:
     result = Recipe(SmoothQuant()).apply(model, RULE, [x], progress=False)
     sites = result.report.steps[0].sites
-    done = {name: each for each in sites if isinstance(each, Rescaled) for name in each.sites}
+    done = {name: each for each in sites if isinstance(each, Note) for name in each.name.split(", ")}
     return done, {each.name: each.reason for each in sites if isinstance(each, LeftOut)}
 
 
 def test_a_transformer_block_is_rescaled_through_norms_heads_and_gates() -> None:
     done, left = rescaled(Attention(nnx.Rngs(0)), X)
-    folded = {name: set(each.folded) for name, each in done.items()}
+    folded = {name: set(each.facts["folded"]) for name, each in done.items()}
     assert not left
     assert folded == {
         "qkv.dot_general0": {"norm.scale"},
@@ -74,12 +75,14 @@ def test_a_transformer_block_is_rescaled_through_norms_heads_and_gates() -> None
         "gate_up.dot_general0": {"norm2.scale", "norm2.bias"},
         "down.dot_general0": {"gate_up.kernel", "gate_up.bias"},
     }
-    assert done["out.dot_general0"].channels == 8, "two query heads share the factors of a value head"
+    assert done["out.dot_general0"].facts["channels"] == 8, (
+        "two query heads share the factors of a value head"
+    )
 
 
 def test_convolutions_are_rescaled_through_batch_norm_groups_and_pooling() -> None:
     done, left = rescaled(convolutions(), IMAGES)
-    folded = {name: set(each.folded) for name, each in done.items()}
+    folded = {name: set(each.facts["folded"]) for name, each in done.items()}
     assert (
         left
         == {"layers.0.conv_general_dilated0": "it is an input of the model, or state that is no parameter"}
@@ -143,7 +146,7 @@ def test_smooth_quant_is_its_formula_for_both_readers_of_a_norm() -> None:
 def test_a_model_whose_function_changes_is_refused_with_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Rescaling.multiply
 
-    def wrong(self: Rescaling, region: Any, factors: Any) -> Rescaled:
+    def wrong(self: Rescaling, region: Any, factors: Any) -> Any:
         made = original(self, region, factors)
         self.change(region.sinks[0].site.name, [(region.sinks[0].site.path, lambda value: value * 2)])
         return made

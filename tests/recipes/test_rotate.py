@@ -16,10 +16,9 @@ from jqinject.model.calibration import BatchCalls
 from jqinject.program import CALL
 from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 from jqinject.recipes import RTN, FoldNorms, Recipe, Rotate, Solve
-from jqinject.recipes.passes.float_change import Folded
-from jqinject.recipes.passes.rotate import Rotated, largest_size
+from jqinject.recipes.passes.rotate import largest_size
 from jqinject.recipes.stream.flat_program import LeftOut
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24
 RULE = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax)
@@ -132,11 +131,11 @@ def _work(model: Any, x: jax.Array) -> Work:
     model.eval()
     calls = list(BatchCalls(model, CALL, None, "test").of([x]))
     copy = nnx.clone(model)
-    return Work(model=copy, rules=(RULE,), batches=[x], calls=calls, traced={"inputs": x}, progress=False)
+    return Work(model=copy, rules=(RULE,), batches=[x], calls=calls, methods={CALL: x}, progress=False)
 
 
 def _output(work: Work) -> jax.Array:
-    stream = work.float_stream()
+    stream = work.stream()
     with jax.default_matmul_precision("highest"):
         for _ in stream:
             pass
@@ -161,19 +160,19 @@ def _folded_and_rotated(model: Any, x: jax.Array) -> tuple[Work, list[Any], list
     return work, folded, rotated
 
 
-def _kinds(done: list[Any]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+def _kinds(done: list[Any]) -> dict[Any, set[str]]:
+    found: dict[Any, set[str]] = {}
     for one in done:
-        if isinstance(one, Rotated):
-            names = {name.rpartition(".")[0] for name in one.sites}
-            found[one.kind] = found.get(one.kind, set()) | names
+        if isinstance(one, Note):
+            names = {name.rpartition(".")[0] for name in one.name.partition(" of ")[2].split(", ")}
+            found[one.facts["kind"]] = found.get(one.facts["kind"], set()) | names
     return found
 
 
 @pytest.mark.lengthy
 def test_a_decoder_keeps_its_function() -> None:
     work, folded, rotated = _folded_and_rotated(_with_noise(Decoder()), _tokens())
-    assert len(folded) == 5 and all(isinstance(one, Folded) for one in folded)
+    assert len(folded) == 5 and all(isinstance(one, Note) for one in folded)
     kinds = _kinds(rotated)
     per_block = {"q", "k", "v", "gate", "up"}
     assert kinds["R1"] == {f"blocks.{i}.{name}" for i in (0, 1) for name in per_block} | {"head"}
@@ -184,9 +183,9 @@ def test_a_decoder_keeps_its_function() -> None:
         == {name.removesuffix(".kernel") for name in work.online}
     )
     np.testing.assert_allclose(work.model.blocks[0].before.g[...], 0, atol=1e-6)  # pyright: ignore
-    online = [one for one in rotated if isinstance(one, Rotated) and one.kind == "R4"]
-    (one,) = (one for one in online if one.sites[0].startswith("blocks.0"))
-    assert one.block == HIDDEN
+    online = [one for one in rotated if isinstance(one, Note) and one.facts["kind"] == "R4"]
+    (one,) = (one for one in online if one.name.startswith("R4 of blocks.0"))
+    assert one.facts["block"] == HIDDEN
 
 
 @pytest.mark.lengthy
@@ -205,7 +204,7 @@ def test_a_quantized_decoder_is_served_with_its_rotations() -> None:
 @pytest.mark.lengthy
 def test_blocks_under_scan_keep_their_function() -> None:
     _, folded, rotated = _folded_and_rotated(_with_noise(Decoder(stacked=True)), _tokens())
-    assert len(folded) == 3 and all(isinstance(one, Folded) for one in folded)
+    assert len(folded) == 3 and all(isinstance(one, Note) for one in folded)
     kinds = _kinds(rotated)
     assert kinds["R1"] == {f"blocks.{name}" for name in ("q", "k", "v", "gate", "up")} | {"head"}
     assert kinds["R2"] == {"blocks.o"} and kinds["R4"] == {"blocks.down"}
@@ -236,7 +235,7 @@ def test_bfloat16_models_move_by_its_rounding_alone() -> None:
 def test_layer_norms_and_flax_attention_keep_their_function() -> None:
     x = jax.random.normal(jax.random.key(2), (2, 4, 4, 3))
     _, folded, rotated = _folded_and_rotated(_with_noise(Encoder()), x)
-    assert {one.path: one.bias for one in folded} == {
+    assert {one.name: one.what.partition("; its bias is ")[2] for one in folded} == {
         "before.scale": "folded",
         "between.scale": "folded",
         "norm.scale": "divided by the gain",
@@ -259,8 +258,8 @@ class Experts(nnx.Module):
 
 def test_ragged_products_are_rotated_with_what_makes_their_rows() -> None:
     work = _work(Experts(), jax.random.normal(jax.random.key(0), (3, 8)))
-    (done,) = (one for one in Rotate("R2")(work) if isinstance(one, Rotated))
-    assert {*done.folded} == {"rows.kernel", "up"} and done.block == 4
+    (done,) = (one for one in Rotate("R2")(work) if isinstance(one, Note))
+    assert {*done.facts["folded"]} == {"rows.kernel", "up"} and done.facts["block"] == 4
 
 
 def test_sizes_without_a_matrix_are_mixed_in_blocks_or_refused_by_path() -> None:
@@ -273,8 +272,8 @@ def test_sizes_without_a_matrix_are_mixed_in_blocks_or_refused_by_path() -> None
     ):
         Rotate("R4", full_size=True)(_work(model, x))
     work = _work(model, x)
-    (done,) = (one for one in Rotate("R4")(work) if isinstance(one, Rotated))
-    assert done.block == 2 and [*work.online] == ["layers.2.kernel"]
+    (done,) = (one for one in Rotate("R4")(work) if isinstance(one, Note))
+    assert done.facts["block"] == 2 and [*work.online] == ["layers.2.kernel"]
 
 
 def test_an_unknown_rotation_is_refused() -> None:

@@ -211,8 +211,7 @@ def with_low_rank(
     rules: Iterable[Rule],
     *,
     rank: Rank,
-    inputs: object,
-    methods: Methods | None,
+    methods: Methods,
     allow_idle: bool = False,
 ) -> tuple[Model, dict[str, PlannedAdapter]]:
     """A quantized model in which each weight that a rule quantizes is a low-rank product and a quantized rest.
@@ -222,7 +221,7 @@ def with_low_rank(
 
     Args:
         model: a float NNX module; it is not changed.
-        rules, inputs, methods, allow_idle: as for `quantize`.
+        rules, methods, allow_idle: as for `quantize`.
         rank: as for `lora`.
 
     Returns:
@@ -231,7 +230,7 @@ def with_low_rank(
     Raises:
         ValueError: see `lora`.
     """
-    calls = traced_calls(model, call_with(inputs), methods, "LowRank")
+    calls = traced_calls(model, None, methods, "LowRank")
     if not has_arguments(calls):
         raise ValueError(
             "LowRank finds the contractions of a model by tracing a method of it, and was given a function instead.\n"

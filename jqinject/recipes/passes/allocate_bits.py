@@ -14,7 +14,7 @@ import numpy as np
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.walk import ModelIndex
-from jqinject.recipes.online import InputQuantizers, rule_like, rule_of
+from jqinject.recipes.online import InputQuantizers, rule_of
 from jqinject.recipes.passes.sensitivities import (
     BY_LOSS,
     NEEDS_LOSS,
@@ -28,7 +28,7 @@ from jqinject.recipes.quantized_parameter import quantized_parameters
 from jqinject.recipes.solvers.solver import check_arguments
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
 from jqinject.recipes.stream.stream import Stream
-from jqinject.recipes.work import Planned, Work
+from jqinject.recipes.work import Note, Work
 
 
 def cheapest_errors(errors: np.ndarray, costs: np.ndarray, budget: float) -> list[int]:
@@ -63,34 +63,18 @@ def cheapest_errors(errors: np.ndarray, costs: np.ndarray, budget: float) -> lis
         )
     # What the items that are still to come cost at least.
     rest = np.append(np.cumsum(least[::-1])[::-1][1:], 0.0)
-    spent, lost = np.zeros(1), np.zeros(1)
-    ways: list[tuple[np.ndarray, np.ndarray]] = []
+    spent, lost, choices = np.zeros(1), np.zeros(1), np.zeros((1, 0), np.int16)
     for error, cost, later in zip(errors, costs, rest, strict=True):
-        spent, lost, before, choice = _extended(spent, lost, error, cost, budget - later)
-        ways.append((before, choice))
-    return _traced_back(ways, int(np.argmin(lost)))
-
-
-def _extended(
-    spent: np.ndarray, lost: np.ndarray, error: np.ndarray, cost: np.ndarray, limit: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Every assignment with every choice of one more item, without those that another one beats."""
-    costs, errors = (spent[:, None] + cost).ravel(), (lost[:, None] + error).ravel()
-    order = np.lexsort((errors, costs))
-    order = order[costs[order] <= limit]
-    sorted_errors = errors[order]
-    best_before = np.concatenate([[np.inf], np.minimum.accumulate(sorted_errors)[:-1]])
-    unbeaten = order[sorted_errors < best_before]
-    before, choice = np.divmod(unbeaten, len(cost))
-    return costs[unbeaten], errors[unbeaten], before, choice
-
-
-def _traced_back(ways: Sequence[tuple[np.ndarray, np.ndarray]], place: int) -> list[int]:
-    choices: list[int] = []
-    for before, choice in reversed(ways):
-        choices.append(int(choice[place]))
-        place = int(before[place])
-    return choices[::-1]
+        # Every assignment with every choice of one more item, without those that another one beats.
+        spent, lost = (spent[:, None] + cost).ravel(), (lost[:, None] + error).ravel()
+        order = np.lexsort((lost, spent))
+        order = order[spent[order] <= budget - later]
+        best_before = np.concatenate([[np.inf], np.minimum.accumulate(lost[order])[:-1]])
+        unbeaten = order[lost[order] < best_before]
+        before, choice = np.divmod(unbeaten, len(cost))
+        spent, lost = spent[unbeaten], lost[unbeaten]
+        choices = np.column_stack([choices[before], choice.astype(np.int16)])
+    return choices[np.argmin(lost)].tolist()
 
 
 Seconds = Mapping[str, Sequence[float]] | Callable[[str, int], float]
@@ -259,7 +243,7 @@ class AllocateBits:
     max_bytes: float | None = None
     max_bit_operations: float | None = None
     max_seconds: float | None = None
-    seconds: Seconds | None = field(default=None, hash=False)
+    seconds: Seconds | None = field(default=None, hash=False, repr=False)
     sensitivity: Sensitivity = "output"
     loss: Loss | None = None
 
@@ -296,11 +280,11 @@ class AllocateBits:
         """The names of the budgets that are set."""
         return [name for name in UNITS if vars(self)[name] is not None]
 
-    def __call__(self, work: Work) -> list[Allocated | Planned]:
+    def __call__(self, work: Work) -> list[Allocated | Note]:
         """See `Pass`."""
         work.refuse_quantized("AllocateBits changes rules", "AllocateBits(...), Solve(...)")
         models = [work.quantized_by([_with_width(rule, bits) for rule in work.rules]) for bits in self.bits]
-        choices, stream = [quantized_parameters(model) for model in models], work.float_stream()
+        choices, stream = [quantized_parameters(model) for model in models], work.stream()
         sites: Sites = {}
         for site in stream.sites:
             if site.path in choices[0]:
@@ -325,10 +309,10 @@ class AllocateBits:
         work.allow_idle = True  # these rules took something before
         return allocated
 
-    def _explained(self, sites: Sites, budget: Budget) -> Iterator[Planned]:
+    def _explained(self, sites: Sites, budget: Budget) -> Iterator[Note]:
         for path, row in zip(sites, budget.costs / budget.shown, strict=True):
             costs = ", ".join(f"{bits} bits: {cost:g}" for bits, cost in zip(self.bits, row, strict=True))
-            yield Planned(path, path, f"{costs} {UNITS[budget.name]}")
+            yield Note(path, "", f"{costs} {UNITS[budget.name]}")
 
     def _budget(
         self, flat: FlatProgram, sites: Sites, sizes: np.ndarray, quantizers: Callable[[], InputQuantizers]
@@ -375,5 +359,5 @@ def _with_width(rule: Rule, bits: int, path: str | None = None) -> Rule:
     """A rule with another width of its weights; one that quantizes no weights as it is."""
     if rule.quantizer("weight_quant") is None:
         return rule
-    overrides: dict[str, Any] = {**dict(rule.overrides), "weight_bit_width": bits}
-    return rule_like(rule, rule.path if path is None else path, {}, overrides)
+    slots: dict[str, Any] = {**dict(rule.quantizers), **dict(rule.overrides), "weight_bit_width": bits}
+    return Rule(path or rule.path, op=rule.op, contraction=rule.contraction, **slots)

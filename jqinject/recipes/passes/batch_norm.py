@@ -21,9 +21,8 @@ from jqinject.ops.processes import on_host
 from jqinject.program import Around, Call, compiled_call, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete, is_quantized
-from jqinject.recipes.passes.float_change import Folded
 from jqinject.recipes.solvers.solver import among, check_arguments
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -54,19 +53,22 @@ class FoldBatchNorm:
 
     pairs: Pairs | None = None
 
-    def __call__(self, work: Work) -> list[Folded]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
-        merged = self.fold(work.model, work.calls[0])
+        pairs = self.fold(work.model, work.calls[0])
         if work.is_quantized:
             self.fold(work.quantized, work.calls[0])
-        return merged
+        return [Note(norm, "", f"in {layer}") for layer, norm in pairs]
 
-    def fold(self, model: nnx.Module, example: Call) -> list[Folded]:
+    def fold(self, model: nnx.Module, example: Call) -> Pairs:
         """Fold the batch normalizations of a model, in place.
 
         Args:
             model: float or quantized; an abstract one (`nnx.eval_shape`) has no numbers to check.
             example: a call of it, which shows what layer precedes which normalization.
+
+        Returns:
+            The pairs that were merged.
         """
 
         def call(model: nnx.Module) -> object:
@@ -84,7 +86,7 @@ class FoldBatchNorm:
         _fold(trial, pairs)
         _compare(before, _called(trial, call)[1], pairs)
         _fold(model, pairs)
-        return [Folded(norm, (layer,)) for layer, norm in pairs]
+        return pairs
 
 
 _Calls = list[tuple[str, jax.Array | None, jax.Array]]
@@ -177,32 +179,12 @@ def _compare(before: list[jax.Array], after: list[jax.Array], pairs: Pairs) -> N
         return
     for pair in zip(before, after, strict=True):
         first, second = (on_host(output).astype(np.float64) for output in pair)
-        size = max(float(np.max(np.abs(first), initial=0.0)), 1.0)
-        if float(np.max(np.abs(first - second), initial=0.0)) > 0.02 * size:
+        if np.abs(first - second).max(initial=0.0) > 0.02 * np.abs(first).max(initial=1.0):
             layers = ", ".join(layer for layer, _ in pairs)
             raise ValueError(
                 f"with batch norms merged into {layers} the model computes something else: what one of these returns "
                 "is used beside its batch norm too.\n  cure: leave that one out, pairs=[...]"
             )
-
-
-@dataclass(frozen=True)
-class Renormed:
-    """What was done to one batch normalization.
-
-    Attributes:
-        path: the module's.
-        mean: how far the means moved at most, in standard deviations of the float model's input.
-        variance: the smallest and the largest factor of the variances.
-    """
-
-    path: str
-    mean: float
-    variance: tuple[float, float]
-
-    def __str__(self) -> str:
-        low, high = self.variance
-        return f"{self.path}: means moved by at most {self.mean:.3g} deviations, variances by {low:.3g} to {high:.3g}"
 
 
 @dataclass(frozen=True)
@@ -232,11 +214,11 @@ class CorrectBatchNorm:
     def __post_init__(self) -> None:
         check_arguments(self, variance=among(self.variance, "measured", "geometric"))
 
-    def __call__(self, work: Work) -> list[Renormed]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         return self.correct(work.quantized, work.calls)
 
-    def correct(self, model: nnx.Module, calls: Iterable[Call]) -> list[Renormed]:
+    def correct(self, model: nnx.Module, calls: Iterable[Call]) -> list[Note]:
         """Re-estimate the statistics of a quantized model, in place.
 
         Args:
@@ -262,7 +244,7 @@ class CorrectBatchNorm:
         assert total is not None, "there are calls"
         return [self._renormed(path, norm, *(x / count for x in total[path])) for path, norm in norms.items()]
 
-    def _renormed(self, path: str, norm: nnx.BatchNorm, mean: jax.Array, var: jax.Array) -> Renormed:
+    def _renormed(self, path: str, norm: nnx.BatchNorm, mean: jax.Array, var: jax.Array) -> Note:
         """Give a batch normalization its statistics."""
         old_mean, old_var = norm.mean.get_value(), norm.var.get_value()
         if self.variance == "geometric":
@@ -271,7 +253,8 @@ class CorrectBatchNorm:
         norm.var.set_value(var)
         moved = np.abs(on_host(mean - old_mean)) / np.sqrt(on_host(old_var) + norm.epsilon)
         factors = on_host(var) / np.maximum(on_host(old_var), norm.epsilon)
-        return Renormed(path, float(moved.max()), (float(factors.min()), float(factors.max())))
+        variances = f"variances by {factors.min():.3g} to {factors.max():.3g}"
+        return Note(path, "", f"means moved by at most {moved.max():.3g} deviations, {variances}")
 
 
 def _statistics_of(model: nnx.Module, call: Call) -> dict[str, tuple[jax.Array, jax.Array]]:

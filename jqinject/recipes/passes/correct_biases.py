@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,30 +17,9 @@ from jqinject.recipes.solvers.solver import among, check_arguments
 from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.stream.stream import Batch, Visit
 from jqinject.recipes.transforms.gains_and_biases import Bias, bias_of
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
 Inputs = Literal["float", "quantized"]
-
-
-@dataclass(frozen=True)
-class Corrected:
-    """What was done to the bias of one site.
-
-    Attributes:
-        name: the site's.
-        path: the bias's.
-        shift: root mean square of what quantization did to the mean output, relative to that of the output.
-        added: whether the bias is new.
-    """
-
-    name: str
-    path: str
-    shift: float
-    added: bool = False
-
-    def __str__(self) -> str:
-        new = ", which is new" if self.added else ""
-        return f"{self.name}: mean output had moved by {self.shift:.3g} of the output, taken back by {self.path}{new}"
 
 
 @dataclass(frozen=True)
@@ -87,16 +66,14 @@ class CorrectBiases:
     def __post_init__(self) -> None:
         check_arguments(self, inputs=among(self.inputs, "float", "quantized"))
 
-    def __call__(self, work: Work) -> list[Corrected | LeftOut]:
+    def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
-        added = add_biases(work) if self.add else frozenset()
-        stream = work.stream(quantize_inputs=self.inputs == "quantized")
-        shifts = _Shifts(work, self.inputs)
-        done: list[Corrected | LeftOut] = []
+        added = add_biases(work) if self.add else set[str]()
+        shifts = _Shifts(work, self.inputs, added)
+        stream = work.stream(shifts.quantizers.quantize if self.inputs == "quantized" else None)
+        done: list[Note | LeftOut] = []
         for visit in work.bar(stream, "biases"):
             corrected = shifts.take(visit)
-            if isinstance(corrected, Corrected):
-                corrected = replace(corrected, added=corrected.path in added)
             done += [] if corrected is None else [corrected]
         shifts.put()
         return [*done, *(site for site in stream.flat.left_out if site.path in shifts.parameters)]
@@ -108,25 +85,25 @@ class _Shifts:
     Args:
         work: of the recipe.
         inputs: see `CorrectBiases`.
+        added: paths of the biases that are new.
     """
 
-    def __init__(self, work: Work, inputs: Inputs) -> None:
-        self.work, self.inputs = work, inputs
+    def __init__(self, work: Work, inputs: Inputs, added: set[str]) -> None:
+        self.work, self.inputs, self.added = work, inputs, added
         self.parameters = work.parameters()
-        self._quantizers = work.input_quantizers
-        self._biases: dict[tuple[int, int], Bias | None] = {}
+        self.quantizers = work.input_quantizers
         self._sums: dict[str, np.ndarray] = {}
         self._counts: dict[str, np.ndarray] = {}
 
-    def take(self, visit: Visit) -> Corrected | LeftOut | None:
+    def take(self, visit: Visit) -> Note | LeftOut | None:
         """Measure the shift of one site, and let the stream go on with the corrected output; None for a float site."""
         site, parameter = visit.site, self.parameters.get(visit.site.path)
-        if parameter is None and not self._quantizers.is_on(site):
+        if parameter is None and not self.quantizers.is_on(site):
             return None
         weight = visit.original if parameter is None else parameter.nearest(parameter.value)
         if self.inputs == "quantized":
             visit.put(weight)
-        bias = self._bias(visit, visit.stream.batches[0])
+        bias = _bias(visit, visit.stream.batches[0])
         if bias is None:
             reason = "no parameter is added to its output, which keeps its shifted mean"
             return LeftOut(site.name, site.path, reason)
@@ -139,9 +116,11 @@ class _Shifts:
         self._count(bias, shift)
         if self.inputs == "quantized":
             total = jnp.asarray(self._sums[bias.path])
-            visit.correction = lambda batch, output: self._same_bias(visit, batch).spread(total, output)
+            visit.correction = lambda batch, output: _same_bias(visit, batch).spread(total, output)
         relative = np.sqrt(np.mean(np.square(shift[bias.numbers])) / size)
-        return Corrected(site.name, bias.path, float(relative))
+        new = ", which is new" if bias.path in self.added else ""
+        what = f"mean output had moved by {relative:.3g} of the output, taken back by the bias{new}"
+        return Note(site.name, bias.path, what)
 
     def put(self) -> None:
         """Put the corrected biases into the quantized model."""
@@ -153,26 +132,13 @@ class _Shifts:
             variable = quantized[path]
             variable.set_value(jax.device_put(corrected, variable.get_value().sharding))
 
-    def _bias(self, visit: Visit, batch: Batch) -> Bias | None:
-        (output,) = batch.flat.steps[visit.site_in(batch).step].outputs
-        key = (id(batch.flat), output)
-        if key not in self._biases:
-            self._biases[key] = bias_of(batch.flat, output)
-        return self._biases[key]
-
-    def _same_bias(self, visit: Visit, batch: Batch) -> Bias:
-        """The bias of a site that has one in the first batch."""
-        bias = self._bias(visit, batch)
-        assert bias is not None, "batches of other shapes go through the same operations"
-        return bias
-
     def _measured(self, visit: Visit, weight: jax.Array, bias: Bias) -> tuple[np.ndarray, float]:
         """The shift for each number of a bias, and the mean square of the site's output."""
         total, squares, batches = np.zeros(bias.size, np.float32), 0.0, len(visit.stream.batches)
-        quantize = self._quantizers.quantize if self.inputs == "float" else None
+        quantize = self.quantizers.quantize if self.inputs == "float" else None
         for batch, floats, quantized in visit.outputs(quantize, weight):
             floats, quantized = floats.astype(jnp.float32), quantized.astype(jnp.float32)
-            total += on_host(self._same_bias(visit, batch).means(floats - quantized)) / batches
+            total += on_host(_same_bias(visit, batch).means(floats - quantized)) / batches
             squares += float(jnp.mean(jnp.square(floats))) / batches
         return total, max(squares, float(np.finfo(np.float32).tiny))
 
@@ -186,11 +152,23 @@ class _Shifts:
         counts[own] += 1
 
 
+def _bias(visit: Visit, batch: Batch) -> Bias | None:
+    (output,) = batch.flat.steps[visit.site_in(batch).step].outputs
+    return bias_of(batch.flat, output)
+
+
+def _same_bias(visit: Visit, batch: Batch) -> Bias:
+    """The bias of a site that has one in the first batch."""
+    bias = _bias(visit, batch)
+    assert bias is not None, "batches of other shapes go through the same operations"
+    return bias
+
+
 BIASED = (nnx.Linear, nnx.Conv, nnx.ConvTranspose, nnx.LinearGeneral)
 """Layers that add a bias to their outputs' last axes if they have one."""
 
 
-def add_biases(work: Work) -> frozenset[str]:
+def add_biases(work: Work) -> set[str]:
     """Give the layers whose weight is quantized a bias of 0, in the float model and in the quantized one.
 
     Args:
@@ -199,30 +177,16 @@ def add_biases(work: Work) -> frozenset[str]:
     Returns:
         The paths of the new biases.
     """
-    quantized = set(work.parameters())
-    shapes: dict[str, tuple[int, ...]] = {}
+    parameters, added = work.parameters(), set[str]()
+    layers = dict(ModelIndex(work.quantized).places)
     for path, layer in ModelIndex(work.model).places:
-        if isinstance(layer, BIASED) and dotted((*path, "kernel")) in quantized and layer.bias is None:
-            shape = _bias_shape(layer)
-            if shape is not None:
-                shapes[dotted((*path, "bias"))] = shape
-    for model in (work.model, work.quantized):
-        for path, layer in ModelIndex(model).places:
-            shape = shapes.get(dotted((*path, "bias")))
-            if shape is not None and layer.bias is None:
-                layer.bias = nnx.Param(jnp.zeros(shape, layer.param_dtype))
-                layer.use_bias = True
-    return frozenset(shapes)
-
-
-def _bias_shape(layer: Any) -> tuple[int, ...] | None:
-    """The shape of a layer's bias, with the axes that it is stacked along; None if it is not known."""
-    out = layer.out_features if isinstance(layer.out_features, tuple) else (layer.out_features,)
-    if isinstance(layer, nnx.LinearGeneral):
-        if layer.batch_axis:
-            return None
-        inner = len(layer.axis) + len(out)
-    else:
-        inner = 2 if isinstance(layer, nnx.Linear) else 2 + len(layer.kernel_size)
-    shape = layer.kernel.get_value().shape
-    return (*shape[: len(shape) - inner], *out)
+        kernel = parameters.get(dotted((*path, "kernel")))
+        if kernel is None or not isinstance(layer, BIASED) or layer.bias is not None:
+            continue
+        if not (isinstance(layer, nnx.LinearGeneral) and layer.batch_axis):
+            out = layer.out_features if isinstance(layer.out_features, tuple) else (layer.out_features,)
+            zeros = jnp.zeros((*kernel.value.shape[: kernel.depth], *out), layer.param_dtype)
+            for holder in (layer, layers[path]):
+                holder.bias, holder.use_bias = nnx.Param(zeros), True
+            added.add(dotted((*path, "bias")))
+    return added

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -13,52 +13,31 @@ import optax
 from flax import nnx
 
 from jqinject.model.walk import ModelIndex
+from jqinject.program import Call
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.passes.rotate import turned
-from jqinject.recipes.passes.sensitivities import outputs_of
+from jqinject.recipes.passes.sensitivities import outputs_of, relative_squares
 from jqinject.recipes.solvers.solver import at_least, check_arguments
 from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.transforms.regions import is_gain
 from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
 T = TypeVar("T")
 Distance = Callable[[list[jax.Array], list[jax.Array]], jax.Array]
 
 
-@dataclass(frozen=True)
-class Descended:
-    """What was learned by a descent on the error of the quantized model's outputs.
-
-    Attributes:
-        parts: what was learned.
-        measure: the name of the error.
-        before, after: the error over all batches.
-        steps: how many were taken until the best.
-    """
-
-    parts: tuple[str, ...]
-    measure: str
-    before: float
-    after: float
-    steps: int
-
-    def __str__(self) -> str:
-        moved = f"{self.measure} from {self.before:.3g} to {self.after:.3g}, after {self.steps} steps"
-        return f"{', '.join(self.parts)}: {moved}"
-
-
 def descend(
     work: Work,
     quantized: nnx.Module,
-    values: Callable[[T], Mapping[str, jax.Array]],
+    values: Callable[[T], dict[str, jax.Array]],
     distance: Distance,
     start: T,
     step: Callable[[int, T, T], T],
     steps: Iterable[int],
     parts: Iterable[str],
     measure: str,
-) -> tuple[T, Descended]:
+) -> tuple[T, Note]:
     """Take steps, each by the gradient of the error of one batch, in turn; functions are compiled once for each frame.
 
     Args:
@@ -74,16 +53,21 @@ def descend(
     Returns:
         What was learned with the least error over all batches, and the record.
     """
-    compiled: dict[
-        Hashable, tuple[Callable[..., jax.Array], Callable[..., T], Callable[..., list[jax.Array]]]
-    ]
-    compiled, batches = {}, []
+
+    def compiled(
+        call: Call,
+    ) -> tuple[Callable[..., jax.Array], Callable[..., T], Callable[..., list[jax.Array]]]:
+        outputs, floats = (outputs_of(model, call) for model in (quantized, work.model))
+
+        def error(learned: T, arrays: Sequence[jax.Array], expected: list[jax.Array]) -> jax.Array:
+            return distance(outputs(values(learned), arrays), expected)
+
+        return jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
+
+    by_frame = {frame: compiled(call) for frame, call in {x.frame: x for x in work.calls}.items()}
+    batches = []
     for call in work.calls:
-        if call.frame not in compiled:
-            outputs, floats = (outputs_of(model, call) for model in (quantized, work.model))
-            error = partial(_error, outputs, values, distance)
-            compiled[call.frame] = jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
-        error_of, gradient_of, floats_of = compiled[call.frame]
+        error_of, gradient_of, floats_of = by_frame[call.frame]
         batches.append((error_of, gradient_of, call.arrays, floats_of(call.arrays)))
 
     def mean_error(learned: T) -> float:
@@ -99,18 +83,8 @@ def descend(
         error = mean_error(learned)
         if error < least:
             best, least, taken = learned, error, number + 1
-    return best, Descended(tuple(parts), measure, before, least, taken)
-
-
-def _error(
-    outputs: Callable[..., list[jax.Array]],
-    values: Callable[[T], Mapping[str, jax.Array]],
-    distance: Distance,
-    learned: T,
-    arrays: Sequence[jax.Array],
-    floats: list[jax.Array],
-) -> jax.Array:
-    return distance(outputs(values(learned), arrays), floats)
+    what = f"{measure} from {before:.3g} to {least:.3g}, after {taken} steps"
+    return best, Note(", ".join(parts), "", what, {"before": before, "after": least, "steps": taken})
 
 
 KINDS = ("R1", "R2")
@@ -150,16 +124,13 @@ class LearnedRotation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kinds", tuple(self.kinds))
-        unknown = [kind for kind in self.kinds if kind not in KINDS]
-        if unknown or not self.kinds:
-            raise ValueError(f"LearnedRotation: kinds are {self.kinds!r}.\n  cure: of {', '.join(KINDS)}")
+        kinds = (bool(self.kinds) and {*self.kinds} <= {*KINDS}, f"some of {', '.join(KINDS)}", KINDS)
         rate = (0 < self.learning_rate < 1, "within 0 and 1", 0.05)
-        check_arguments(self, steps=at_least(self.steps, 1, 50), learning_rate=rate)
+        check_arguments(self, kinds=kinds, steps=at_least(self.steps, 1, 50), learning_rate=rate)
 
-    def __call__(self, work: Work) -> list[Descended | LeftOut]:
+    def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run()
         turning = [
             (site.name, region)
             for site, region in turned_regions(change.flat)
@@ -192,7 +163,7 @@ class LearnedRotation:
         best, done = descend(
             work, quantized, values, _distance, start, step, steps, parts, "error of the outputs"
         )
-        if done.steps:
+        if done.facts["steps"]:
             change.change(turning[0][0], [(path, partial(_turned, regions, path, best)) for path in paths])
         return [done, *change.finish()]
 
@@ -211,11 +182,7 @@ def _turned(regions: Sequence[TurnedRegion], path: str, matrices: Matrices, valu
 
 
 def _distance(outputs: list[jax.Array], floats: list[jax.Array]) -> jax.Array:
-    """The squared difference of outputs, relative to their squares."""
-    pairs = zip(outputs, floats, strict=True)
-    difference = sum((jnp.square(a - b).sum() for a, b in pairs), jnp.float32(0))
-    size = sum((jnp.square(b).sum() for b in floats), jnp.float32(0))
-    return difference / jnp.where(size > 0, size, 1.0)
+    return relative_squares([a - b for a, b in zip(outputs, floats, strict=True)], floats)
 
 
 def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_sums: bool) -> jax.Array:
@@ -282,7 +249,7 @@ class TweakNorms:
         rate = (self.learning_rate > 0, "above 0", 0.001)
         check_arguments(self, steps=at_least(self.steps, 1, 50), learning_rate=rate)
 
-    def __call__(self, work: Work) -> list[Descended | LeftOut]:
+    def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
         variables = ModelIndex(work.quantized).by_name
         quantized = work.parameters()
@@ -321,7 +288,7 @@ Gains = dict[str, jax.Array]
 
 def gains_of(work: Work) -> list[str]:
     """The paths of parameters of one axis that values of the float model's program are multiplied by."""
-    flat = work.float_stream(work.calls[:1]).flat
+    flat = work.stream(calls=work.calls[:1]).flat
     vectors = {slot: path for slot, path in flat.parameters.items() if len(flat.shapes[slot]) == 1}
     return [path for slot, path in vectors.items() if is_gain(flat, slot)]
 

@@ -13,15 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.ops.processes import on_host
-from jqinject.recipes.passes.float_change import Rescaled, Rescaling, left_out
+from jqinject.recipes.passes.float_change import Rescaling, Rows, largest_of, left_out
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.transforms.regions import Region, per_channel
 from jqinject.recipes.transforms.transform_walk import varies
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
-Numbers = tuple[np.ndarray, np.ndarray]
-"""The channel of each row, and the rows."""
 NOTHING = 1e-9
 """Channels whose range is at most this keep their factor 1."""
 
@@ -68,16 +66,16 @@ class Equalize:
             biases=(fits, "a number above 0, 'vaiq' or None", "vaiq"),
         )
 
-    def __call__(self, work: Work) -> list[Rescaled | LeftOut]:
+    def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self))
-        able = [region for region in rescaling.regions if region.sources or region.gains]
-        left = [
-            site
-            for region in rescaling.regions
-            if region not in able
-            for site in left_out(region, "no weight and no gain makes its inputs")
-        ]
+        able: list[Region] = []
+        left: list[LeftOut] = []
+        for region in rescaling.regions:
+            if region.sources or region.gains:
+                able.append(region)
+            else:
+                left += left_out(region, "no weight and no gain makes its inputs")
         total = [np.ones(region.channels, np.float32) for region in able]
         for _ in range(self.iterations):
             largest = 0.0
@@ -92,11 +90,9 @@ class Equalize:
         return [*done, *left, *rescaling.finish()]
 
     def _factors(self, rescaling: Rescaling, region: Region) -> np.ndarray:
-        sinks = [
-            (member.labels.reshape(-1), _columns(rescaling.weights(member.site))) for member in region.sinks
-        ]
         makers = [self._with_bias(rescaling, region, *maker) for maker in rescaling.makers(region)]
-        contracting, making = self._range(region.channels, sinks), self._range(region.channels, makers)
+        contracting = self._range(region.channels, rescaling.sinks(region))
+        making = self._range(region.channels, makers)
         alive, unit = (making > NOTHING) & (contracting > NOTHING), np.float32(1)
         ratio = np.sqrt(np.where(alive, contracting, unit)) / np.sqrt(np.where(alive, making, unit))
         return np.where(alive, ratio, unit)
@@ -106,12 +102,12 @@ class Equalize:
         rescaling: Rescaling,
         region: Region,
         maker: ContractionSite | str,
-        labels: np.ndarray,
-        weights: np.ndarray,
-    ) -> Numbers:
+        rows: Rows,
+    ) -> Rows:
         path = None if self.biases is None else rescaling.bias_of(maker)
         if self.biases is None or path is None or path not in region.parameters:
-            return labels, weights
+            return rows
+        labels, weights = rows
         value = on_host(rescaling.values[path]).astype(np.float32)
         own, labelled = np.broadcast_to(region.parameters[path], value.shape), labels > 0
         of_channels = np.zeros(region.channels, np.float32)
@@ -121,23 +117,14 @@ class Equalize:
         shrinkage = shrinkage_of(bias[labelled], weights[labelled]) if vaiq else self.biases
         return labels, np.concatenate([weights, bias[:, None] / np.float32(shrinkage)], axis=1)
 
-    def _range(self, channels: int, numbers: Sequence[Numbers]) -> np.ndarray:
+    def _range(self, channels: int, rows: Sequence[Rows]) -> np.ndarray:
         """The range of each channel: of all the rows that are labelled with it."""
-        high = per_channel(channels, ((labels, rows.max(axis=1)) for labels, rows in numbers))
-        low = per_channel(
-            channels, ((labels, rows.min(axis=1)) for labels, rows in numbers), np.minimum, np.inf
-        )
         if self.ranges == "maxabs":
-            return np.where(np.isfinite(high), np.maximum(np.abs(high), np.abs(low)), 0)
-        mean = per_channel(
-            channels, ((labels, np.abs(rows.mean(axis=1))) for labels, rows in numbers), start=0
-        )
+            return largest_of(channels, rows)
+        high = per_channel(channels, ((labels, x.max(axis=1)) for labels, x in rows))
+        low = per_channel(channels, ((labels, x.min(axis=1)) for labels, x in rows), np.minimum, np.inf)
+        mean = per_channel(channels, ((labels, np.abs(x.mean(axis=1))) for labels, x in rows), start=0)
         return np.where(high > low, high - low, mean)
-
-
-def _columns(weights: np.ndarray) -> np.ndarray:
-    """The columns of matrices `(stack, rows, columns)`, one after the other."""
-    return weights.swapaxes(1, 2).reshape(-1, weights.shape[1])
 
 
 def shrinkage_of(bias: np.ndarray, weights: np.ndarray) -> float:
@@ -160,24 +147,6 @@ def shrinkage_of(bias: np.ndarray, weights: np.ndarray) -> float:
     if median > 30 or mean > 500:
         return 20.0
     return 10.0 if median > 15 or mean > 250 else 5.0
-
-
-@dataclass(frozen=True)
-class Split:
-    """The channels that were split between some sites.
-
-    Attributes:
-        sources, sinks: the parameters that make the channels, and those that contract them.
-        channels: which were split; the copies follow the last channel, in this order.
-    """
-
-    sources: tuple[str, ...]
-    sinks: tuple[str, ...]
-    channels: tuple[int, ...]
-
-    def __str__(self) -> str:
-        shown = ", ".join(map(str, self.channels[:8])) + (", ..." if len(self.channels) > 8 else "")
-        return f"{', '.join(self.sources)} to {', '.join(self.sinks)}: {len(self.channels)} channels split: {shown}"
 
 
 @dataclass(frozen=True)
@@ -220,10 +189,10 @@ class SplitChannels:
     def __post_init__(self) -> None:
         check_arguments(self, ratio=(0 < self.ratio <= 1, "above 0 and at most 1", 0.02))
 
-    def __call__(self, work: Work) -> list[Split | LeftOut]:
+    def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self))
-        done: list[Split] = []
+        done: list[Note] = []
         left: list[LeftOut] = []
         for region in rescaling.regions:
             sides = _sides(region)
@@ -234,55 +203,42 @@ class SplitChannels:
                 done.append(why)
         return [*done, *rescaling.finish(), *left]
 
-    def _split(self, rescaling: Rescaling, region: Region, sides: Mapping[str, _Side]) -> Split | str:
+    def _split(self, rescaling: Rescaling, region: Region, sides: Mapping[str, Side]) -> Note | str:
         """Split channels of a region; a sentence if the model cannot be called then."""
         sources, sinks = (
             tuple(sorted({member.site.path for member in members}))
             for members in (region.sources, region.sinks)
         )
-        sizes = np.zeros(region.channels, np.float32)
-        for path in sinks if self.split_input else sources:
-            sizes = np.maximum(sizes, sides[path].sizes(rescaling.values[path]))
+        values = {path: on_host(rescaling.values[path]) for path in (sinks if self.split_input else sources)}
+        pairs = ((np.abs(region.parameters[path]), np.abs(x)) for path, x in values.items())
+        sizes = per_channel(
+            region.channels, ((np.broadcast_to(own, x.shape), x) for own, x in pairs), start=0
+        )
         count = math.ceil(self.ratio * region.channels)
         chosen = np.sort(np.argsort(-sizes, kind="stable")[:count])
         changes = [
-            (path, partial(side.split, channels=chosen, halved=(path in sinks) == self.split_input))
-            for path, side in sides.items()
+            (path, partial(_copied, axis=axis, at=at[chosen], halved=(path in sinks) == self.split_input))
+            for path, (axis, at) in sides.items()
         ]
         why = rescaling.change_shapes(region.sinks[0].site.name, changes)
-        return why or Split(sources, sinks, tuple(map(int, chosen)))
+        channels = tuple(map(int, chosen))
+        shown = ", ".join(map(str, channels[:8])) + (", ..." if count > 8 else "")
+        name = f"{', '.join(sources)} to {', '.join(sinks)}"
+        return why or Note(name, "", f"{count} channels split: {shown}", {"channels": channels})
 
 
-@dataclass(frozen=True)
-class _Side:
-    """Where the channels of a region stand in one of its parameters.
-
-    Attributes:
-        axis: of the parameter.
-        places: of each channel along it.
-    """
-
-    axis: int
-    places: np.ndarray
-
-    def sizes(self, value: jax.Array) -> np.ndarray:
-        """The largest magnitude of each channel."""
-        moved = np.moveaxis(np.abs(on_host(value).astype(np.float32)), self.axis, 0)
-        return moved.reshape(moved.shape[0], -1).max(axis=1)[self.places]
-
-    def split(self, value: jax.Array, channels: np.ndarray, *, halved: bool) -> jax.Array:
-        """The parameter with copies of channels at the end, these and their originals halved or as they are."""
-        at = self.places[channels]
-        if halved:
-            shape = [1] * value.ndim
-            shape[self.axis] = value.shape[self.axis]
-            factors = np.ones(value.shape[self.axis], np.float32)
-            factors[at] = 0.5
-            value = value * jnp.asarray(factors.reshape(shape), value.dtype)
-        return jnp.concatenate([value, jnp.take(value, at, axis=self.axis)], axis=self.axis)
+def _copied(value: jax.Array, *, axis: int, at: np.ndarray, halved: bool) -> jax.Array:
+    """A parameter with copies of channels at the end, these and their originals halved or as they are."""
+    if halved:
+        value = value.at[(*(slice(None),) * axis, at)].multiply(0.5)
+    return jnp.concatenate([value, jnp.take(value, at, axis=axis)], axis=axis)
 
 
-def _sides(region: Region) -> dict[str, _Side] | str:
+Side = tuple[int, np.ndarray]
+"""Where channels stand in a parameter: the axis, and the place of each along it."""
+
+
+def _sides(region: Region) -> dict[str, Side] | str:
     """Where the channels stand in each parameter; a sentence if a channel cannot be copied."""
     if region.gains or not region.sources:
         return (
@@ -296,5 +252,5 @@ def _sides(region: Region) -> dict[str, _Side] | str:
         flat = np.abs(labels.reshape(-1))
         if len(axes) != 1 or sorted(flat) != list(range(1, region.channels + 1)):
             return f"its channels are not one axis of {path}, each once"
-        sides[path] = _Side(axes.pop(), np.argsort(flat))
+        sides[path] = axes.pop(), np.argsort(flat)
     return sides

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -27,13 +27,15 @@ from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.transforms.gains_and_biases import bias_of
 from jqinject.recipes.transforms.regions import Region, by_region, per_channel
 from jqinject.recipes.transforms.transform_walk import factors_of
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
 TOLERANCE = 1e-5
 """How far a float32 model's outputs may move, relative to the largest."""
 Change = Callable[[jax.Array], jax.Array]
 Changes = Sequence[tuple[str, Change]]
 """Paths of parameters, each with what makes another value of its value in float32; in order."""
+Rows = tuple[np.ndarray, np.ndarray]
+"""Of each row the label of its channel, and the rows: `(rows, columns)`, of one number for a gain."""
 FEATURES = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
 """Layers that know how many features their kernel's last two axes have."""
 
@@ -41,42 +43,37 @@ FEATURES = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
 class FloatChange:
     """A float model on its way to other parameters, or to transforms kept online, with the same function.
 
+    The data runs through the model as it is first, so that its outputs are known.
+
     Args:
         work: of the recipe.
         by: the pass, for messages.
+        statistics: names of the `Statistics` that are collected at every site.
 
     Attributes:
         flat: the model's program.
         values: the parameters as they are now.
+        online: path of a parameter -> the transform before the inputs of its sites, as they are now.
         sites: of the model, in the order in which they run.
         left_out: contractions that no pass can reach, and why.
         statistics: of the float model's sites, by name.
-        done: what was changed: the first site, the changes of parameters, and the transforms kept online.
     """
 
-    def __init__(self, work: Work, by: str) -> None:
+    def __init__(self, work: Work, by: str, statistics: Sequence[str] = ()) -> None:
         work.refuse_quantized(f"{by} changes the float model", f"{by}, Solve(GPTQ())")
-        self.work, self.by = work, by
-        self.stream = work.float_stream()
-        self.flat = flat = self.stream.flat
+        self.work, self.by, self.online = work, by, work.online
+        stream = work.stream()
+        self.flat = flat = stream.flat
         self.values = {path: jnp.asarray(flat.state[slot]) for slot, path in flat.parameters.items()}
         self.sites = list(flat.sites)
         self.left_out: list[LeftOut] = [*flat.left_out]
         self.statistics: dict[str, Statistics] = {}
-        self.done: list[tuple[str, Changes, Mapping[str, Online]]] = []
-
-    def run(self, names: Callable[[ContractionSite], Sequence[str]] = lambda site: ()) -> None:
-        """Run the data through the model as it is, and note its outputs.
-
-        Args:
-            names: of the `Statistics` that are collected at a site; none by default.
-        """
-        collects = any(names(site) for site in self.sites)
+        self._done: list[tuple[str, Changes, Mapping[str, Online]]] = []
         with jax.default_matmul_precision("highest"):
-            for visit in self.work.bar(self.stream, "measuring") if collects else self.stream:
-                if names(visit.site):
-                    self.statistics[visit.site.name] = visit.statistics(*names(visit.site))
-            self._before = self.stream.outputs()
+            for visit in work.bar(stream, "measuring") if statistics else stream:
+                if statistics:
+                    self.statistics[visit.site.name] = visit.statistics(*statistics)
+            self._before = stream.outputs()
 
     def weights(self, site: ContractionSite) -> np.ndarray:
         """A site's weights as they are now, float32 `(stack, rows, columns)`."""
@@ -90,8 +87,8 @@ class FloatChange:
             changes: of parameters.
             online: path of a parameter -> the transform before the other operand of its sites.
         """
-        self.values = _changed(self.values, changes)
-        self.done.append((site, changes, online))
+        self.values, self.online = _changed(self.values, changes), {**self.online, **online}
+        self._done.append((site, changes, self.online))
 
     def change_shapes(self, site: str, changes: Changes) -> str:
         """Change the shapes of parameters, unless the model cannot be called with others.
@@ -105,10 +102,10 @@ class FloatChange:
         before = self.values
         self.change(site, changes)
         try:
-            self._error_of(self._after(self.values, self.done))
+            self._error_of(self._after(self.values, self.online))
         except (TypeError, ValueError, IndexError) as error:
             self.values = before
-            self.done.pop()
+            self._done.pop()
             first = str(error).partition("\n")[0]
             return f"the model's code depends on the number of its channels: {first:.120}"
         return ""
@@ -124,10 +121,10 @@ class FloatChange:
             Why that is impossible; empty if it was done.
         """
         sites = [same for same in self.sites if same.path == site.path]
-        why = why_not_online(ModelIndex(self.work.model), self.work.rules, self.flat, sites)
+        index, traced = ModelIndex(self.work.model), bool(self.work.methods)
+        why = why_not_online(index, self.work.rules, self.flat, sites, traced)
         if not why:
-            before = self.work.online | {name: x for _, _, more in self.done for name, x in more.items()}
-            online = online_of(site, transform, before.get(site.path))
+            online = online_of(site, transform, self.online.get(site.path))
             self.change(site.name, [(site.path, stored_for(sites, transform))], {site.path: online})
         return why
 
@@ -140,7 +137,7 @@ class FloatChange:
         Raises:
             ValueError: the outputs are others; the text names the site that is to blame. The model stays as it was.
         """
-        work, allowed = self._after(self.values, self.done), self._allowed()
+        work, allowed = self._after(self.values, self.online), self._allowed()
         error = self._error_of(work)
         if not error <= allowed:
             raise ValueError(
@@ -151,27 +148,24 @@ class FloatChange:
         self.work.model, self.work.online = work.model, work.online
         return self.left_out
 
-    def _after(
-        self, values: Mapping[str, jax.Array], done: Sequence[tuple[str, Changes, Mapping[str, Online]]]
-    ) -> Work:
-        """The work with other parameters, and with the transforms of changes."""
+    def _after(self, values: Mapping[str, jax.Array], online: Mapping[str, Online]) -> Work:
+        """The work with other parameters and other transforms."""
         model = nnx.clone(self.work.model, graph=True)
         index = ModelIndex(model)
         modules = {".".join(path): node for path, node in index.places}
-        for path in {path for _, changes, _ in self.done for path, _ in changes}:
-            variable, value = index.by_name[path], values[path]
+        for path, value in values.items():
+            variable = index.by_name[path]
             holder, _, name = path.rpartition(".")
             layer = modules.get(holder)
             if isinstance(layer, FEATURES) and name == "kernel":
                 layer.in_features += value.shape[-2] - variable.shape[-2]
                 layer.out_features += value.shape[-1] - variable.shape[-1]
             variable.set_value(value)
-        online = {name: before for _, _, more in done for name, before in more.items()}
-        return replace(self.work, model=model, online=self.work.online | online)
+        return replace(self.work, model=model, online=dict(online))
 
     def _error_of(self, work: Work) -> float:
         """How far the outputs of a float model are from those before, relative to the largest."""
-        stream = work.float_stream(work.calls[:1])
+        stream = work.stream(calls=work.calls[:1])
         with jax.default_matmul_precision("highest"):
             for _ in stream:
                 pass
@@ -190,9 +184,9 @@ class FloatChange:
     def _blamed(self, allowed: float) -> str:
         variables = ModelIndex(self.work.model).by_name
         values = {path: jnp.asarray(variables[path].get_value()) for path in self.values}
-        for index, (site, changes, _) in enumerate(self.done):
+        for site, changes, online in self._done:
             values = _changed(values, changes)
-            if not self._error_of(self._after(values, self.done[: index + 1])) <= allowed:
+            if not self._error_of(self._after(values, online)) <= allowed:
                 return site
         return "no single site, but of all of them together"
 
@@ -212,54 +206,8 @@ def moved_by(before: jax.Array, after: jax.Array) -> float:
     return float(np.abs(first - second).max(initial=0.0) / (largest if largest > 0 else 1.0))
 
 
-@dataclass(frozen=True)
-class Folded:
-    """A gain, or a batch normalization, that weights took over.
-
-    Attributes:
-        path: the gain's, or the module's.
-        sites: names of the sites or layers whose weights have it.
-        bias: what became of the bias that comes after it: "" without one, "folded", or "divided by the gain".
-    """
-
-    path: str
-    sites: tuple[str, ...]
-    bias: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.path}: in {', '.join(self.sites)}{f'; its bias is {self.bias}' if self.bias else ''}"
-
-
 KeepOnline = Literal["never", "rest", "all"]
 """Which sites get factors before their inputs instead of in a neighbour."""
-
-
-@dataclass(frozen=True)
-class Rescaled:
-    """What was done to the inputs of some sites.
-
-    Attributes:
-        sites: the names of the sites.
-        folded: the parameters that were multiplied by factors, those of the sites excepted.
-        channels: how many factors there are.
-        smallest, largest: of the factors of the sites' inputs.
-        online: whether the factors are kept before the sites' inputs.
-        unruled: the names of sites among them whose weight no rule quantizes.
-    """
-
-    sites: tuple[str, ...]
-    folded: tuple[str, ...]
-    channels: int
-    smallest: float
-    largest: float
-    online: bool = False
-    unruled: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        factors = f"{self.channels} factors from {self.smallest:.3g} to {self.largest:.3g}"
-        where = "kept online" if self.online else f"in {', '.join(self.folded)}"
-        alone = f"; no rule quantizes {', '.join(self.unruled)}" if self.unruled else ""
-        return f"{', '.join(self.sites)}: {factors}, {where}{alone}"
 
 
 class Rescaling(FloatChange):
@@ -268,7 +216,7 @@ class Rescaling(FloatChange):
     Args:
         work: of the recipe.
         by: the pass, for messages.
-        statistics: names of `Statistics` to collect at every site.
+        statistics: see `FloatChange`.
         online: which sites get factors before their inputs: "never", the "rest" that no region has, or "all".
 
     Attributes:
@@ -278,7 +226,7 @@ class Rescaling(FloatChange):
     def __init__(
         self, work: Work, by: str, statistics: Sequence[str] = (), online: KeepOnline = "never"
     ) -> None:
-        super().__init__(work, by)
+        super().__init__(work, by, statistics)
         self.regions, reasons = by_region(self.flat)
         rest = [site for site in self.sites if site.name in reasons]
         if online == "all":
@@ -290,8 +238,6 @@ class Rescaling(FloatChange):
             else:
                 alone.setdefault(site.path, []).append(site)
         self.regions += map(Region.alone, alone.values())
-        plain = {site.name for site in rest if online == "never"}
-        self.run(lambda site: ("magnitude",) if statistics and site.name in plain else statistics)
 
     def bias_of(self, maker: ContractionSite | str) -> str | None:
         """The parameter that is added to the outputs of a site, or to what a norm's gain is multiplied with.
@@ -318,30 +264,24 @@ class Rescaling(FloatChange):
         ]
         return per_channel(region.channels, numbers, reduce, start)
 
-    def of_weights(self, region: Region) -> np.ndarray:
-        """The largest magnitude among the weights of each channel, of all of a region's sinks."""
-        weights = ((member.labels, np.abs(self.weights(member.site)).max(axis=1)) for member in region.sinks)
-        return per_channel(region.channels, weights)
+    def sinks(self, region: Region) -> list[Rows]:
+        """The weights that contract a region's channels, as they are now."""
+        pairs = ((member.labels, self.weights(member.site)) for member in region.sinks)
+        return [(labels.reshape(-1), x.swapaxes(1, 2).reshape(-1, x.shape[1])) for labels, x in pairs]
 
-    def makers(self, region: Region) -> Iterator[tuple[ContractionSite | str, np.ndarray, np.ndarray]]:
-        """The weights and the gains that make a region's channels, as they are now.
-
-        Each with the label of every row, and the rows: `(rows, columns)`, of one number for a gain.
-        """
+    def makers(self, region: Region) -> list[tuple[ContractionSite | str, Rows]]:
+        """The sites and the gains that make a region's channels, with their weights as they are now."""
+        makers: list[tuple[ContractionSite | str, Rows]] = []
         for member in region.sources:
             weights = self.weights(member.site)
-            yield member.site, member.labels.reshape(-1), weights.reshape(-1, weights.shape[2])
+            makers.append((member.site, (member.labels.reshape(-1), weights.reshape(-1, weights.shape[2]))))
         for path in region.gains:
             value = on_host(self.values[path]).astype(np.float32)
             labels = np.broadcast_to(region.parameters[path], value.shape)
-            yield path, labels.reshape(-1), value.reshape(-1, 1)
+            makers.append((path, (labels.reshape(-1), value.reshape(-1, 1))))
+        return makers
 
-    def of_makers(self, region: Region) -> np.ndarray:
-        """The largest magnitude among the weights and gains that make each channel; 0 without any."""
-        rows = ((labels, np.abs(rows).max(axis=1)) for _, labels, rows in self.makers(region))
-        return per_channel(region.channels, rows, start=0)
-
-    def multiply(self, region: Region, factors: np.ndarray) -> Rescaled | LeftOut:
+    def multiply(self, region: Region, factors: np.ndarray) -> Note | LeftOut:
         """Multiply the inputs of a region's sites by factors, and divide their weights by them.
 
         Args:
@@ -368,19 +308,26 @@ class Rescaling(FloatChange):
         self.change(first.name, changes)
         return self.described(region, factors)
 
-    def described(self, region: Region, factors: np.ndarray) -> Rescaled:
+    def described(self, region: Region, factors: np.ndarray) -> Note:
         """What factors do to a region, for the report."""
-        own = {member.site.path for member in region.sinks}
-        folded = tuple(path for path in region.parameters if path not in own)
-        names = tuple(member.site.name for member in region.sinks)
-        ends = float(factors.min()), float(factors.max())
-        unruled = self._unruled([member.site for member in region.sinks])
-        return Rescaled(names, folded, region.channels, *ends, region.online, unruled)
+        index, rules, sites = ModelIndex(self.work.model), self.work.rules, [x.site for x in region.sinks]
+        folded = tuple(path for path in region.parameters if path not in {site.path for site in sites})
+        unruled = ", ".join(site.name for site in sites if not quantizes_weight(site, index, rules))
+        what = f"{region.channels} factors from {factors.min():.3g} to {factors.max():.3g}"
+        where = "kept online" if region.online else f"in {', '.join(folded)}"
+        alone = f"; no rule quantizes {unruled}" if unruled else ""
+        names = ", ".join(site.name for site in sites)
+        return Note(names, "", f"{what}, {where}{alone}", {"channels": region.channels, "folded": folded})
 
-    def _unruled(self, sites: Sequence[ContractionSite]) -> tuple[str, ...]:
-        """The names of sites whose weight no rule quantizes."""
-        index, rules = ModelIndex(self.work.model), self.work.rules
-        return tuple(dict.fromkeys(site.name for site in sites if not quantizes_weight(site, index, rules)))
+
+def largest_of(channels: int, rows: Iterable[Rows]) -> np.ndarray:
+    """The largest magnitude of each channel, of all the rows that are labelled with it; 0 without any.
+
+    Args:
+        channels: how many.
+        rows: of weights.
+    """
+    return per_channel(channels, ((labels, np.abs(x).max(axis=1)) for labels, x in rows), start=0)
 
 
 def left_out(region: Region, reason: str) -> list[LeftOut]:

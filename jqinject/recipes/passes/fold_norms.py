@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.passes.float_change import Change, FloatChange, Folded
+from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut, Slot
 from jqinject.recipes.transforms.gains_and_biases import Gain, Gains, bias_of
 from jqinject.recipes.transforms.turning import turned_regions
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,11 @@ class FoldNorms:
 
     center: bool = False
 
-    def __call__(self, work: Work) -> list[Folded | LeftOut | Centred]:
+    def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run()
         folding = _Folding(change)
-        done: list[Folded | LeftOut | Centred] = []
+        done: list[Note | LeftOut] = []
         for slot, gains in folding.gains.by_parameter().items():
             why = gains if isinstance(gains, str) else folding.fold(slot, gains)
             path = change.flat.parameters[slot]
@@ -68,7 +67,7 @@ class _Folding:
     def __init__(self, change: FloatChange) -> None:
         self.change, self.flat, self.gains = change, change.flat, Gains(change.flat)
 
-    def fold(self, slot: Slot, gains: list[Gain]) -> Folded | str:
+    def fold(self, slot: Slot, gains: list[Gain]) -> Note | str:
         """Let weights take over a parameter; why not, if they cannot."""
         affine = {self.gains.affine(gain) for gain in gains}
         line = affine.pop() if len(affine) == 1 else None
@@ -90,8 +89,8 @@ class _Folding:
         path = self.flat.parameters[slot]
         changes.append((path, lambda value: jnp.full_like(value, (1 - start) / slope)))
         self.change.change(sinks[0].name, changes)
-        names = tuple(dict.fromkeys(sink.name for sink in sinks))
-        return Folded(path, names, how)
+        names = ", ".join(dict.fromkeys(sink.name for sink in sinks))
+        return Note(path, "", f"in {names}{f'; its bias is {how}' if how else ''}")
 
     def _fold_biases(self, gains: list[Gain]) -> tuple[str | None, list[tuple[str, Change]]]:
         """How biases are folded or divided, and the changes for it; None if neither is possible."""
@@ -106,7 +105,8 @@ class _Folding:
                 if numbers is None or bias is None:
                     return self._divide(gains, owners)
                 x = gain.spread(sink.activation, numbers)
-                changes.append((bias.path, _plus(bias.means(self._contracted(sink, x)))))
+                delta = bias.means(self._contracted(sink, x))
+                changes.append((bias.path, lambda value, delta=delta: value + delta.reshape(value.shape)))
             changes.append((self.flat.parameters[owner], jnp.zeros_like))
         return "folded", changes
 
@@ -131,12 +131,8 @@ class _Folding:
         ):
             return None, []
         return "divided by the gain", [
-            (self.flat.parameters[own], partial(_divided, numbers=gain.numbers)) for gain, own in pairs
+            (self.flat.parameters[own], lambda value, gain=gain: value / gain.numbers) for gain, own in pairs
         ]
-
-
-def _plus(delta: jax.Array) -> Change:
-    return lambda value: value + delta.reshape(value.shape)
 
 
 def _scaled(value: jax.Array, site: ContractionSite, numbers: np.ndarray) -> jax.Array:
@@ -144,29 +140,7 @@ def _scaled(value: jax.Array, site: ContractionSite, numbers: np.ndarray) -> jax
     return site.places.put(value, site.places.taken(value) * numbers)
 
 
-def _divided(value: jax.Array, numbers: np.ndarray) -> jax.Array:
-    return value / numbers
-
-
-@dataclass(frozen=True)
-class Centred:
-    """Parameters whose outputs have the mean 0.
-
-    Attributes:
-        paths: of the parameters.
-        sites: names of the sites that read what the norms make of these.
-    """
-
-    paths: tuple[str, ...]
-    sites: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"{', '.join(self.paths)}: centred, so that the norms before {', '.join(self.sites)} need no mean"
-        )
-
-
-def centred(work: Work, by: str) -> list[Centred]:
+def centred(work: Work, by: str) -> list[Note]:
     """Centre all that makes the inputs of LayerNorms; the float model's function stays, and is checked.
 
     Args:
@@ -177,8 +151,7 @@ def centred(work: Work, by: str) -> list[Centred]:
         ValueError: the outputs move.
     """
     change = FloatChange(work, by)
-    change.run()
-    done: list[Centred] = []
+    done: list[Note] = []
     for site, region in turned_regions(change.flat):
         if isinstance(region, str) or not (region.normalized and region.keeps_sums):
             continue
@@ -188,7 +161,8 @@ def centred(work: Work, by: str) -> list[Centred]:
             (path, partial(without_mean, axis=axis, block=region.block)) for path, axis in makers.items()
         ]
         change.change(site.name, changes)
-        done.append(Centred(tuple(makers), tuple(sorted(region.sinks))))
+        what = f"centred, so that the norms before {', '.join(sorted(region.sinks))} need no mean"
+        done.append(Note(", ".join(makers), "", what))
     change.finish()
     return done
 

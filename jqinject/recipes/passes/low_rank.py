@@ -12,30 +12,7 @@ from jqinject.model.lora.adapting import with_low_rank
 from jqinject.program import Adapter
 from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of
 from jqinject.recipes.solvers.solver import at_least, check_arguments
-from jqinject.recipes.work import Work
-
-
-@dataclass(frozen=True)
-class SplitOff:
-    """What a low-rank product takes of a weight.
-
-    Attributes:
-        path: the parameter's.
-        rank: of the product.
-        rest: the largest magnitude of what is left, relative to that of the weight.
-        error: the squared error of the weight with its rest rounded to nearest, relative to that without a product.
-    """
-
-    path: str
-    rank: int
-    rest: float
-    error: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path}: rank {self.rank} beside it, the rest's largest number is {self.rest:.3g} of the weight's, "
-            f"squared error {self.error:.3g} of that without"
-        )
+from jqinject.recipes.work import Note, Work
 
 
 @dataclass(frozen=True)
@@ -70,7 +47,7 @@ class LowRank:
     def __post_init__(self) -> None:
         check_arguments(self, rank=at_least(self.rank, 1, 32), iterations=at_least(self.iterations, 1))
 
-    def __call__(self, work: Work) -> list[SplitOff]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         work.refuse_quantized("LowRank splits float weights", "SmoothQuant(), LowRank(), Solve(GPTQ())")
         if work.online:
@@ -79,7 +56,7 @@ class LowRank:
                 "the update beside them would not see.\n  cure: leave out the pass that kept them, such as Rotate('R4')"
             )
         model, plans = with_low_rank(
-            work.model, work.rules, rank=self.rank, **work.traced, allow_idle=work.allow_idle
+            work.model, work.rules, rank=self.rank, methods=work.methods, allow_idle=work.allow_idle
         )
         work.quantize_with(model)
         adapters = adapters_of(model)
@@ -89,7 +66,7 @@ class LowRank:
             if name in plans
         ]
 
-    def _split(self, parameter: QuantizedParameter, adapter: Adapter, plan: PlannedAdapter) -> SplitOff:
+    def _split(self, parameter: QuantizedParameter, adapter: Adapter, plan: PlannedAdapter) -> Note:
         """Find the product of one weight again, and keep the best."""
         shape, dtype = parameter.value.shape, parameter.value.dtype
         weight = parameter.value.astype(jnp.float32) + dense_update(adapter, shape)
@@ -109,7 +86,12 @@ class LowRank:
         tiny = jnp.finfo(jnp.float32).tiny
         rest = jnp.abs(parameter.value).max() / jnp.maximum(jnp.abs(weight).max(), tiny)
         before = _size(weight - parameter.nearest(weight.astype(dtype)))
-        return SplitOff(parameter.name, plan.rank, float(rest), _size(least) / (before or 1.0))
+        facts = {"rest": float(rest), "error": _size(least) / (before or 1.0)}
+        what = (
+            f"rank {plan.rank} beside it, the rest's largest number is {rest:.3g} of the weight's, "
+            f"squared error {facts['error']:.3g} of that without"
+        )
+        return Note(parameter.name, "", what, facts)
 
 
 def _put(

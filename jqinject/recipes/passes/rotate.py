@@ -14,11 +14,11 @@ import numpy as np
 from jqinject.core.transforms import Hadamard, Orthogonal, Transform
 from jqinject.ops import hadamard
 from jqinject.recipes.passes.float_change import FloatChange
-from jqinject.recipes.passes.scores import Rotated, turned_scores
+from jqinject.recipes.passes.scores import rotated, turned_scores
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.transforms.axes import comes_from_nonlinearity
 from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
 KINDS = ("R1", "R2", "R3", "R4")
 
@@ -72,27 +72,22 @@ class Rotate:
                 raise ValueError(
                     f"Rotate: {kind!r} is no kind of rotation.\n  cure: one of {', '.join(KINDS)}"
                 )
-        object.__setattr__(self, "kinds", names)
-        object.__setattr__(self, "seed", seed)
-        object.__setattr__(self, "full_size", full_size)
+        vars(self).update(kinds=names, seed=seed, full_size=full_size)
 
     def __repr__(self) -> str:
         more = [f"seed={self.seed}"] if self.seed else []
         more += ["full_size=True"] if self.full_size else []
         return f"Rotate({', '.join([*map(repr, self.kinds), *more])})"
 
-    def __call__(self, work: Work) -> list[Rotated | LeftOut]:
+    def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        change.run()
         scores, first = turned_scores(change.flat, work.rules, self._size) if "R3" in self.kinds else ([], ())
-        done: list[Rotated | LeftOut] = [*scores]
-        refused: set[str] = set()
+        done: list[Note | LeftOut] = [*scores]
         key = jax.random.key(self.seed)
         for site, region in turned_regions(change.flat):
             if isinstance(region, str):
-                done += [] if site.name in refused else self._before(change, site, region)
-                refused.add(site.name)
+                done += self._before(change, site, region)
             elif region.kind in self.kinds:
                 key, own = jax.random.split(key)
                 done.append(self._turned(change, site, region, own))
@@ -103,7 +98,7 @@ class Rotate:
 
     def _turned(
         self, change: FloatChange, site: ContractionSite, region: TurnedRegion, key: jax.Array
-    ) -> Rotated:
+    ) -> Note:
         size = self._size(region.block, _named(site))
         transform = rotation(region.block, size, region.keeps_sums, key)
         turns = [
@@ -111,22 +106,21 @@ class Rotate:
             for path, axis in region.parameters.items()
         ]
         change.change(site.name, turns)
-        folded = tuple(region.parameters)
-        return Rotated(region.kind, tuple(sorted(region.sinks)), size, folded)
+        return rotated(region.kind, sorted(region.sinks), size, [*region.parameters])
 
-    def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Rotated | LeftOut]:
+    def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Note | LeftOut]:
         """R4 before one site, or why not."""
         source = comes_from_nonlinearity(change.flat, site)
         if not source or "R4" not in self.kinds:
             return [LeftOut(site.name, site.path, why)] if {"R1", "R2"} & {*self.kinds} and not source else []
-        if site.path in {name for _, _, online in change.done for name in online}:
-            return []
+        if change.online.get(site.path) is not change.work.online.get(site.path):
+            return []  # in a loop: an earlier turn has brought it about
         channels = site.matrices.channels
         size = self._size(channels, _named(site))
         refused = change.keep_online(site, Hadamard(None if size == channels else size))
         if refused:
             return [LeftOut(site.name, site.path, refused)]
-        return [Rotated("R4", (site.name,), size, (site.path,), online="its inverse")]
+        return [rotated("R4", (site.name,), size, (site.path,), online="its inverse")]
 
     def _size(self, channels: int, site: str) -> int:
         """How many channels one matrix mixes."""

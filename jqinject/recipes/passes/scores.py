@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
 from jqinject.core.transforms import Hadamard
-from jqinject.inject import Binding
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import operation_of
 from jqinject.proxy import transform_of
-from jqinject.recipes.online import NO_RULE, declared_quantizer, rule_with_transform
+from jqinject.recipes.online import NO_RULE, rule_with_transform
 from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Product, Slot
 from jqinject.recipes.transforms.axes import followed
+from jqinject.recipes.work import Note
 
 WRITES = ("dynamic_update_slice", "scatter", "concatenate")
 # What scores go through on their way to a softmax.
@@ -24,44 +25,23 @@ SCALING = ("mul", "div", "add", "add_any", "sub", "neg", "select_n", "tanh", "ma
 SIDES = ("lhs_quant", "rhs_quant")
 
 
-@dataclass(frozen=True)
-class Rotated:
+def rotated(
+    kind: str, sites: Sequence[str], block: int, folded: Sequence[str] = (), online: str = ""
+) -> Note:
     """What was done to the inputs of some sites.
 
-    Attributes:
+    Args:
         kind: "R1", "R2", "R3" or "R4".
         sites: their names.
         block: how many channels are mixed by one matrix.
         folded: the parameters that the matrix, or the inverse of an online one, is in.
         online: where it also runs; empty if it does not.
     """
-
-    kind: str
-    sites: tuple[str, ...]
-    block: int
-    folded: tuple[str, ...] = ()
-    online: str = ""
-
-    def __str__(self) -> str:
-        online = [f"online, {self.online}"] if self.online else []
-        folded = [f"in {', '.join(self.folded)}"] if self.folded else []
-        where = " ".join([*online, *folded])
-        return f"{self.kind} of {', '.join(self.sites)}: blocks of {self.block} channels, {where}"
-
-
-@dataclass(frozen=True)
-class _KeyCache:
-    """A cache whose rows a product contracts.
-
-    Attributes:
-        name: as `jqinject.Rule` names it.
-        writer: path of the module that writes it.
-        operand: which operand of the product comes from it.
-    """
-
-    name: str
-    writer: str
-    operand: int
+    where = [f"online, {online}"] if online else []
+    where += [f"in {', '.join(folded)}"] if folded else []
+    what = f"blocks of {block} channels, {' '.join(where)}"
+    facts = {"kind": kind, "block": block, "folded": tuple(folded)}
+    return Note(f"{kind} of {', '.join(sites)}", "", what, facts)
 
 
 @dataclass(frozen=True)
@@ -71,17 +51,21 @@ class _Scores:
     Attributes:
         product: in the program.
         channels: how many numbers it sums over: the size of a head.
-        cache: where one of its operands comes from; None if it comes from no cache, or not as complete rows.
+        cache: the cache whose rows one of its operands holds, as `jqinject.Rule` names it; empty without one.
+        writer: path of the module that writes the cache.
+        operand: which operand comes from it.
     """
 
     product: Product
     channels: int
-    cache: _KeyCache | None
+    cache: str = ""
+    writer: str = ""
+    operand: int = 0
 
 
 def turned_scores(
     flat: FlatProgram, rules: tuple[Rule, ...], size_of: Callable[[int, str], int]
-) -> tuple[list[Rotated | LeftOut], tuple[Rule, ...]]:
+) -> tuple[list[Note | LeftOut], tuple[Rule, ...]]:
     """The rules by which queries and keys go through a Hadamard matrix before they are quantized.
 
     The matrix is orthogonal, so the products stay; nothing is folded.
@@ -94,26 +78,42 @@ def turned_scores(
     Returns:
         What was done, and rules that come before all others.
     """
-    scores, policy = _AllScores(flat), RulePolicy(rules)
-    done: list[Rotated | LeftOut] = []
+    caches, policy = _Caches(flat), RulePolicy(rules)
+    done: list[Note | LeftOut] = []
     first: dict[str, Rule] = {}
-    for x in scores.all:
-        size = size_of(x.channels, x.product.name)
-        record, more = _turned(x, scores.note(x), size, rules, policy)
-        done.append(record)
-        first |= more
+    for scores in caches.scores:
+        name, size = scores.product.name, size_of(scores.channels, scores.product.name)
+        index = policy.rule_of(scores.product.path, operation_of(scores.product.operation), (), name)
+        took = NO_RULE if index is None else rules[index]
+        sides = {side: took.declared(side) or took.declared("input_quant") for side in SIDES}
+        stored: Any = policy.cache_quantizer(scores.writer, scores.cache) if scores.cache else None
+        why = _why_not(took, [*sides.values(), stored], size)
+        if why:
+            done.append(LeftOut(name, "", why))
+            continue
+        transform, where = Hadamard(size), "on both operands"
+        first[name] = rule_with_transform(took, name, sides, transform, scores.product.operation)
+        reader = "" if stored is None else caches.other_reader(scores)
+        if reader:
+            where = f"{where}; {reader}"
+        elif stored is not None:
+            first[scores.cache] = Rule(
+                re.escape(scores.cache), cache_quant=stored.let(pre_transform=transform)
+            )
+            where = f"before the cache {scores.cache} and on what meets it"
+        done.append(rotated("R3", (name,), size, online=where))
     return done, (*first.values(),)
 
 
-class _AllScores:
-    """The products of queries and keys in a program, x name once.
+class _Caches:
+    """The caches of a program, and the products of queries and keys.
 
     Args:
         flat: the program.
 
     Attributes:
         caches: the slots of the arrays that the program is given, with their names.
-        all: the products.
+        scores: the products, each name once.
     """
 
     def __init__(self, flat: FlatProgram) -> None:
@@ -132,10 +132,10 @@ class _AllScores:
             if len(summed[0]) == 1:
                 channels = flat.shapes[step.inputs[0]][summed[0][0]]
                 behind = (self._behind(step.inputs[place], summed[place][0], channels) for place in (0, 1))
-                caches = [_KeyCache(*pair, place) for place, pair in enumerate(behind) if pair is not None]
-                cache = caches[0] if len(caches) == 1 else None
-                scores[product.name] = _Scores(product, channels, cache)
-        self.all = [*scores.values()]
+                caches = [(pair[0], pair[1], place) for place, pair in enumerate(behind) if pair is not None]
+                cache, writer, place = caches[0] if len(caches) == 1 else ("", "", 0)
+                scores[product.name] = _Scores(product, channels, cache, writer, place)
+        self.scores = [*scores.values()]
 
     def _leads_to_softmax(self, step: FlatStep) -> bool:
         waiting, reached, ends = [*step.outputs], {*step.outputs}, set[str]()
@@ -173,21 +173,12 @@ class _AllScores:
                     return cache
         return None
 
-    def note(self, scores: _Scores) -> str:
-        """Why the cache of a product's keys cannot keep them turned; empty if it can."""
-        if scores.cache is None:
-            return ""
-        name = scores.cache.name
-        readers = [x for x in self.all if x.cache is not None and x.cache.name == name]
-        if len({x.channels for x in readers}) > 1:
-            return f"heads of several sizes read the cache {name}"
-        return self._other_readers(name, readers)
-
-    def _other_readers(self, cache: str, products: Sequence[_Scores]) -> str:
-        """Which step reads a cache's numbers beyond the products that contract them; empty if none does."""
-        names = {
-            (scores.product.name, scores.cache.operand) for scores in products if scores.cache is not None
-        }
+    def other_reader(self, scores: _Scores) -> str:
+        """What reads the numbers of a product's cache beyond products with heads of its size; empty if nothing does."""
+        cache = scores.cache
+        alike = [x for x in self.scores if (x.cache, x.channels) == (cache, scores.channels)]
+        # In a loop, the products of all turns have one equation.
+        products = [(self.flat.steps[x.product.step].equation, x.operand) for x in alike]
         waiting = [(slot, False) for slot, name in self.caches.items() if name == cache]
         reached = {*waiting}
         while waiting:
@@ -199,55 +190,14 @@ class _AllScores:
                     results = {(output, written or writes) for output in step.outputs} - reached
                     waiting += results
                     reached |= results
-                elif (self._name_of(step, products), step.inputs.index(slot)) not in names:
+                elif (step.equation, step.inputs.index(slot)) not in products:
                     return f"{step.name}{step.where} reads the cache {cache} too"
                 elif not written:
                     return f"the cache {cache} is read before it is written"
         return ""
 
-    def _name_of(self, step: FlatStep, products: Sequence[_Scores]) -> str:
-        """The name of a step that is one of the products: in a loop, those of all turns have one equation."""
-        same = (x.product.name for x in products if self.flat.steps[x.product.step].equation == step.equation)
-        return next(same, "")
 
-
-def _turned(
-    scores: _Scores, note: str, size: int, rules: tuple[Rule, ...], policy: RulePolicy
-) -> tuple[Rotated | LeftOut, dict[str, Rule]]:
-    """What is done to one product, or why nothing is; and the rules for it and its cache, by name.
-
-    Args:
-        scores: the product.
-        note: why the keys' cache keeps them as they are; empty if it does not.
-        size: how many channels one matrix mixes.
-        rules: by which the model is to be quantized.
-        policy: of these rules.
-    """
-    product, cache = scores.product, scores.cache
-    index = policy.rule_of(product.path, operation_of(product.operation), (), product.name)
-    took = NO_RULE if index is None else rules[index]
-    stored = None
-    if cache is not None:
-        index = policy.cache_rule_of(cache.writer, cache.name)
-        if index is not None and not rules[index].keeps_float:
-            stored = declared_quantizer(rules[index], "cache_quant")
-    sides = {side: declared_quantizer(took, side, "input_quant") for side in SIDES}
-    why = _why_not(took, [*sides.values(), stored], size)
-    if why:
-        return LeftOut(product.name, "", why), {}
-    transform = Hadamard(size)
-    path, where = re.escape(product.name), "on both operands"
-    more = {product.name: rule_with_transform(took, path, sides, transform, product.operation)}
-    if cache is not None and stored is not None and not note:
-        turned = stored.let(pre_transform=transform)
-        more[cache.name] = Rule(re.escape(cache.name), cache_quant=turned)
-        where = f"before the cache {cache.name} and on what meets it"
-    elif stored is not None and note:
-        where = f"{where}; {note}"
-    return Rotated("R3", (product.name,), size, online=where), more
-
-
-def _why_not(took: Rule, quantizers: Sequence[Binding | None], size: int) -> str:
+def _why_not(took: Rule, quantizers: Sequence[Any], size: int) -> str:
     """Why nothing is turned; empty if something can be."""
     if took.configures:
         return "R3: a scheme quantizes it"

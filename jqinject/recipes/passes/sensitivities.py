@@ -110,11 +110,23 @@ def _divergence(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
     return total
 
 
+def relative_squares(differences: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> jax.Array:
+    """`|d|^2 / |y|^2`: the squares of differences, relative to those of outputs.
+
+    Args:
+        differences: of outputs.
+        outputs: the outputs.
+    """
+    total, size = (
+        sum((jnp.square(x).sum() for x in arrays), jnp.float32(0)) for arrays in (differences, outputs)
+    )
+    return total / jnp.where(size > 0, size, 1.0)
+
+
 def _distance(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
     """`|J d|^2 / |y|^2`: how far the outputs move, to first order."""
     before, moved = jax.jvp(outputs, (values,), (_differences(values, changed),))
-    size = sum((jnp.square(y).sum() for y in before), jnp.float32(0))
-    return sum((jnp.square(y).sum() for y in moved), jnp.float32(0)) / jnp.where(size > 0, size, 1.0)
+    return relative_squares(moved, before)
 
 
 def _gradient(loss: LossOf, values: Values, changed: Values) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.passes.float_change import KeepOnline, Rescaled, Rescaling, left_out
+from jqinject.recipes.passes.float_change import KeepOnline, Rescaling, largest_of, left_out
 from jqinject.recipes.passes.solve import NotSolved, Solve, Solved
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.scale_search import Clip
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments, squared_errors
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.stream.stream import Block, module_around
-from jqinject.recipes.transforms.regions import Region, per_channel
+from jqinject.recipes.transforms.regions import Member, Region, per_channel
 from jqinject.recipes.transforms.transform_walk import factors_of
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Note, Work
 
 Ranges = Literal["maxabs", "minmax"]
 """The range of numbers: their largest magnitude, or the largest less the smallest (of weights, twice their largest
@@ -107,27 +107,27 @@ class SmoothQuant:
             online=among(self.online, "never", "rest", "all"),
         )
 
-    def __call__(self, work: Work) -> list[Rescaled | LeftOut]:
+    def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("largest", "smallest"), self.online)
-        done: list[Rescaled | LeftOut] = []
+        done: list[Note | LeftOut] = []
         for region in rescaling.regions:
             high, low = (rescaling.of_inputs(region, name) for name in ("largest", "smallest"))
-            makers = rescaling.of_makers(region) if self.with_sources else None
-            scales = self._scales(high, low, rescaling.of_weights(region), makers)
+            weights = largest_of(region.channels, rescaling.sinks(region))
+            makers = [rows for _, rows in rescaling.makers(region)] if self.with_sources else []
+            scales = self._scales(high, low, weights, largest_of(region.channels, makers))
             done.append(rescaling.multiply(region, 1 / scales))
         return done + rescaling.finish()
 
     def _scales(
-        self, high: np.ndarray, low: np.ndarray, weights: np.ndarray, makers: np.ndarray | None
+        self, high: np.ndarray, low: np.ndarray, weights: np.ndarray, makers: np.ndarray
     ) -> np.ndarray:
         """What inputs are divided by, from the largest and the smallest of each channel."""
         if self.ranges == "maxabs":
             inputs = np.maximum(np.abs(high), np.abs(low))
         else:
             inputs, weights = high - low, 2 * weights
-        if makers is not None:
-            inputs = np.where(makers > 0, (inputs + makers) / 2, inputs)
+        inputs = np.where(makers > 0, (inputs + makers) / 2, inputs)
         return log_scales(inputs) if self.formula == "log" else smooth_scales(inputs, weights, self.alpha)
 
 
@@ -145,14 +145,12 @@ def candidates(grid: int, weights: WithWeights) -> list[tuple[float, bool]]:
         >>> candidates(4, True)
         [(0.0, False), (0.0, True), (0.5, True), (1.0, True)]
     """
-    if weights == "always":
-        return [(i / (grid - 1), True) for i in range(grid)]
     if weights == "both":
         count = grid // 2
         return [(i / (count - 1), with_weights) for i in range(count) for with_weights in (False, True)]
-    if weights:
+    if weights is True:
         return [(0.0, False), *((i / (grid - 2), True) for i in range(grid - 1))]
-    return [(i / (grid - 1), False) for i in range(grid)]
+    return [(i / (grid - 1), weights == "always") for i in range(grid)]
 
 
 def awq_scales(
@@ -221,18 +219,17 @@ class AWQ:
             error=among(self.error, "block", "outputs", "weights"),
         )
 
-    def __call__(self, work: Work) -> list[Rescaled | LeftOut | Solved | NotSolved]:
+    def __call__(self, work: Work) -> list[Note | LeftOut | Solved | NotSolved]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
         quantized = work.quantized_by(work.rules)
         quantized.eval()
         search = AwqSearch(self, rescaling, quantized_parameters(quantized))
-        done: list[Rescaled | LeftOut | Solved | NotSolved] = []
+        done: list[Note | LeftOut | Solved | NotSolved] = []
         in_blocks = search.in_blocks(work) if self.error == "block" else {}
         for region in rescaling.regions:
-            sites = [member.site for member in region.sinks]
-            if any(site.path in search.parameters for site in sites):
-                scales = in_blocks.get(sites[0].name)
+            if search.quantized(region):
+                scales = in_blocks.get(region.sinks[0].site.name)
                 scales = search.best(region) if scales is None else scales
                 done.append(rescaling.multiply(region, 1 / scales))
             else:
@@ -253,6 +250,11 @@ class AwqSearch:
     def __init__(self, awq: AWQ, rescaling: Rescaling, parameters: Mapping[str, QuantizedParameter]) -> None:
         self.awq, self.rescaling, self.parameters = awq, rescaling, parameters
 
+    def quantized(self, region: Region) -> list[tuple[Member, QuantizedParameter]]:
+        """The sites of a region whose weight a rule quantizes, each with its parameter."""
+        pairs = ((member, self.parameters.get(member.site.path)) for member in region.sinks)
+        return [(member, parameter) for member, parameter in pairs if parameter is not None]
+
     def best(self, region: Region) -> np.ndarray:
         """The scales of a region with the least error of its sites."""
         return self._least(region, partial(self._error, region))
@@ -265,7 +267,7 @@ class AwqSearch:
             if len(region.sinks) > 1 and module_around([member.site for member in region.sinks])
         }
         scales: dict[str, np.ndarray] = {}
-        for visit in work.float_stream() if regions else ():
+        for visit in work.stream() if regions else ():
             region = regions.get(visit.site.name)
             if region is not None:
                 sites = [member.site for member in region.sinks]
@@ -277,7 +279,7 @@ class AwqSearch:
     def _least(self, region: Region, error: Callable[[Mapping[str, jax.Array]], float]) -> np.ndarray:
         """The scales of a region with the least error of its sites' parameters, rounded to nearest under them."""
         tried = self._tried(region)
-        errors = [error(dict(self._rounded(region, scales))) for scales in tried]
+        errors = [error(self._rounded(region, scales)) for scales in tried]
         return tried[int(np.argmin(errors))]
 
     def _tried(self, region: Region) -> list[np.ndarray]:
@@ -295,34 +297,31 @@ class AwqSearch:
     def _error(self, region: Region, rounded: Mapping[str, jax.Array]) -> float:
         """The error of a region's sites with other parameters."""
         total = 0.0
-        for member in region.sinks:
-            site = member.site
-            if site.name in rounded:
-                difference = site.weights(rounded[site.name] - self._value(site))
-                statistics = self.rescaling.statistics[site.name]
-                if self.awq.error == "weights":
-                    scaled = difference * statistics.mean("magnitude")[:, None]
-                    total += float(jnp.square(scaled).sum())
-                else:
-                    total += float(squared_errors(difference, statistics.mean("hessian")).sum())
+        for member, _ in self.quantized(region):
+            site, statistics = member.site, self.rescaling.statistics[member.site.name]
+            difference = site.weights(rounded[site.name] - self._value(site))
+            if self.awq.error == "weights":
+                scaled = difference * statistics.mean("magnitude")[:, None]
+                total += float(jnp.square(scaled).sum())
+            else:
+                total += float(squared_errors(difference, statistics.mean("hessian")).sum())
         return total
 
     def _value(self, site: ContractionSite) -> jax.Array:
         return self.rescaling.values[site.path].astype(jnp.float32)
 
-    def _rounded(self, region: Region, scales: np.ndarray) -> Iterator[tuple[str, jax.Array]]:
+    def _rounded(self, region: Region, scales: np.ndarray) -> dict[str, jax.Array]:
         """The parameters of a region's sites rounded to nearest under scales, which are taken out again."""
-        for member in region.sinks:
-            site = member.site
-            parameter = self.parameters.get(site.path)
-            if parameter is not None:
-                factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
-                yield site.name, parameter.nearest(self._value(site) * factors) / factors
+        rounded = {}
+        for member, parameter in self.quantized(region):
+            factors = jnp.asarray(factors_of(region.parameters[member.site.path], 1 / scales))
+            rounded[member.site.name] = parameter.nearest(self._value(member.site) * factors) / factors
+        return rounded
 
     def _mean_magnitudes(self, region: Region) -> np.ndarray:
-        sinks = [(x.labels, self.parameters.get(x.site.path), x.site) for x in region.sinks]
         relative = [
-            (labels, self._relative_magnitudes(site, x)) for labels, x, site in sinks if x is not None
+            (member.labels, self._relative_magnitudes(member.site, parameter))
+            for member, parameter in self.quantized(region)
         ]
         total = per_channel(region.channels, ((own, x.sum(axis=1)) for own, x in relative), np.add, 0)
         rows = ((own, np.full(own.shape, x.shape[1])) for own, x in relative)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jqinject.ops.processes import on_host, placed_as
 from jqinject.recipes.journal import Arrays, Journal
@@ -21,7 +22,7 @@ from jqinject.recipes.solvers.solver import (
     output_error,
 )
 from jqinject.recipes.stream.stream import Stream, Visit
-from jqinject.recipes.work import Planned, Work
+from jqinject.recipes.work import Note, Work
 
 
 class Solving:
@@ -87,11 +88,13 @@ class Solving:
         scale, zero_point = (shared(site.weights(x)) for x in self._spread())
         grid = MatrixGrid(scale, zero_point, parameter.grid, parameter.by_reciprocal)
         nearest = grid.nearest(matrices)
+        quantizer, state = nnx.split(parameter.proxy, graph=True)
+        static = quantizer, parameter.depth, parameter.grid, parameter.by_reciprocal, site.matrices.weight
         problem = Problem(
             matrices,
             original,
             statistics.where_reached(reached),
-            SiteMeasure.of(parameter, site, self.values, (matrices, grid)),
+            SiteMeasure(*static, site.places, state, self.values, (matrices, grid)),
             parameter.group_size,
             Sharing(
                 lambda: on_host(site.weights(parameter.owners())),
@@ -210,7 +213,7 @@ class Solve:
             name = self.solver.__name__ if isinstance(self.solver, type) else "GPTQ"
             raise TypeError(f"Solve takes a solver, got {self.solver!r:.80}.\n  cure: Solve({name}())")
 
-    def __call__(self, work: Work) -> list[Solved | NotSolved | Planned]:
+    def __call__(self, work: Work) -> list[Solved | NotSolved | Note]:
         """See `Pass`.
 
         Raises:
@@ -220,7 +223,7 @@ class Solve:
             UserWarning: parameters that no site solves.
         """
         parameters, inputs = work.parameters(), work.input_quantizers
-        stream = work.stream(self.quantize_inputs)
+        stream = work.stream(inputs.quantize if self.quantize_inputs else None)
         plan, left = _planned(parameters, stream)
         if work.explaining:
             return [*self._explained(work, stream, plan), *left]
@@ -243,7 +246,7 @@ class Solve:
 
     def _explained(
         self, work: Work, stream: Stream, plan: Mapping[str, list[str]]
-    ) -> Iterator[Planned | NotSolved]:
+    ) -> Iterator[Note | NotSolved]:
         parameters, inputs = work.parameters(), work.input_quantizers
         for site in stream.sites:
             path = site.path
@@ -254,7 +257,7 @@ class Solve:
                 bits = inputs.bits(site) if self.quantize_inputs else None
                 operand = "float inputs" if bits is None else f"inputs of {bits} bits"
                 quantizer = parameters[path].proxy.binding.base.__name__
-                yield Planned(site.name, path, f"{size}, {quantizer}, {operand}")
+                yield Note(site.name, path, f"{size}, {quantizer}, {operand}")
             elif path in plan:
                 yield NotSolved(path, f"{site.name} contracts it too, after it is solved")
 
