@@ -118,7 +118,7 @@ def _arithmetic(step: OperationRun) -> list[Tracked]:
         operands = _sharing_operands(run, inputs, choice, name)
     else:
         operands = _with_operands(step, choice, name)
-    return [run.output(run.quantizers.arithmetic(operation.name, operands, step.eqn.bind), choice, name)]
+    return [run.output(run.policy.arithmetic(operation.name, operands, step.eqn.bind), choice, name)]
 
 
 def _sharing_operands(run: Run, inputs: Sequence[Tracked], choice: Choice, name: str) -> list[Tracked]:

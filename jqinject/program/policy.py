@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import jax
+
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.operations import Operation
-from jqinject.program.tracked_value import Path, Tracked
+from jqinject.program.tracked_value import Evaluate, Path, Tracked
 
 
 def dotted(path: Path) -> str:
@@ -161,11 +163,13 @@ class Policy:
         follows_parameters: whether parameters are quantized in their own shape, and followed to where they are
             contracted.
         flattens_weights: whether weights with several output axes are contracted with one.
+        constants_now: whether values that depend on no input are computed while a call is traced.
     """
 
     delayed = False
     follows_parameters = False
     flattens_weights = False
+    constants_now = False
 
     def is_leaf(self, module: object) -> bool:
         """Whether a module is not looked into."""
@@ -190,6 +194,11 @@ class Policy:
             path: of the module that writes.
             cache: the name of the array: `cache.layer_0.k` in the argument `cache`, or a Variable's path.
         """
+
+    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Evaluate) -> jax.Array:
+        """Return the result of an arithmetic operation, by `evaluate` unless it is written in another way."""
+        (value,) = evaluate([x.array for x in operands])
+        return value
 
     def unknown(self, path: str, name: str) -> None:
         """An operation that is not in the table changed an activation; raises if that is an error."""

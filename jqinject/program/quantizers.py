@@ -17,8 +17,8 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.program.moved_weight import METADATA, arrays_of
 from jqinject.program.operations import contraction_arguments, weight_last
 from jqinject.program.policy import Site, dotted
-from jqinject.program.tracked_value import Evaluate, Path, Tracked, WeightCall
-from jqinject.proxy import GradQuantProxyFromInjector, check_range, transformed
+from jqinject.program.tracked_value import Path, Tracked, WeightCall
+from jqinject.proxy import GradQuantProxyFromInjector, QuantProxyFromInjector, check_range, transformed
 from jqinject.quant.enums import ScalingPerOutputType, chooses
 from jqinject.quant_tensor import (
     as_array,
@@ -30,13 +30,7 @@ from jqinject.quant_tensor.shaping import full_rank
 
 
 class Quantizers:
-    """The quantizers that the interpreter uses; these ones leave everything as it is.
-
-    Attributes:
-        constants_now: whether values that depend on no input are computed while a call is traced.
-    """
-
-    constants_now = False
+    """The quantizers that the interpreter uses; these ones leave everything as it is."""
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """`x`, quantized: a QuantTensor or an array.
@@ -101,11 +95,6 @@ class Quantizers:
         Args:
             name: its path as text.
         """
-
-    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Evaluate) -> jax.Array:
-        """Return the result of an arithmetic operation, by `evaluate` unless it is written in another way."""
-        (value,) = evaluate([x.array for x in operands])
-        return value
 
     def has_state(self) -> bool:
         """Whether any quantizer has arrays."""
@@ -181,7 +170,7 @@ class HeldQuantizers(Quantizers):
             ValueError: the model was quantized for a program that has no such site.
         """
         proxy = self._at(site)
-        if isinstance(proxy, nnx.Dropout):
+        if not isinstance(proxy, QuantProxyFromInjector):  # a dropout, or the mark of a device compiler
             return proxy(x)
         if site.weight_path and site.name in self._depths:
             quantized = quantized_stack(proxy, x, self._depths[site.name])

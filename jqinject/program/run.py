@@ -43,7 +43,7 @@ class Run:
         names: of its sites in the model.
 
     Attributes:
-        constants_now: see `Quantizers`; not in a part of the program.
+        constants_now: see `Policy`; not in a part of the program.
     """
 
     sources: tuple[frozenset[str], ...] = ()
@@ -58,7 +58,7 @@ class Run:
         self.policy = policy
         self.quantizers = quantizers
         self.names = names
-        self.constants_now = quantizers.constants_now
+        self.constants_now = policy.constants_now
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.recorded = FoundSites()
         self.region: tuple[str, str] | None = None
