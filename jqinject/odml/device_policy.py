@@ -84,7 +84,7 @@ class OdmlPolicy(Policy):
             return x
         if self.output_range is not None:
             x = replace(x, fixed_range=self.output_range, twins={})
-        return run.quantized(x, x.pending, f"final_output{index}")
+        return run.quantized(x, Site(f"final_output{index}", x.pending))
 
 
 def is_dynamic(quantizer: object) -> bool:

@@ -10,21 +10,16 @@ import jax
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.equation_contraction import Contracted, contracted
 from jqinject.program.jaxpr import Equation
-from jqinject.program.operand_quantizer import (
-    Axes,
-    OperandQuantizer,
-    check_turned,
-    free_axes,
-    operand_quantizer,
-    summed_axes,
-)
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
-from jqinject.program.policy import ActivationProduct, Choice, Site, dotted
+from jqinject.program.policy import ActivationProduct, Choice, Site, dotted, other_axes
+from jqinject.program.quantizers import has_row_scales
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import weight_scope
 from jqinject.program.tracked_value import Evaluate, Heard, Origin, Path, Tracked, WeightCall, shape_of
+from jqinject.proxy import transform_of
 from jqinject.quant_tensor import as_array
 
+Axes = tuple[int, ...]
 BY_SCHEME = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
@@ -120,34 +115,44 @@ class _Contraction:
 
     def _floats(self, place: int) -> jax.Array:
         """An operand without its quantizer, but with the transform before it."""
-        own = self._quantizer(place)
-        if own is None:
-            return self.operands[place].array
-        return self.run.transformed(self.operands[place], own.quantizer, self._names[place], own.axes)
+        x, site = self.operands[place], self._site(place)
+        return x.array if site is None else self.run.transformed(x, site)
 
-    def _quantizer(self, place: int) -> OperandQuantizer | None:
-        x, operand = self.operands[place], self.operands[1 - place]
-        return operand_quantizer(self.run, x, operand, self.choice, self.step.eqn, place)
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        """The names of the operands."""
+    def _site(self, place: int) -> Site | None:
+        """Where an operand is quantized; None if it is left as it is."""
+        choice, eqn, policy = self.choice, self.step.eqn, self.run.policy
+        x, partner = self.operands[place], self.operands[1 - place]
+        if choice is None or not x.is_float:
+            return None
         lhs, rhs = self.operands
         swapped = self.step.operation.name == "einsum" and lhs.is_weight and rhs.is_activation
-        left, right = f"{self.name}_lhs", f"{self.name}_rhs"
-        return (right, left) if swapped else (left, right)
+        name = f"{self.name}_{('lhs', 'rhs')[place != swapped]}"
+        summed, ndim = summed_axes(eqn)[place], len(shape_of(x))
+        if x.is_weight and not x.quantized and choice.weight is not None:
+            return Site(name, choice.weight, {"channelwise_axes": policy.channel_axes(summed, ndim, True)})
+        declared = _declared(choice, x, partner, place) if x.is_activation else None
+        transforms, turned = transform_of(declared) is not None, x.turned is not None
+        if declared is None or (x.quantized and (turned or not transforms)):
+            return None
+        if choice.dynamic:
+            axes = policy.channel_axes(summed, ndim, False)
+            return Site(name, choice.inputs, {"channelwise_axes": axes}) if partner.is_weight else None
+        rows = () if summed == (ndim - 1,) or not has_row_scales(declared) else summed
+        # The transform takes the axes that are summed over; of an image, its channels.
+        image = eqn.name == "conv_general_dilated"
+        axes = (eqn.params["dimension_numbers"].lhs_spec[1],) if image else summed
+        return Site(name, declared, rows=rows, transformed=axes * transforms, turned=turned and transforms)
 
     def _quantized_operands(self) -> list[Tracked]:
-        check_turned(self.run, self.operands, self.choice, self.name)
+        _check_turned(self.run, self.operands, self.choice, self.name)
         operands: list[Tracked] = []
         for place, x in enumerate(self.operands):
             if place == self.weight:
                 operands.append(replace(x, chosen=None, twins={}))
                 continue
-            own, quantized = self._quantizer(place), x
-            if own is not None:
-                name = self._names[place]
-                quantized = self.run.quantized(x, own.quantizer, name, own.axes, **own.overrides)
+            site, quantized = self._site(place), x
+            if site is not None:
+                quantized = self.run.quantized(x, site)
                 part = "weight" if x.is_weight else "input"
                 self.heard.append(Heard(part, quantized.site, x.array, quantized.value))
             operands.append(quantized)
@@ -158,7 +163,7 @@ class _Contraction:
         run, eqn, kind, (lhs, rhs) = self.run, self.step.eqn, self.step.operation.name, self.operands
         if self.weight is not None:
             used, operand = self.operands[self.weight], operands[1 - self.weight]
-            free = free_axes(eqn, self.weight, len(shape_of(used)))
+            free = _free_axes(eqn, self.weight, len(shape_of(used)))
             summed = summed_axes(eqn)[self.weight]
             mapped = run.maps(eqn)
             note_use(run, self.choice, self.name, kind, used, summed, eqn, operand, free, mapped=mapped)
@@ -200,9 +205,9 @@ class _Contraction:
                 weight=weight,
             )
         )
-        lhs, rhs = (x.value if place == own else x.array for place, x in enumerate(operands))
+        arrays = [x.value if place == own else x.array for place, x in enumerate(operands)]
         unrounded = None if own is None else operands[own].unrounded
-        return Contracted(run.quantizers.contract(site, lhs, rhs, unrounded, self.rest))
+        return Contracted(run.quantizers.contract(site, [*arrays, *self.rest], unrounded))
 
     def _updated(self, value: jax.Array) -> jax.Array:
         """The output with the update of an adapter, if the parameter has one."""
@@ -237,3 +242,60 @@ def _flattened(eqn: Equation, outputs: Axes) -> Callable[[list[jax.Array]], list
         return [out.reshape(*out.shape[:-1], *outputs)]
 
     return evaluate
+
+
+def _check_turned(run: Run, operands: Sequence[Tracked], choice: Choice | None, name: str) -> None:
+    """Refuse a product of numbers that a cache holds transformed with others that are not.
+
+    Args:
+        run: the interpreter.
+        operands: of the contraction.
+        choice: of the policy.
+        name: of the contraction.
+
+    Raises:
+        ValueError: it is one.
+    """
+    for place, x in enumerate(operands):
+        partner = operands[1 - place]
+        if x.turned is None or partner.turned == x.turned:
+            continue
+        declared = None if choice is None else _declared(choice, partner, x, 1 - place)
+        if not partner.is_activation or transform_of(declared) != x.turned:
+            side = ("lhs", "rhs")[1 - place]
+            raise ValueError(
+                f"{run.names.full(name)}: its operand comes from the cache {x.cache}, which keeps numbers after "
+                f"{x.turned!r}, and the other operand is not transformed by it.\n"
+                f"  cure: Rule(..., op=..., {side}_quant=....let(pre_transform=...)) with the same transform, or "
+                "Recipe(Rotate('R3')) with inputs that read the cache"
+            )
+
+
+def _declared(choice: Choice, x: Tracked, partner: Tracked, place: int) -> object:
+    own = (choice.lhs, choice.rhs)[place] if partner.is_activation else None
+    return own or (None if choice.inputs is None else x.pending or choice.inputs)
+
+
+def summed_axes(eqn: Equation) -> tuple[Axes, Axes]:
+    """The axes of both operands of a contraction that share a scale because they are summed over."""
+    if eqn.name == "conv_general_dilated":
+        # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
+        left, right = eqn.params["dimension_numbers"].lhs_spec, eqn.params["dimension_numbers"].rhs_spec
+        return tuple(left[1:]), other_axes((right[0],), len(right))
+    (left, right), _ = _dot_axes(eqn)
+    return tuple(left), tuple(right)
+
+
+def _free_axes(eqn: Equation, place: int, ndim: int) -> Axes:
+    """The axes of a contraction's operand that its output has, and the other operand does not."""
+    shared = () if eqn.name == "conv_general_dilated" else _dot_axes(eqn)[1][place]
+    return other_axes((*summed_axes(eqn)[place], *shared), ndim)
+
+
+def _dot_axes(eqn: Equation) -> tuple[tuple[Axes, Axes], tuple[Axes, Axes]]:
+    """The axes of both operands that are summed over, and those of batches; axes of groups of rows are such too."""
+    ragged = eqn.params.get("ragged_dot_dimension_numbers")
+    if ragged is None:
+        return eqn.params["dimension_numbers"]
+    summed, (left, right) = ragged.dot_dimension_numbers
+    return summed, (left, (*right, *ragged.rhs_group_dimensions))

@@ -17,7 +17,7 @@ from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import contraction_arguments
-from jqinject.program.tracked_value import Tracked, dtype_of
+from jqinject.program.tracked_value import Tracked, dtype_of, shape_of
 from jqinject.quant_tensor import QuantTensor, is_quantized
 
 
@@ -114,32 +114,14 @@ def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[
     assert stored is not None, "looked for above"
     if np.dtype(dtype_of(x)) != np.dtype(dtype_of(stored.value)):
         return None
-    contracted, batch = eqn.params["dimension_numbers"]
-    own = [tuple(stored.order[axis] for axis in axes[place]) for axes in (contracted, batch)]
-    of_x = [axes[1 - place] for axes in (contracted, batch)]
-    dims = Dimensions.of(x.ndim, len(stored.order), tuple(zip(of_x, own, strict=True)))
-    order = _order_of_output(dims, stored.order, place)
+    left, right = (len(shape_of(x)) for x in operands)
+    dims = Dimensions.of(left, right, eqn.params["dimension_numbers"])
+    dims = (dims if place == 1 else dims.swapped()).with_right(stored.order)
     sharding = eqn.params.get("out_sharding")
-    if sharding is not None and order != tuple(range(len(order))):
+    if sharding is not None and not dims.is_ordered:
         return None
-    choice = choose(x, FrozenParam.holding(stored.numbers, stored.form, {}), dims, numbers)
+    choice = choose(x, FrozenParam.holding(stored.numbers, stored.form, {}), dims.plain, numbers)
     if choice.kernel != "stored":
         return None
     how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}
-    return jax.lax.transpose(contract_as(choice, dims, eqn.outputs[0].dtype, **how)[0], order)
-
-
-def _order_of_output(dims: Dimensions, order: tuple[int, ...], place: int) -> tuple[int, ...]:
-    """The axes of the product with a parameter, in the order of the equation's output.
-
-    Args:
-        dims: of that product, the parameter on the right.
-        order: for each axis of the operand, the axis of the parameter.
-        place: of the operand in the equation.
-    """
-    batches = len(dims.lhs_batch)
-    others = [*range(batches, batches + len(dims.lhs_free))]
-    places = {axis: batches + len(others) + at for at, axis in enumerate(dims.rhs_free)}
-    own = [places[axis] for axis in order if axis in places]
-    free = [*others, *own] if place == 1 else [*own, *others]
-    return (*range(batches), *free)
+    return dims.ordered(contract_as(choice, dims.plain, eqn.outputs[0].dtype, **how)[0])

@@ -12,7 +12,7 @@ from jqinject.program.contractions import contraction
 from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import LOGISTIC_RANGE, OPERATIONS, Kind
 from jqinject.program.parameters import follow
-from jqinject.program.policy import Choice
+from jqinject.program.policy import Choice, Site
 from jqinject.program.quantizers import has_row_scales
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
@@ -48,11 +48,11 @@ def _operand(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
     if x.is_weight:
         # Treat a weight that is not contracted like an activation with a known range.
         quantizer = choice.inputs if choice.weight is not None else None
-        return x if quantizer is None else run.quantized(x, quantizer, name, static=False)
+        return x if quantizer is None else run.quantized(x, Site(name, quantizer, {"static": False}))
     quantizer = x.pending or choice.inputs
     if choice.inputs is None or quantizer is None or choice.dynamic:
         return x
-    return run.quantized(x, quantizer, name)
+    return run.quantized(x, Site(name, quantizer))
 
 
 def _names(name: str, count: int) -> list[str]:
@@ -135,7 +135,7 @@ def _sharing_operands(run: Run, inputs: Sequence[Tracked], choice: Choice, name:
     # Along another axis than the batch, which may be distributed over devices.
     axis = min(1, len(shape_of(inputs[0])))
     both = Tracked(jnp.stack([x.array for x in inputs], axis), Origin.ACTIVATION)
-    quantized = run.quantized(both, choice.inputs, f"{name}_inputs")
+    quantized = run.quantized(both, Site(f"{name}_inputs", choice.inputs))
     parts = jnp.unstack(quantized.array, axis=axis)
     return [
         replace(x.with_value(part), quantized=True, site=quantized.site)

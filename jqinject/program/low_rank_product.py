@@ -16,7 +16,6 @@ from jax import lax
 from jqinject.ops.ste import custom_jvp
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import Move
-from jqinject.program.operations import contraction_arguments
 
 Evaluate = Callable[[list[jax.Array]], list[jax.Array]]  # as in `tracked_value`
 Arrays = tuple[jax.Array, ...]
@@ -74,20 +73,14 @@ class LowRankProduct:
             run: runs the equation.
         """
         low = replace(self, a=self.a.astype(x.dtype), b=self.b.astype(x.dtype))
-        product = FACTORED.get(eqn.name, _not_factored)(low, eqn, x, place, rest)
-        if product is None:  # grouped convolutions, for example
+        factored = FACTORED.get(eqn.name)
+        product = None if factored is None else factored(low, eqn, x, place, rest)
+        if product is None:  # convolutions, for example
             update = jnp.broadcast_to(low.dense(), shape).astype(x.dtype)
             operands = (x, update) if place == 1 else (update, x)
             (y,) = run([*operands, *rest])
             return y
         return low.scale * product
-
-
-def _not_factored(
-    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
-) -> None:
-    """None: the update is multiplied out."""
-    return
 
 
 def _varies(factor: jax.Array, axis: int) -> bool:
@@ -146,27 +139,6 @@ def _options(eqn: Equation, specs: dict[int, object], labels: Sequence[int]) -> 
     return options
 
 
-def _conv(
-    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
-) -> jax.Array | None:
-    """A convolution with the first factor, then a product along the features with the second."""
-    numbers = eqn.params["dimension_numbers"]
-    channel, ndim = numbers.rhs_spec[0], low.a.ndim - 1
-    grouped = eqn.params["feature_group_count"] * eqn.params["batch_group_count"] > 1
-    if place == 0 or grouped or _varies(low.a, channel):
-        return None
-    if any(_varies(low.b, axis) for axis in range(ndim) if axis != channel):
-        return None
-    kernel = jnp.moveaxis(low.a.squeeze(channel), -1, channel)
-    inner = lax.conv_general_dilated(
-        x, kernel, **contraction_arguments(eqn), precision=eqn.params["precision"]
-    )
-    features = numbers.out_spec[1]
-    second = low.b.reshape(-1, low.b.shape[-1])
-    y = jnp.tensordot(inner, second, axes=((features,), (1,)), precision=eqn.params["precision"])
-    return jnp.moveaxis(y, -1, features)
-
-
 def _ragged(
     low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
 ) -> jax.Array | None:
@@ -186,7 +158,6 @@ def _ragged(
 
 FACTORED: dict[str, Callable[..., jax.Array | None]] = {
     "dot_general": _dot,
-    "conv_general_dilated": _conv,
     "ragged_dot_general": _ragged,
 }
 

@@ -19,6 +19,7 @@ from jqinject.program.jaxpr import Body, Equation, Scan, settled
 from jqinject.program.kept_state import strong
 from jqinject.program.parameters import parameter
 from jqinject.program.passing import closed_over, in_slices
+from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
 from jqinject.program.run import Run
 from jqinject.program.tracked_value import Origin, StatePlace, Tracked, plain, shape_of
@@ -165,7 +166,9 @@ def _slice(x: Tracked, sliced: Container[str]) -> Tracked:
 
 def _settled(run: Run, out: Tracked, name: str) -> Tracked:
     """An output of a loop's body: a pending quantizer is applied inside."""
-    return run.quantized(out, out.pending, name) if out.pending is not None and not out.quantized else out
+    return (
+        run.quantized(out, Site(name, out.pending)) if out.pending is not None and not out.quantized else out
+    )
 
 
 def _while(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:

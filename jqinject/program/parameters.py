@@ -90,7 +90,7 @@ def _output(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
     array = replace(x, chosen=None, twins={})
     if quantizer is None:
         return array
-    return run.quantized(replace(array, quantized=False), quantizer, f"{name}_output")
+    return run.quantized(replace(array, quantized=False), Site(f"{name}_output", quantizer))
 
 
 def follow(step: OperationRun) -> list[Tracked] | None:

@@ -219,17 +219,6 @@ class Policy:
         return x
 
 
-class SummedAxes(NamedTuple):
-    """What a quantizer has to know of the axes that a contraction sums over; see `Site`."""
-
-    rows: tuple[int, ...] = ()
-    transformed: tuple[int, ...] = ()
-    turned: bool = False
-
-
-NO_AXES = SummedAxes()
-
-
 def other_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     """The axes that are not among `axes`."""
     return tuple(axis for axis in range(ndim) if axis not in axes)
