@@ -15,7 +15,6 @@ from jqinject.program.class_swap import ClassMixin as ClassMixin
 from jqinject.program.class_swap import derived_class as derived_class
 from jqinject.program.class_swap import intercept as intercept
 from jqinject.program.class_swap import original_class as original_class
-from jqinject.program.finding import HELD as HELD
 from jqinject.program.finding import find_sites as find_sites
 from jqinject.program.finding import names_of as names_of
 from jqinject.program.finding import program_of_call as program_of_call
@@ -32,6 +31,7 @@ from jqinject.program.operations import Kind as Kind
 from jqinject.program.operations import Operation as Operation
 from jqinject.program.operations import known_operations as known_operations
 from jqinject.program.operations import operation_of as operation_of
+from jqinject.program.policy import HELD as HELD
 from jqinject.program.policy import ActivationProduct as ActivationProduct
 from jqinject.program.policy import CacheSite as CacheSite
 from jqinject.program.policy import Choice as Choice

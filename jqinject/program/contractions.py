@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -15,7 +15,7 @@ from jqinject.program.policy import ActivationProduct, Choice, Site, dotted, oth
 from jqinject.program.quantizers import has_row_scales
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import weight_scope
-from jqinject.program.tracked_value import Evaluate, Heard, Origin, Path, Tracked, WeightCall, shape_of
+from jqinject.program.tracked_value import Evaluate, Origin, Path, Tracked, WeightCall, shape_of
 from jqinject.proxy import transform_of
 from jqinject.quant_tensor import as_array
 
@@ -45,7 +45,7 @@ def contraction(step: OperationRun) -> list[Tracked]:
     if not (lhs.is_activation or rhs.is_activation):
         return [Tracked(own.value())]
     called = dotted(parameter) or run.names.full(name)
-    return [run.quantizers.run(WeightCall(called, step.path, own.quantized, own.floating, own.heard))]
+    return [run.quantizers.run(WeightCall(called, step.path, own.quantized, own.floating))]
 
 
 @dataclass
@@ -58,7 +58,6 @@ class _Contraction:
         weight: which operand is a parameter that is quantized in its own shape, or None.
         read: path of the operand that is a parameter, however it is quantized; empty if neither is.
         evaluate: contracts arrays.
-        heard: what its quantizers did.
     """
 
     step: OperationRun
@@ -69,7 +68,6 @@ class _Contraction:
     weight: int | None
     read: Path
     evaluate: Evaluate
-    heard: list[Heard] = field(default_factory=list)
 
     @property
     def run(self) -> Run:
@@ -78,11 +76,8 @@ class _Contraction:
 
     def quantized(self) -> Tracked:
         """The output with its quantizers."""
-        value = self.value()
-        out = self.run.output(value, self.choice, self.name)
+        out = self.run.output(self.value(), self.choice, self.name)
         out.fusible = True
-        if out.site:
-            self.heard.append(Heard("output", out.site, value, out.value))
         return out
 
     def floating(self) -> jax.Array:
@@ -150,12 +145,8 @@ class _Contraction:
             if place == self.weight:
                 operands.append(replace(x, chosen=None, twins={}))
                 continue
-            site, quantized = self._site(place), x
-            if site is not None:
-                quantized = self.run.quantized(x, site)
-                part = "weight" if x.is_weight else "input"
-                self.heard.append(Heard(part, quantized.site, x.array, quantized.value))
-            operands.append(quantized)
+            site = self._site(place)
+            operands.append(x if site is None else self.run.quantized(x, site))
         return operands
 
     def _note(self, operands: Sequence[Tracked]) -> None:

@@ -15,12 +15,10 @@ from jqinject.program.class_swap import original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.kept_state import of_model
 from jqinject.program.moves import AxesInParameter
-from jqinject.program.policy import FoundSites, Occurrence, Policy, Site, SiteNames
+from jqinject.program.policy import HELD, FoundSites, Occurrence, Policy, Site, SiteNames
 from jqinject.program.quantizers import Finder, Quantizers
 from jqinject.program.trace import Program, trace
 from jqinject.program.tracked_value import Path, Tracked, shape_of
-
-HELD = "op_quant"
 
 
 def names_of(model: nnx.Module, call: Call) -> SiteNames:
@@ -30,12 +28,9 @@ def names_of(model: nnx.Module, call: Call) -> SiteNames:
         model: which knows the sites that several methods run, if it is quantized.
         call: of it.
     """
-    return SiteNames("" if call.name == CALL else f"{call.name}:", dict(_same_of(model)))
-
-
-def _same_of(model: nnx.Module) -> tuple[tuple[str, str], ...]:
     quantizers = vars(model).get(HELD)
-    return () if quantizers is None else quantizers.same
+    same = {} if quantizers is None else dict(quantizers.same)
+    return SiteNames("" if call.name == CALL else f"{call.name}:", same)
 
 
 def outputs_of(interpreter: Interpreter, program: Program) -> list[jax.Array]:
@@ -65,9 +60,12 @@ def find_sites(
         calls: of different methods.
         quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
     """
-    parts = [_sites_of_call(model, policy, call, quantizers) for call in calls]
-    same = {**dict(_same_of(model)), **same_places((part.occurrences, part.sites) for part in parts)}
-    sites = FoundSites(same=same)
+    sites, parts = FoundSites(), []
+    for call in calls:
+        names = names_of(model, call)
+        parts.append(sites_of_program(program_of_call(model, policy, call), policy, names, quantizers))
+        sites.same |= names.same
+    same = sites.same = {**sites.same, **same_places((part.occurrences, part.sites) for part in parts)}
     for part in parts:
         own = part.renamed(same)
         sites.adopt(replace(own, sites=own.sites | sites.sites))
@@ -83,17 +81,11 @@ def program_of_call(model: nnx.Module, policy: Policy, call: Call) -> Program:
         call: of the model.
     """
     try:
-        return with_adapters(model, trace(model, call, policy.is_leaf, HELD))
+        return with_adapters(model, trace(model, call, policy.is_leaf))
     except Exception as error:
         traced = original_class(type(model)).__name__ + ("" if call.name == CALL else f".{call.name}")
         error.add_note(f"while {traced} was traced, to find its operations, with {call}")
         raise
-
-
-def _sites_of_call(
-    model: nnx.Module, policy: Policy, call: Call, quantizers: Quantizers | None
-) -> FoundSites:
-    return sites_of_program(program_of_call(model, policy, call), policy, names_of(model, call), quantizers)
 
 
 def sites_of_program(
@@ -137,7 +129,7 @@ def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tup
     """
     labels: set[str] = set()
     for call in calls:
-        program = trace(model, call, policy.is_leaf, HELD, mark_all=True)
+        program = trace(model, call, policy.is_leaf, mark_all=True)
         run = Interpreter(policy, Finder())
         _look(run, program, [True] * len(program.inputs))
         labels |= run.kept.lost | run.kept.thrown

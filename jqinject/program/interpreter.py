@@ -7,9 +7,8 @@ follows the versions of the library.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import jax
@@ -78,22 +77,17 @@ class Interpreter(Run):
         if function in FUNCTIONS:
             name = str(function)
         elif name in nested.CALLS:
-            with self._mapping(eqn):
-                return nested.CALLS[name](self, eqn, list(map(self.kept.newest, inputs)), where)
+            # The names of equations within a program do not tell what is around it.
+            before, self.mapped = self.mapped, self.maps(eqn)
+            outputs = nested.CALLS[name](self, eqn, list(map(self.kept.newest, inputs)), where)
+            self.mapped = before
+            return outputs
         cache = written(self, eqn, inputs, where)
         if cache is not None:
             return cache
         operands = [opened(parameter(self, x)) for x in inputs]
         operation = operation_of("einsum" if eqn.is_einsum else name)
         return handlers.handle(OperationRun(self, operation, where, operands, eqn))
-
-    @contextlib.contextmanager
-    def _mapping(self, eqn: Equation) -> Generator[None]:
-        """The names of equations within a program do not tell what is around it."""
-        before = self.mapped
-        self.mapped = self.maps(eqn)
-        yield
-        self.mapped = before
 
     def _cross(self, label: str, x: Tracked, path: str) -> Tracked:
         """Enter or leave a module that is one operation, of which only the input and the output are quantized.

@@ -15,7 +15,7 @@ from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
 from jqinject.program.call import Call
 from jqinject.program.class_swap import ClassMixin, derived_class
-from jqinject.program.finding import HELD, names_of, outputs_of
+from jqinject.program.finding import names_of, outputs_of
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.kept_state import node_at
 from jqinject.program.policy import CacheSite, Policy, dotted
@@ -149,7 +149,7 @@ def methods_of(kind: type) -> tuple[str, ...]:
 
 def run(model: nnx.Module, policy: Policy, quantizers: Quantizers, call: Call) -> object:
     """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
-    program = with_adapters(model, trace(model, call, policy.is_leaf, HELD))
+    program = with_adapters(model, trace(model, call, policy.is_leaf))
     names = names_of(model, call)
     interpreter = Interpreter(policy, quantizers, names)
     values = outputs_of(interpreter, program)

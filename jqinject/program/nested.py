@@ -51,23 +51,18 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
     facts = _Steps(scan, constants, carry, xs)
     layers = scan.options["length"] if facts.through_layers else 0
     closed, slices = closed_over(constants), in_slices(xs)
-    fixed, xs, consts = closed.arrays, slices.arrays, len(closed.arrays)
-    inputs = [*fixed, *carry, *xs]
+    fixed, xs = closed.arrays, slices.arrays
+    inputs, own = [*fixed, *carry, *xs], replace(scan, constants=len(fixed))
 
     def body(run: Run, inside: list[Tracked]) -> list[Tracked]:
-        now, sliced = inside[consts : consts + carries], inside[consts + carries :]
-        entered = [*closed.inside(inside[:consts]), *now, *slices.inside(sliced)]
+        unchanged, now, sliced = own.split(inside)
+        entered = [*closed.inside(unchanged), *now, *slices.inside(sliced)]
         outputs = run.run(scan.body, entered, path)
         return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
 
     def loop(step: Callable[[Any, list[Any]], tuple[list[Any], Any]]) -> Any:
         def steps(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
-            closed, start, slices = (
-                values[:consts],
-                values[consts : consts + carries],
-                values[consts + carries :],
-            )
-
+            closed, start, slices = own.split(values)
             (shared, of_steps), left = state
 
             def one(carried: Any, x: Any) -> Any:

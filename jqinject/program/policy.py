@@ -12,6 +12,9 @@ from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.operations import Operation
 from jqinject.program.tracked_value import Evaluate, Path, Tracked
 
+HELD = "op_quant"
+"""The attribute of a model that holds the quantizers of its program."""
+
 
 def dotted(path: Path) -> str:
     """A parameter's path as text, by which its quantizer is held."""

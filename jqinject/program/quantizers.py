@@ -88,6 +88,9 @@ class Quantizers:
         """The output of a contraction or a look-up."""
         return call.quantized()
 
+    def record(self, site: Site, x: jax.Array, quantized: object) -> None:
+        """Take note of what a quantizer did, also where its result is used again."""
+
     def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """`Tracked.chosen` of a quantized parameter.
 

@@ -147,6 +147,7 @@ class Run:
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name
             x.twins[key] = twin
+        self.quantizers.record(site, x.array, x.twins[key].value)
         return x.twins[key]
 
     def transformed(self, x: Tracked, site: Site) -> jax.Array:

@@ -290,14 +290,18 @@ class ObservedQuantizers(HeldQuantizers):
         before, self._entry = self._entry, entry
         try:
             out = call.quantized()
-            for heard in call.heard:
-                self._observer.slots[entry][heard.site] = f"{heard.part}_quant"
-                self._observer.quantizer(entry, heard.part, self.proxy_at(heard.site), heard.x, heard.made)
             value = self._observer.output(entry, out.array, call.floating)
         finally:
             self._entry = before
         # Contracted as floats next, if these are other numbers: the scale is not theirs.
         return out if self._observer.on is True else out.with_value(value)
+
+    def record(self, site: Site, x: jax.Array, quantized: object) -> None:
+        """See `Quantizers`."""
+        if self._entry:
+            part = "output" if site.name.endswith("_output") else "weight" if site.is_weight else "input"
+            self._observer.slots[self._entry][site.name] = f"{part}_quant"
+            self._observer.quantizer(self._entry, part, self.proxy_at(site.name), x, quantized)
 
     def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """See `Quantizers`."""
