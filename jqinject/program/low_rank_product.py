@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +72,8 @@ class LowRankProduct:
             run: runs the equation.
         """
         low = replace(self, a=self.a.astype(x.dtype), b=self.b.astype(x.dtype))
-        factored = FACTORED.get(eqn.name)
+        # An equation says the sharding of its own output alone.
+        factored = FACTORED.get(eqn.name) if eqn.params.get("out_sharding") is None else None
         product = None if factored is None else factored(low, eqn, x, place, rest)
         if product is None:  # convolutions, for example
             update = jnp.broadcast_to(low.dense(), shape).astype(x.dtype)
@@ -103,10 +103,9 @@ def _dot(low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Seq
     first, second = (low.a, low.b) if a_is_first else (low.b, low.a)
     (first, of_first), (second, of_second) = _labelled(first, rank), _labelled(second, rank)
     between = [label for label in dict.fromkeys((*of_x, *of_first)) if label in {*of_second, *out}]
-    specs = _specs(eqn, x, of_x, out)
-    inner = jnp.einsum(x, of_x, first, of_first, between, **_options(eqn, specs[0], between))
+    inner = jnp.einsum(x, of_x, first, of_first, between, precision=eqn.params["precision"])
     present = [label for label in out if label in {*between, *of_second}]
-    y = jnp.einsum(inner, between, second, of_second, present, **_options(eqn, specs[1], present))
+    y = jnp.einsum(inner, between, second, of_second, present, precision=eqn.params["precision"])
     shape = eqn.outputs[0].shape
     sizes = [n if label in present else 1 for n, label in zip(shape, out, strict=True)]
     return jnp.broadcast_to(y.reshape(sizes), shape)
@@ -116,27 +115,6 @@ def _labelled(factor: jax.Array, rank: int) -> tuple[jax.Array, list[int]]:
     """A factor without the axes along which it does not vary, and the labels of the others."""
     axes = [axis for axis in range(factor.ndim - 1) if _varies(factor, axis)]
     return factor.reshape([factor.shape[axis] for axis in axes] + [factor.shape[-1]]), [*axes, rank]
-
-
-def _specs(
-    eqn: Equation, x: jax.Array, of_x: Sequence[int], out: Sequence[int]
-) -> tuple[dict[int, object], dict[int, object]]:
-    """The mesh axes of each label, of the array and of the output; nothing if the program does not say the output's."""
-    sharding = eqn.params.get("out_sharding")
-    if sharding is None:
-        return {}, {}
-    spec = jax.typeof(x).sharding.spec
-    padded = (*sharding.spec, *(None,) * (len(out) - len(sharding.spec)))
-    return dict(zip(of_x, spec, strict=True)), dict(zip(out, padded, strict=True))
-
-
-def _options(eqn: Equation, specs: dict[int, object], labels: Sequence[int]) -> dict[str, Any]:
-    options: dict[str, Any] = {"precision": eqn.params["precision"]}
-    sharding = eqn.params.get("out_sharding")
-    if sharding is not None:
-        spec = jax.sharding.PartitionSpec(*(specs.get(label) for label in labels))
-        options["out_sharding"] = sharding.update(spec=spec)
-    return options
 
 
 def _ragged(

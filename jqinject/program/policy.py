@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -304,18 +304,3 @@ class FoundSites:
         self.products += part.products
         self.adapted |= part.adapted
         self.occurrences += part.occurrences
-
-    def renamed(self, same: Mapping[str, str]) -> FoundSites:
-        """The same, where sites have the names that `same` has for them."""
-
-        def full(name: str) -> str:
-            return same.get(name, name)
-
-        return replace(
-            self,
-            sites={full(name): replace(site, name=full(name)) for name, site in self.sites.items()},
-            uses=[replace(use, beside=full(use.beside)) for use in self.uses],
-            products=[
-                replace(product, lhs=full(product.lhs), rhs=full(product.rhs)) for product in self.products
-            ],
-        )
