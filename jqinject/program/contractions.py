@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
+import numpy as np
 
-from jqinject.dot.tensors.choice import ContractionKind
-from jqinject.program.equation_contraction import Contracted, contracted
+from jqinject.dot import FrozenParam
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
+from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
+from jqinject.program.operations import contraction_arguments
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
 from jqinject.program.policy import ActivationProduct, Choice, Site, dotted, other_axes
 from jqinject.program.quantizers import has_row_scales
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import weight_scope
-from jqinject.program.tracked_value import Evaluate, Origin, Path, Tracked, WeightCall, shape_of
+from jqinject.program.tracked_value import Evaluate, Origin, Path, Tracked, WeightCall, dtype_of, shape_of
 from jqinject.proxy import transform_of
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import QuantTensor, as_array, is_quantized
 
 Axes = tuple[int, ...]
+Product = tuple[jax.Array, jax.Array | None]
+"""An output, and the token whose cotangent is the scale of its gradient, if backward its payload is contracted."""
 BY_SCHEME = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
@@ -95,18 +104,58 @@ class _Contraction:
         self._note(operands)
         with weight_scope(self.read or (run.names.full(self.name),)):
             if choice is not None and choice.scheme is not None:
-                output = self._by_scheme(choice, operands)
+                value, token = self._by_scheme(choice, operands), None
             else:
-                numbers: ContractionKind = "auto" if choice is None else choice.contraction
-                y = self.step.eqn.outputs[0]
-                abstract = jax.ShapeDtypeStruct(y.shape, y.dtype)
-                gradient = run.quantizers.gradient_format(run.names.full(f"{self.name}_grad"), abstract)
-                output = contracted(self.step.eqn, numbers, operands, self.rest, self.evaluate, gradient)
-        if choice is None or choice.grad is None:
-            return self._updated(output.value)
-        shape = tuple(output.value.shape)
-        site = run.add(Site(run.names.full(f"{self.name}_grad"), choice.grad, shape=shape, stack=run.stack))
-        return self._updated(as_array(run.quantizers.quantize(site, output.value, output.token)))
+                value, token = self._in_numbers(operands)
+        if choice is not None and choice.grad is not None:
+            name, shape = run.names.full(f"{self.name}_grad"), tuple(value.shape)
+            site = run.add(Site(name, choice.grad, shape=shape, stack=run.stack))
+            value = as_array(run.quantizers.quantize(site, value, token))
+        return self._updated(value)
+
+    def _in_numbers(self, operands: Sequence[Tracked]) -> Product:
+        """The contraction by the payloads of its operands, as a parameter is stored, or by floats."""
+        eqn, choice = self.step.eqn, self.choice
+        numbers: ContractionKind = "auto" if choice is None else choice.contraction
+        lhs, rhs = (x.value for x in operands)
+        product = None
+        if is_quantized(lhs) and is_quantized(rhs):
+            product = self._of_payloads(numbers, lhs, rhs)
+        if product is None:
+            product = _stored_product(eqn, numbers, operands)
+        if product is None:
+            (value,) = self.evaluate([*(x.array for x in operands), *self.rest])
+            return value, None
+        return product
+
+    def _of_payloads(self, numbers: ContractionKind, lhs: QuantTensor, rhs: QuantTensor) -> Product | None:
+        """The contraction of two QuantTensors by their payloads; None if the table says floats."""
+        run, eqn, params = self.run, self.step.eqn, self.step.eqn.params
+        y, sharding = eqn.outputs[0], params.get("out_sharding")
+        abstract = jax.ShapeDtypeStruct(y.shape, y.dtype)
+        gradient = run.quantizers.gradient_format(run.names.full(f"{self.name}_grad"), abstract)
+        how: Any = {"gradient": gradient, "out_sharding": sharding}
+        where: Any = None
+        if eqn.name == "dot_general":
+            where = Dimensions.of(lhs.ndim, rhs.ndim, params["dimension_numbers"])
+        elif eqn.name == "conv_general_dilated":
+            where = Convolution.of(
+                lhs.shape, rhs.shape, **contraction_arguments(eqn), dtype=np.dtype(y.dtype)
+            )
+        elif eqn.name == "ragged_dot_general" and params.get("group_offset") is None and sharding is None:
+            how["group_sizes"] = self.rest[0]
+            if self.rest[0].ndim == 1:
+                numbers_of_axes = params["ragged_dot_dimension_numbers"]
+                where = Ragged.of(lhs, rhs, numbers_of_axes, y.dtype, params["precision"])
+        elif numbers in ("int", "fp8"):
+            raise ValueError(
+                f"contraction={numbers!r} of {eqn.name} with these parameters is not defined: {params}\n"
+                "  cure: contraction='auto'"
+            )
+        integers, swaps = gradient is not None and gradient.is_integer, sharding is None
+        choice = choose(lhs, rhs, where, numbers, rounded=False, swaps=swaps, gradient=integers)
+        check_choice(choice, where, numbers)
+        return None if choice.kernel == "floats" else contract_as(choice, where, y.dtype, **how)
 
     def _floats(self, place: int) -> jax.Array:
         """An operand without its quantizer, but with the transform before it."""
@@ -164,7 +213,7 @@ class _Contraction:
                 ActivationProduct(run.names.full(self.name), kind, *by, equation=eqn)
             )
 
-    def _by_scheme(self, choice: Choice, operands: Sequence[Tracked]) -> Contracted:
+    def _by_scheme(self, choice: Choice, operands: Sequence[Tracked]) -> jax.Array:
         """The contraction by a scheme, which quantizes its operands itself; a parameter comes quantized.
 
         Raises:
@@ -198,7 +247,7 @@ class _Contraction:
         )
         arrays = [x.value if place == own else x.array for place, x in enumerate(operands)]
         unrounded = None if own is None else operands[own].unrounded
-        return Contracted(run.quantizers.contract(site, [*arrays, *self.rest], unrounded))
+        return run.quantizers.contract(site, [*arrays, *self.rest], unrounded)
 
     def _updated(self, value: jax.Array) -> jax.Array:
         """The output with the update of an adapter, if the parameter has one."""
@@ -214,6 +263,34 @@ class _Contraction:
             x = run.quantizers.quantize(run.add(Site(low_rank.dropout, None)), x)
         update = low_rank.contracted(self.step.eqn, x, weight, self.rest, shape_of(used), self.evaluate)
         return value + update.astype(value.dtype)
+
+
+def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> Product | None:
+    """The contraction of floats with a frozen parameter as it is stored; None if it is none of these.
+
+    Args:
+        eqn: its equation.
+        numbers: which numbers the rule wants to be contracted.
+        operands: two.
+    """
+    place = next((place for place in (1, 0) if operands[place].stored_numbers is not None), None)
+    if eqn.name != "dot_general" or numbers == "float" or place is None:
+        return None
+    x, stored = operands[1 - place].array, operands[place].stored_numbers
+    assert stored is not None, "looked for above"
+    if np.dtype(dtype_of(x)) != np.dtype(dtype_of(stored.value)):
+        return None
+    left, right = (len(shape_of(x)) for x in operands)
+    dims = Dimensions.of(left, right, eqn.params["dimension_numbers"])
+    dims = (dims if place == 1 else dims.swapped()).with_right(stored.order)
+    sharding = eqn.params.get("out_sharding")
+    if sharding is not None and not dims.is_ordered:
+        return None
+    choice = choose(x, FrozenParam.holding(stored.numbers, stored.form, {}), dims.plain, numbers)
+    if choice.kernel != "stored":
+        return None
+    how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}
+    return dims.ordered(contract_as(choice, dims.plain, eqn.outputs[0].dtype, **how)[0]), None
 
 
 def _is_flattened(step: OperationRun, rhs: Tracked) -> bool:
