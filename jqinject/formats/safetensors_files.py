@@ -135,14 +135,18 @@ class Tensors:
         self._used.add(name)
         return tensor
 
-    def text(self, name: str) -> str:
+    def text(self, name: str, why: str = "") -> str:
         """Return a tensor of bytes as text.
 
+        Args:
+            name: its name.
+            why: what it says.
+
         Raises:
-            CheckpointError: it is no UTF-8 text.
+            CheckpointError: it is missing, or no UTF-8 text.
         """
         try:
-            return self.take(name, (None,), "uint8").read().tobytes().decode()
+            return self.take(name, (None,), "uint8", why).read().tobytes().decode()
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{name} is no UTF-8 text: {error}") from None
 

@@ -11,14 +11,21 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from jqinject.formats.bits import is_padded, pack_stream, unpack_padded_words, unpack_stream, words_of
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
-from jqinject.formats.layouts.layout_settings import E8M0, Settings, as_blocks, checked_groups, exponents
+from jqinject.formats.layouts.layout_settings import (
+    E8M0,
+    Settings,
+    checked_groups,
+    exponents,
+    taken_blocks,
+    taken_number,
+)
 from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, StoredMatrix, minifloat_name
 from jqinject.ops import FloatGrid, IntGrid
@@ -148,27 +155,35 @@ class _Reader:
         widths = tuple(range(2, 9)) if layout.grid is None else (layout.grid.bit_width,)
         self.bits = settings.choice("num_bits", widths)
         self.strategy = settings.choice("strategy", STRATEGIES, "tensor")
-        self.has_zero_point = not settings.flag("symmetric", True)
-        self.packs_zero_points = kind == PACKED_INTEGERS and self.strategy in ("group", "channel")
 
     def matrix(self) -> StoredMatrix:
         """Return the module's matrix."""
         codes, shape = self._codes()
-        block = self._block(shape)
-        layout, bits = self.layout, self.bits
-        arrays = {"codes": codes} | self._statistics(shape, block)
+        layout, bits, block = self.layout, self.bits, self._block(shape)
+        why = f"{self.strategy} scales"
+        scale = self._blocks("weight_scale", shape, block, layout.scale or FLOATS, why)
+        arrays = {"codes": codes, "scale": scale.map(exponents, E8M0) if layout.scale == "uint8" else scale}
+        if layout.scale == E4M3_SCALES:  # the scale of a group is divided by that of the tensor
+            name = f"{self.module}.weight_global_scale"
+            unit = taken_number(self.tensors, name, "one scale of the tensor")
+            arrays["factor"] = unit.map(lambda x: np.float32(1) / x)
+        arrays |= self._zero_points(shape, block) | self._groups(shape[1], block[1])
         if layout.packed and layout.grid is None:
-            packed = {"codes": (codes, shape[1])}
-            if self.has_zero_point and self.packs_zero_points:
-                packed["zero_point"] = arrays["zero_point"].map(np.transpose), shape[0]
-            arrays |= _integers(packed, bits)
+            arrays |= _integers(arrays, shape, bits, self._packs_zero_points)
         elif layout.packed:
             arrays["codes"] = codes.map(lambda x: unpack_stream(x, bits, shape[1]))
         grid, name = layout.grid or IntGrid(bits), f"compressed-tensors {self.kind}"
         return StoredMatrix(f"{self.module}.weight", shape, grid, name, block, arrays)
 
+    @property
+    def _packs_zero_points(self) -> bool:
+        return self.kind == PACKED_INTEGERS and self.strategy in ("group", "channel")
+
     def _take(self, end: str, *requirements: Any, **more: Any) -> Tensor:
         return self.tensors.take(f"{self.module}.{end}", *requirements, **more)
+
+    def _blocks(self, end: str, *requirements: Any) -> Tensor:
+        return taken_blocks(self.tensors, f"{self.module}.{end}", *requirements)
 
     def _codes(self) -> tuple[Tensor, tuple[int, int]]:
         """Return the codes as they are stored, and the shape of the matrix."""
@@ -184,12 +199,9 @@ class _Reader:
                     f"{self.module}.weight_packed has {length} bytes a row: no whole numbers"
                 )
             return codes, (rows, length * 8 // bits)
-        stated, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
-        if min(stated, columns) < 0 or rows != stated or length not in words_of(columns, bits):
-            raise CheckpointError(
-                f"{self.module}.weight_shape says {stated}x{columns}; weight_packed has {rows} rows of "
-                f"{length} words, which do not hold {columns} numbers of {bits} bits each{CONTRADICTION}"
-            )
+        rows, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
+        shapes = [(rows, words) for words in words_of(columns, bits)]
+        self._take(layout.end, why=f"weight_shape says {rows}x{columns}, of {bits} bits", shapes=shapes)
         return codes, (rows, columns)
 
     def _block(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -202,61 +214,54 @@ class _Reader:
             return 1, self.settings.integer("group_size")
         return (rows if self.strategy == "tensor" else 1), columns
 
-    def _statistics(self, shape: tuple[int, int], block: tuple[int, int]) -> dict[str, Tensor]:
-        """Return scales, zero points, and the groups of columns; packed zero points as they are stored."""
-        (rows, columns), special = shape, self.layout.scale
-        why = f"{self.strategy} scales of a {rows}x{columns} matrix"
-        why += f" in groups of {block[1]}" if self.strategy in ("group", "tensor_group") else ""
-        blocks = math.ceil(rows / block[0]), math.ceil(columns / block[1])
-        shapes = {"tensor": [*ONE, (1, 1)], "channel": [blocks, (rows,)]}.get(self.strategy, [blocks])
-        allowed = shapes[:1] if special else shapes
-        scale = self._take("weight_scale", None, special or FLOATS, why, shapes=allowed)
-        scale = scale.map(exponents, E8M0) if special == "uint8" else scale
-        arrays = {"scale": scale if special else scale.map(as_blocks)}
-        if special == E4M3_SCALES:  # the scale of a group is divided by that of the tensor
-            unit = self._take("weight_global_scale", None, FLOATS, "one scale of the tensor", shapes=ONE)
-            arrays["factor"] = unit.map(lambda x: (np.float32(1) / x.astype(np.float32)).reshape(()))
-        name = f"{self.module}.weight_zero_point"
-        if self.has_zero_point:
-            arrays["zero_point"] = self._zero_points(shape, shapes)
-        elif name in self.tensors and np.any(self.tensors.take(name).read()):
-            raise CheckpointError(f"{name} is there, but the settings say symmetric = true{CONTRADICTION}")
-        if f"{self.module}.weight_g_idx" in self.tensors:
-            order = self._take("weight_g_idx", (columns,), ("int32", "int64"))
-            if np.any(order.read() != -1):  # all -1: the package's mark of columns in order
-                name = f"{self.module}.weight_g_idx"
-                arrays["group_of_column"] = checked_groups(order, name, blocks[1])
-        return arrays
+    def _zero_points(self, shape: tuple[int, int], block: tuple[int, int]) -> dict[str, Tensor]:
+        """Return zero points, packed ones as they are stored; nothing without any."""
+        end, why = "weight_zero_point", "the settings say symmetric = false"
+        if self.settings.flag("symmetric", True):
+            name = f"{self.module}.{end}"
+            if name in self.tensors and np.any(self._take(end).read()):
+                raise CheckpointError(
+                    f"{name} is there, but the settings say symmetric = true{CONTRADICTION}"
+                )
+            return {}
+        if not self._packs_zero_points:
+            return {"zero_point": self._blocks(end, shape, block, None, why)}
+        # Down the columns, and as the weight's.
+        length, groups = self._take("weight_packed").shape[1], math.ceil(shape[1] / block[1])
+        both = zip(*(words_of(size, self.bits) for size in shape), strict=True)
+        shapes = sorted({(rows, groups) for rows, words in both if words == length})
+        return {"zero_point": self._take(end, why=f"{shape[0]} rows, packed; {why}", shapes=shapes)}
 
-    def _zero_points(self, shape: tuple[int, int], shapes: Sequence[tuple[int, ...]]) -> Tensor:
-        why = "the settings say symmetric = false"
-        if self.packs_zero_points:  # the same way as the weight, down the columns
-            both, columns = words_of(shape[0], self.bits), words_of(shape[1], self.bits)
-            length, groups = self._take("weight_packed").shape[1], shapes[0][1]
-            packed = {(rows, groups) for rows, words in zip(both, columns, strict=True) if words == length}
-            shapes, why = sorted(packed), f"zero points of {shape[0]} rows, packed; {why}"
-        zero = self._take("weight_zero_point", None, None, why, shapes=shapes)
-        return zero if self.packs_zero_points else zero.map(as_blocks)
+    def _groups(self, columns: int, size: int) -> dict[str, Tensor]:
+        """Return the groups of columns that are not consecutive; nothing otherwise."""
+        name = f"{self.module}.weight_g_idx"
+        if name not in self.tensors:
+            return {}
+        order = self._take("weight_g_idx", (columns,), ("int32", "int64"))
+        if np.all(order.read() == -1):  # the package's mark of columns in order
+            return {}
+        return {"group_of_column": checked_groups(order, name, math.ceil(columns / size))}
 
 
-def _integers(streams: Mapping[str, tuple[Tensor, int]], bits: int) -> dict[str, Tensor]:
-    """Return streams of integers, which are packed in the same way: along the rows, zero points down the columns."""
-    offset = 1 << (bits - 1)
+def _integers(
+    arrays: Mapping[str, Tensor], shape: tuple[int, int], bits: int, of_zeros: bool
+) -> dict[str, Tensor]:
+    """Return integers of words that are packed in the same way: codes along the rows, zero points down the columns."""
+    words = {"codes": arrays["codes"]}
+    if of_zeros and "zero_point" in arrays:
+        words["zero_point"] = arrays["zero_point"].map(np.transpose)
+    counts = {"codes": shape[1], "zero_point": shape[0]}
 
     @cache
     def unpack() -> Callable[[np.ndarray, int, int], np.ndarray]:
-        read = [(words.read(), count) for words, count in streams.values()]
-        return unpack_padded_words if is_padded(read, bits) else unpack_stream
+        streams = [(stream.read(), counts[name]) for name, stream in words.items()]
+        return unpack_padded_words if is_padded(streams, bits) else unpack_stream
 
-    def unpacked(words: np.ndarray, count: int) -> np.ndarray:
-        return (unpack()(words, bits, count).astype(np.int16) - offset).astype(np.int8)
+    def unpacked(name: str, x: np.ndarray) -> np.ndarray:
+        codes = (unpack()(x, bits, counts[name]).astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
+        return codes if name == "codes" else codes.T
 
-    numbers = {
-        name: words.map(lambda x, count=count: unpacked(x, count)) for name, (words, count) in streams.items()
-    }
-    if "zero_point" in numbers:
-        numbers["zero_point"] = numbers["zero_point"].map(np.transpose)
-    return numbers
+    return {name: stream.map(partial(unpacked, name)) for name, stream in words.items()}
 
 
 def _stated(settings: Settings, strategies: Sequence[str], dynamic: Sequence[bool | str]) -> InputFormat:
