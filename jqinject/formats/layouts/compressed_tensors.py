@@ -23,10 +23,11 @@ from jqinject.formats.layouts.layout_settings import (
     Settings,
     checked_groups,
     exponents,
+    stated_format,
     taken_blocks,
     taken_number,
 )
-from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors, Values
+from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, StoredMatrix, minifloat_name
 from jqinject.ops import FloatGrid, IntGrid
 
@@ -71,24 +72,6 @@ INPUT_STRATEGIES = ("tensor", "token", "group", "tensor_group", "channel")
 CACHE_STRATEGIES = ("tensor", "channel", "token", "group", "attn_head")
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Settings, and the modules that they apply to."""
-
-    targets: tuple[str, ...]
-    format: str | None
-    settings: Settings
-
-    def rank(self, module: str) -> int:
-        """Return how precisely the targets name a module: 3 by its name, 2 by a pattern, 1 by a class, 0 not at all."""
-        if module in self.targets:
-            return 3
-        patterns = [target[3:] for target in self.targets if target.startswith("re:")]
-        if any(re.match(pattern, module) for pattern in patterns):
-            return 2
-        return int(any(target.isidentifier() and target[0].isupper() for target in self.targets))
-
-
 def read_compressed_tensors(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
     """Return the low-bit matrices of a checkpoint.
 
@@ -105,44 +88,38 @@ def read_compressed_tensors(tensors: Tensors, config: Settings) -> list[StoredMa
             raise CheckpointError(
                 f"{config.where}.{name} is {values!r}: transforms and sparsity are not read"
             )
-    layout = config.choice("format", (*FORMATS, MIXED, DENSE), DENSE)
-    groups = [
-        _group(Settings(values, f"{config.where}.config_groups.{name}"), layout)
-        for name, values in (config.values.get("config_groups") or {}).items()
-    ]
+    form = config.choice("format", (*FORMATS, MIXED, DENSE), DENSE)
+    groups = config.below("config_groups") or Settings({}, config.where)
+    settings = [Settings(values, f"{groups.where}.{name}") for name, values in groups.values.items()]
+    for group in settings:
+        if group.values.get("output_activations") is not None:
+            raise CheckpointError(f"{group.where}: output_activations are quantized, which is not read")
     modules = sorted({*tensors.ending(".weight_scale"), *tensors.ending(".weight_packed")})
-    return [_matrix(tensors, module, _group_of(module, groups, config)) for module in modules]
+    return [_matrix(tensors, module, settings, form) for module in modules]
 
 
-def _group(settings: Settings, layout: str) -> _Group:
-    if settings.values.get("output_activations") is not None:
-        raise CheckpointError(f"{settings.where}: output_activations are quantized, which is not read")
-    targets = settings.values.get("targets") or []
+def _rank(group: Settings, module: str) -> int:
+    """Return how precisely targets name a module: 3 by its name, 2 by a pattern, 1 by a class, 0 not at all."""
+    targets = group.values.get("targets") or []
     if not isinstance(targets, list):
-        raise CheckpointError(f"{settings.where}: targets is {targets!r}, expected a list of names")
-    default = None if layout == MIXED else layout
-    is_known = settings.values.get("format") or default
-    form = settings.choice("format", (*FORMATS, DENSE), default) if is_known else None
-    return _Group(tuple(map(str, targets)), form, settings)
+        raise CheckpointError(f"{group.where}: targets is {targets!r}, expected a list of names")
+    if module in targets:
+        return 3
+    if any(target.startswith("re:") and re.match(target[3:], module) for target in targets):
+        return 2
+    return int(any(target.isidentifier() and target[0].isupper() for target in targets))
 
 
-def _group_of(module: str, groups: list[_Group], config: Settings) -> _Group:
-    ranked = sorted(groups, key=lambda group: -group.rank(module))
-    if not ranked or ranked[0].rank(module) == 0:
-        raise CheckpointError(f"{module} has scales, but no group of {config.where} is for it")
-    return ranked[0]
-
-
-def _matrix(tensors: Tensors, module: str, group: _Group) -> StoredMatrix:
-    settings, kind = group.settings.below("weights"), group.format
-    if settings is None or kind is None or kind == DENSE:
-        raise CheckpointError(
-            f"{module} has scales, but {group.settings.where} says that its weight is float"
-        )
+def _matrix(tensors: Tensors, module: str, groups: Sequence[Settings], form: str) -> StoredMatrix:
+    group = max(groups, key=lambda group: _rank(group, module), default=None)
+    if group is None or _rank(group, module) == 0:
+        raise CheckpointError(f"{module} has scales, but no group of config_groups is for it")
+    settings, kind = group.below("weights"), group.choice("format", (*FORMATS, DENSE, MIXED), form)
+    if settings is None or kind in (DENSE, MIXED):
+        raise CheckpointError(f"{module} has scales, but {group.where} says that its weight is float")
     kind = f"{settings.choice('type', ('int', 'float'), 'int')}-quantized" if kind == NAIVE else kind
     matrix = _Reader(tensors, module, settings, kind).matrix()
-    inputs = _input_format(tensors, module, group.settings.below("input_activations"))
-    return replace(matrix, input_format=inputs)
+    return replace(matrix, input_format=_input_format(tensors, module, group.below("input_activations")))
 
 
 class _Reader:
@@ -264,36 +241,23 @@ def _integers(
     return {name: stream.map(partial(unpacked, name)) for name, stream in words.items()}
 
 
-def _stated(settings: Settings, strategies: Sequence[str], dynamic: Sequence[bool | str]) -> InputFormat:
-    """Return how the settings say that numbers of a call are quantized."""
-    strategy = settings.choice("strategy", strategies, "tensor")
-    return InputFormat(
-        settings.choice("type", ("int", "float"), "int"),
-        settings.integer("num_bits", default=8),
-        settings.flag("symmetric", True),
-        strategy,
-        settings.integer("group_size") if strategy in ("group", "tensor_group") else None,
-        settings.choice("dynamic", dynamic, False) is not False,
-    )
-
-
 def _input_format(tensors: Tensors, module: str, settings: Settings | None) -> InputFormat | None:
     """Return how the input of a module is quantized; None if it is not."""
     if settings is None:
         return None
 
-    def one(end: str, why: str = "one scale of a static input", dtype: Any = FLOATS) -> np.ndarray:
-        return tensors.take(f"{module}.{end}", None, dtype, why, shapes=ONE).floats()
+    def stored(part: str, why: str, dtype: Sequence[str] | None = FLOATS) -> np.ndarray:
+        return taken_number(tensors, f"{module}.input_{part}", why, dtype).floats()
 
-    inputs = _stated(settings, INPUT_STRATEGIES, (True, False, "local"))
+    inputs = stated_format(settings, INPUT_STRATEGIES, (True, False, "local"))
     if settings.values.get("dynamic") == "local":
-        return replace(inputs, global_scale=one("input_global_scale"))
+        return replace(inputs, global_scale=stored("global_scale", "one scale of the input"))
     if inputs.dynamic:
         return inputs
-    zero = None if inputs.symmetric else one("input_zero_point", "a static input with zero points", None)
+    zero = None if inputs.symmetric else stored("zero_point", "a static input with zero points", None)
     notes = settings.below("observer_kwargs")
     unsigned = notes is not None and notes.values.get("unsigned") is True
-    return replace(inputs, zero_point=zero, unsigned=unsigned, scale=one("input_scale"))
+    return replace(inputs, zero_point=zero, unsigned=unsigned, scale=stored("scale", "a static input"))
 
 
 def cache_format(method: str, config: Settings) -> InputFormat | None:
@@ -310,7 +274,7 @@ def cache_format(method: str, config: Settings) -> InputFormat | None:
         config.choice("kv_cache_quant_algo", ("FP8",))
         return InputFormat("float", 8, dynamic=False)
     scheme = config.below("kv_cache_scheme") if method == "compressed-tensors" else None
-    return None if scheme is None else _stated(scheme, CACHE_STRATEGIES, (True, False))
+    return None if scheme is None else stated_format(scheme, CACHE_STRATEGIES, (True, False))
 
 
 def write_compressed_tensors(

@@ -171,7 +171,7 @@ def taken_blocks(
     return tensors.take(name, None, dtype, reason, shapes=shapes).map(lambda x: x.reshape(blocks))
 
 
-def taken_number(tensors: Tensors, name: str, why: str, dtype: str | Sequence[str] = FLOATS) -> Tensor:
+def taken_number(tensors: Tensors, name: str, why: str, dtype: Sequence[str] | None = FLOATS) -> Tensor:
     """Return a tensor of one number, float32 without axes.
 
     Raises:
@@ -179,6 +179,37 @@ def taken_number(tensors: Tensors, name: str, why: str, dtype: str | Sequence[st
     """
     tensor = tensors.take(name, None, dtype, why, shapes=ONE)
     return tensor.map(lambda x: x.astype(np.float32).reshape(()), np.dtype(np.float32))
+
+
+def stated_format(
+    settings: Settings,
+    strategies: Sequence[str],
+    dynamic: Sequence[bool | str],
+    kind: str = "type",
+    bits: str = "num_bits",
+    default: bool = False,
+) -> InputFormat:
+    """Return how settings say that numbers of a call are quantized.
+
+    Args:
+        settings: of an input, or a cache.
+        strategies: those that are known.
+        dynamic: the known values of `dynamic`.
+        kind, bits: what the settings call the kind and the bits of the numbers.
+        default: of `dynamic`.
+
+    Raises:
+        CheckpointError: a setting is unknown.
+    """
+    strategy = settings.choice("strategy", strategies, "tensor")
+    return InputFormat(
+        settings.choice(kind, ("int", "float"), "int"),
+        settings.integer(bits, default=8),
+        settings.flag("symmetric", True),
+        strategy,
+        settings.integer("group_size") if strategy in ("group", "tensor_group") else None,
+        settings.choice("dynamic", dynamic, default) is not False,
+    )
 
 
 def exponents(scale: np.ndarray) -> np.ndarray:

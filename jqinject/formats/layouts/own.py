@@ -26,7 +26,7 @@ import numpy as np
 from jqinject.formats.bits import pack_stream, unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
-from jqinject.formats.layouts.layout_settings import Settings, checked_groups
+from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, StoredMatrix, minifloat_name, table_grid
 from jqinject.ops import Grid, IntGrid
@@ -36,6 +36,7 @@ FORMAT_VERSION = 1
 KEYS = ("kind", "bits", "signed", "name", "shape", "group", "input")
 NAMES = {"int": ("",), "float": tuple(MINIFLOATS), "table": ("", "nf4", "fp4")}
 ARRAYS = ("scale", "zero_point", "global_scale")
+STRATEGIES = ("tensor", "token", "group", "tensor_group")
 
 
 def read_own(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
@@ -116,17 +117,10 @@ def _input_format(settings: Settings | None) -> InputFormat | None:
     if settings is None:
         return None
     settings.only([field.name for field in fields(InputFormat)])
+    inputs = stated_format(settings, STRATEGIES, (True, False), "kind", "bits", True)
     values = settings.values
-    return InputFormat(
-        settings.choice("kind", ("int", "float")),
-        settings.integer("bits"),
-        settings.flag("symmetric", True),
-        settings.choice("strategy", ("tensor", "token", "group", "tensor_group"), "tensor"),
-        values.get("group_size"),
-        settings.flag("dynamic", True),
-        **{name: np.asarray(values[name], np.float32) for name in ARRAYS if name in values},
-        unsigned=settings.flag("unsigned", False),
-    )
+    arrays = {name: np.asarray(values[name], np.float32) for name in ARRAYS if name in values}
+    return replace(inputs, unsigned=settings.flag("unsigned", False), **arrays)
 
 
 def input_settings(inputs: InputFormat) -> Values:
