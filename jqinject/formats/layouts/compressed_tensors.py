@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jqinject.formats.bits import is_padded, pack_stream, unpack_padded_words, unpack_stream, words_of
+from jqinject.formats.bits import pack_stream, unpack_padded_words, unpack_stream, words_of
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.layouts.layout_settings import (
     E8M0,
@@ -132,6 +132,7 @@ class _Reader:
         widths = tuple(range(2, 9)) if layout.grid is None else (layout.grid.bit_width,)
         self.bits = settings.choice("num_bits", widths)
         self.strategy = settings.choice("strategy", STRATEGIES, "tensor")
+        self.is_padded = False
 
     def matrix(self) -> StoredMatrix:
         """Return the module's matrix."""
@@ -145,16 +146,17 @@ class _Reader:
             unit = taken_number(self.tensors, name, "one scale of the tensor")
             arrays["factor"] = unit.map(lambda x: np.float32(1) / x)
         arrays |= self._zero_points(shape, block) | self._groups(shape[1], block[1])
-        if layout.packed and layout.grid is None:
-            arrays |= _integers(arrays, shape, bits, self._packs_zero_points)
-        elif layout.packed:
-            arrays["codes"] = codes.map(lambda x: unpack_stream(x, bits, shape[1]))
+        if layout.packed:
+            arrays["codes"] = codes.map(partial(self._unpacked, count=shape[1]))
         grid, name = layout.grid or IntGrid(bits), f"compressed-tensors {self.kind}"
         return StoredMatrix(f"{self.module}.weight", shape, grid, name, block, arrays)
 
-    @property
-    def _packs_zero_points(self) -> bool:
-        return self.kind == PACKED_INTEGERS and self.strategy in ("group", "channel")
+    def _unpacked(self, words: np.ndarray, count: int) -> np.ndarray:
+        unpack = unpack_padded_words if self.is_padded else unpack_stream
+        codes = unpack(words, self.bits, count)
+        return (
+            codes if self.layout.grid else (codes.astype(np.int16) - (1 << (self.bits - 1))).astype(np.int8)
+        )
 
     def _take(self, end: str, *requirements: Any, **more: Any) -> Tensor:
         return self.tensors.take(f"{self.module}.{end}", *requirements, **more)
@@ -177,8 +179,10 @@ class _Reader:
                 )
             return codes, (rows, length * 8 // bits)
         rows, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
-        shapes = [(rows, words) for words in words_of(columns, bits)]
-        self._take(layout.end, why=f"weight_shape says {rows}x{columns}, of {bits} bits", shapes=shapes)
+        dense, padded = words_of(columns, bits)
+        why = f"weight_shape says {rows}x{columns}, of {bits} bits"
+        self._take(layout.end, why=why, shapes=[(rows, dense), (rows, padded)])
+        self.is_padded = length == padded != dense  # where both are as many, it is as the later releases pack
         return codes, (rows, columns)
 
     def _block(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -201,13 +205,12 @@ class _Reader:
                     f"{name} is there, but the settings say symmetric = true{CONTRADICTION}"
                 )
             return {}
-        if not self._packs_zero_points:
+        if self.kind != PACKED_INTEGERS or self.strategy not in ("group", "channel"):
             return {"zero_point": self._blocks(end, shape, block, None, why)}
-        # Down the columns, and as the weight's.
-        length, groups = self._take("weight_packed").shape[1], math.ceil(shape[1] / block[1])
-        both = zip(*(words_of(size, self.bits) for size in shape), strict=True)
-        shapes = sorted({(rows, groups) for rows, words in both if words == length})
-        return {"zero_point": self._take(end, why=f"{shape[0]} rows, packed; {why}", shapes=shapes)}
+        # Packed down the columns, as the weight's are along the rows.
+        words = words_of(shape[0], self.bits)[self.is_padded], math.ceil(shape[1] / block[1])
+        zero = self._take(end, words, None, f"{shape[0]} rows, packed; {why}")
+        return {"zero_point": zero.map(lambda x: self._unpacked(x.T, shape[0]).T)}
 
     def _groups(self, columns: int, size: int) -> dict[str, Tensor]:
         """Return the groups of columns that are not consecutive; nothing otherwise."""
@@ -218,27 +221,6 @@ class _Reader:
         if np.all(order.read() == -1):  # the package's mark of columns in order
             return {}
         return {"group_of_column": checked_groups(order, name, math.ceil(columns / size))}
-
-
-def _integers(
-    arrays: Mapping[str, Tensor], shape: tuple[int, int], bits: int, of_zeros: bool
-) -> dict[str, Tensor]:
-    """Return integers of words that are packed in the same way: codes along the rows, zero points down the columns."""
-    words = {"codes": arrays["codes"]}
-    if of_zeros and "zero_point" in arrays:
-        words["zero_point"] = arrays["zero_point"].map(np.transpose)
-    counts = {"codes": shape[1], "zero_point": shape[0]}
-
-    @cache
-    def unpack() -> Callable[[np.ndarray, int, int], np.ndarray]:
-        streams = [(stream.read(), counts[name]) for name, stream in words.items()]
-        return unpack_padded_words if is_padded(streams, bits) else unpack_stream
-
-    def unpacked(name: str, x: np.ndarray) -> np.ndarray:
-        codes = (unpack()(x, bits, counts[name]).astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
-        return codes if name == "codes" else codes.T
-
-    return {name: stream.map(partial(unpacked, name)) for name, stream in words.items()}
 
 
 def _input_format(tensors: Tensors, module: str, settings: Settings | None) -> InputFormat | None:

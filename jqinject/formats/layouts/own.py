@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +28,15 @@ from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
 from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values
-from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, StoredMatrix, minifloat_name, table_grid
+from jqinject.formats.stored_matrix import (
+    MINIFLOATS,
+    InputFormat,
+    Matrix,
+    StoredMatrix,
+    minifloat_name,
+    table_grid,
+)
 from jqinject.ops import Grid, IntGrid
-from jqinject.quant_tensor import Groups
 
 FORMAT_VERSION = 1
 KEYS = ("kind", "bits", "signed", "name", "shape", "group", "input")
@@ -131,34 +137,13 @@ def input_settings(inputs: InputFormat) -> Values:
     return {name: value.tolist() if name in ARRAYS else value for name, value in values.items()}
 
 
-class ParameterArrays(NamedTuple):
-    """The codes of a frozen weight in its axes, and what belongs to them.
-
-    Attributes:
-        codes: in the weight's shape.
-        grid: of the codes.
-        groups: of its inputs; None without.
-        scale, zero_point: broadcast against the codes, with one number for a group along its axis.
-        factor: of all scales.
-        group_of_column: of the axis with groups, where these are not consecutive.
-    """
-
-    codes: np.ndarray
-    grid: Grid
-    groups: Groups | None
-    scale: np.ndarray
-    zero_point: np.ndarray | None
-    factor: np.ndarray | None
-    group_of_column: np.ndarray | None = None
-
-
 def write_own(
-    arrays: ParameterArrays, path: str, name: str, inputs: InputFormat | None
+    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
 ) -> tuple[dict[str, np.ndarray], Values]:
     """Return the tensors of a weight, and its settings.
 
     Args:
-        arrays: its numbers.
+        matrix: its numbers, in its axes, with a block of all of them where it has no groups.
         path: of the weight, for errors.
         name: in the file.
         inputs: how the input of its layer is quantized.
@@ -166,19 +151,19 @@ def write_own(
     Raises:
         CheckpointError: a factor for each layer of a stack.
     """
-    codes, grid, bits = arrays.codes, arrays.grid, int(arrays.grid.bit_width)
-    if arrays.factor is not None and arrays.factor.size != 1:
+    codes, grid, bits = matrix.codes, matrix.grid, int(matrix.grid.bit_width)
+    if matrix.factor is not None and matrix.factor.size != 1:
         raise CheckpointError(
             f"{path} is a stack with a factor of scales for each layer, which is not written"
         )
     flat = codes if bits == 8 else codes.view(np.uint8).reshape(-1) & np.uint8(2**bits - 1)
     tensors = {
         "codes": flat if bits == 8 else pack_stream(flat, bits),
-        "scale": arrays.scale,
-        "zero_point": arrays.zero_point,
-        "scale_factor": None if arrays.factor is None else arrays.factor.reshape(()),
-        "table": grid.table,
-        "g_idx": arrays.group_of_column,
+        "scale": matrix.scale,
+        "zero_point": matrix.zero_point,
+        "scale_factor": None if matrix.factor is None else matrix.factor.reshape(()),
+        "table": matrix.table,
+        "g_idx": matrix.group_of_column,
     }
     settings: Values = {
         "kind": "int" if grid.is_integer else "table" if grid.is_table else "float",
@@ -186,7 +171,7 @@ def write_own(
         "signed": bool(grid.signed) if grid.is_integer else True,
         "name": minifloat_name(grid),
         "shape": list(codes.shape),
-        "group": None if arrays.groups is None else arrays.groups.size,
+        "group": matrix.group if matrix.group < codes.size else None,
     }
     if inputs is not None:
         settings["input"] = input_settings(inputs)

@@ -27,7 +27,7 @@ from jqinject.formats.saving.saved_inputs import (
     cache_tensors,
     refuse_other_quantizers,
 )
-from jqinject.formats.saving.saved_matrices import Weight, arrays_of, matrices_of, weights_of
+from jqinject.formats.saving.saved_matrices import Weight, matrices_of, weights_of
 from jqinject.formats.stored_matrix import Matrix, cut, rows_of
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def save(
     floats: list[str] = []
     is_own, layout = method == "jqinject", METHODS[method]
     assert layout.write is not None and layout.settings is not None, "of a method that is written"
-    for saved in arrays_of(weights) if is_own else matrices_of(weights):
+    for saved in matrices_of(weights):
         if isinstance(saved.numbers, np.ndarray):
             _add(tensors, {saved.name: saved.numbers})
             floats += [saved.module] if saved.numbers.ndim == 2 else []

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from flax import nnx
 from jqinject.core.transforms import Permutation, Sized
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.layouts.own import ParameterArrays
 from jqinject.formats.loading.layout_axes import TRANSPOSED, UNCHANGED, AxesOfLayout
 from jqinject.formats.loading.parameter_names import Name
 from jqinject.formats.saving.saved_inputs import Layer, input_format_of
@@ -26,7 +25,7 @@ from jqinject.formats.stored_matrix import (
     InputFormat,
     Matrix,
     cut,
-    joined,
+    gathered,
     minifloat_name,
     rows_of,
 )
@@ -36,6 +35,7 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Grid
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, transform_of
+from jqinject.quant_tensor import Groups
 
 T = TypeVar("T")
 Node = TypeVar("Node", bound="nnx.Module | nnx.Variable[Any]")
@@ -74,6 +74,11 @@ class Weight:
         """Whether it is in low bits."""
         return isinstance(self.variable, FrozenParam)
 
+    @property
+    def groups(self) -> Groups | None:
+        """Its groups of inputs, if it is in low bits and has any."""
+        return self.variable.form.groups if isinstance(self.variable, FrozenParam) else None
+
     def inputs(self) -> InputFormat | None:
         """Return how the input of its layer is quantized."""
         return input_format_of(self.layer, self.path, self.order is not None) if self.is_frozen else None
@@ -96,7 +101,7 @@ class Weight:
             CheckpointError: the axes leave sizes open; its numbers are of no kind that files hold.
         """
         if self.is_frozen:
-            return matrix_of_frozen(self)
+            return matrix_of_frozen(self) if self.axes.target else arrays_in_own_order(self)
         value, axes = np.asarray(self.variable.get_value()), self.axes
         if not axes.outputs:
             return value
@@ -132,6 +137,11 @@ def weights_of(
         written.add(id(variable))
         path = place_name(place if layer is None else (*place, layer.weight_name))
         rule = _named(path, rules, unchanged)
+        if unchanged and len(rule.files) + len(rule.models) > 2:
+            raise CheckpointError(
+                f"{path}: method='jqinject' keeps the matrices of the model, and joins or divides none.\n"
+                "  cure: no names"
+            )
         order = _order_before(path, index) if layer is None and not is_float else None
         for at in _stack(path, rule, variable.shape):
             depth = variable.shape[: len(at)]
@@ -259,8 +269,8 @@ def group_of_column(order: np.ndarray, size: int) -> np.ndarray | None:
     return None if np.array_equal(groups, consecutive) else groups
 
 
-def frozen_arrays(weight: Weight) -> ParameterArrays:
-    """Return the arrays of a frozen weight.
+def frozen_arrays(weight: Weight) -> Matrix:
+    """Return the arrays of a frozen weight in its axes: scales have a number for a group along its axis.
 
     Raises:
         CheckpointError: its numbers are of no kind that files hold.
@@ -277,9 +287,8 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
         raise CheckpointError(
             f"{path}: groups that cross shards are not written.\n  cure: gather the model first"
         )
-    grid, groups = _checked_grid(form.grid, path), form.groups
+    grid, groups, order = _checked_grid(form.grid, path), form.groups, weight.order
     payload = form.fitted(numbers["value"].shape).stored.payload(numbers["value"])
-    scale, zero_point = numbers["scale"], numbers.get("zero_point")
     codes = payload if groups is None else groups.join(payload)
     if grid.is_integer or grid.bit_width < 8 or grid.is_table:
         codes = codes.astype(grid.storage if grid.is_integer else np.uint8)
@@ -287,15 +296,16 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
     def one_for_a_group(x: jax.Array) -> np.ndarray:
         return np.asarray(x) if groups is None else np.squeeze(x, axis=x.ndim + groups.dim)
 
-    factor, order = numbers.get("scale_factor"), weight.order
-    return ParameterArrays(
+    zero, factor = numbers.get("zero_point"), numbers.get("scale_factor")
+    return Matrix(
         np.asarray(codes),
+        one_for_a_group(numbers["scale"]),
         grid,
-        groups,
-        one_for_a_group(scale),
-        None if zero_point is None else one_for_a_group(zero_point),
-        None if factor is None else np.asarray(factor),
-        None if groups is None or order is None else group_of_column(order, groups.size),
+        (1, codes.size if groups is None else groups.size),
+        None if zero is None else one_for_a_group(zero),
+        factor=None if factor is None else np.asarray(factor),
+        table=grid.table,
+        group_of_column=None if groups is None or order is None else group_of_column(order, groups.size),
     )
 
 
@@ -314,7 +324,7 @@ def _checked_grid(grid: Grid, path: str) -> Grid:
     )
 
 
-def arrays_in_own_order(weight: Weight) -> ParameterArrays:
+def arrays_in_own_order(weight: Weight) -> Matrix:
     """Return the arrays of a frozen weight, with columns in the order of the layer's input before it is permuted.
 
     Raises:
@@ -323,7 +333,7 @@ def arrays_in_own_order(weight: Weight) -> ParameterArrays:
     arrays = frozen_arrays(weight)
     if weight.order is None:
         return arrays
-    groups, shape = arrays.groups, arrays.codes.shape
+    groups, shape = weight.groups, arrays.codes.shape
     summed = () if weight.layer is None else weight.layer.summed_axes
     axis = groups.dim if groups is not None else summed[0] if len(summed) == 1 else None
     if axis is None or shape[axis] != weight.order.size:
@@ -331,8 +341,7 @@ def arrays_in_own_order(weight: Weight) -> ParameterArrays:
             f"{weight.path}: its permuted input is no single axis of {shape}, so its columns have no order.\n"
             "  cure: method='compressed-tensors', with names"
         )
-    codes = np.take(arrays.codes, np.argsort(weight.order), axis)
-    return arrays._replace(codes=codes)
+    return arrays.map(lambda codes: np.take(codes, np.argsort(weight.order), axis), "codes")
 
 
 def matrix_of_frozen(weight: Weight) -> Matrix:
@@ -347,7 +356,7 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
         CheckpointError: its numbers are of no kind that files hold.
     """
     arrays, axes = frozen_arrays(weight), weight.axes
-    groups, sizes = arrays.groups, weight.sizes()
+    groups, sizes = weight.groups, weight.sizes()
     outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
     rows = math.prod(outputs)
     if groups is not None and axes.target[groups.dim] != axes.inputs[-1:]:
@@ -368,20 +377,12 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
 
     codes = np.ascontiguousarray(axes.back(arrays.codes, sizes).reshape(rows, -1))
     codes = codes if weight.order is None else codes[:, np.argsort(weight.order)]
-    zero = None if arrays.zero_point is None else by_group(arrays.zero_point)
-    return Matrix(
-        codes,
-        by_group(arrays.scale),
-        arrays.grid,
-        (1, codes.shape[1] if groups is None else groups.size),
-        zero if zero is None or np.any(zero) else None,
-        factor=arrays.factor,
-        table=arrays.grid.table,
-        group_of_column=arrays.group_of_column,
-    )
+    matrix = replace(arrays, codes=codes, block=(1, codes.shape[1] if groups is None else groups.size))
+    matrix = matrix.map(by_group, "scale", "zero_point")
+    return matrix.without_zeros()
 
 
-class SavedMatrix(NamedTuple, Generic[T]):
+class SavedMatrix(NamedTuple):
     """A matrix of the file.
 
     Attributes:
@@ -393,7 +394,7 @@ class SavedMatrix(NamedTuple, Generic[T]):
 
     name: str
     path: str
-    numbers: T
+    numbers: Matrix | np.ndarray
     inputs: InputFormat | None
 
     @property
@@ -402,24 +403,7 @@ class SavedMatrix(NamedTuple, Generic[T]):
         return self.name.removesuffix(".weight")
 
 
-def arrays_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix[ParameterArrays | np.ndarray]]:
-    """Return weights in the axes of the model.
-
-    Raises:
-        CheckpointError: a rule joins or divides matrices; see `frozen_arrays`.
-    """
-    for weight in weights:
-        if len(weight.rule.files) > 1 or len(weight.rule.models) > 1:
-            raise CheckpointError(
-                f"{weight.path}: method='jqinject' keeps the matrices of the model, and joins or divides none.\n"
-                "  cure: no names"
-            )
-        inputs = weight.inputs()
-        value = arrays_in_own_order(weight) if weight.is_frozen else np.asarray(weight.variable.get_value())
-        yield SavedMatrix(weight.name, weight.path, value, inputs)
-
-
-def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix[Matrix | np.ndarray]]:
+def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
     """Return what is written of the weights of a model, as `loading` undoes it.
 
     Raises:
@@ -454,7 +438,8 @@ def _joined(weights: Sequence[Weight]) -> tuple[Matrix | np.ndarray, InputFormat
     _shared(weights, [weight.is_frozen for weight in weights], "which are frozen, and which not")
     _shared(weights, [weight.order for weight in weights], "the order of their columns")
     inputs = _shared(weights, [weight.inputs() for weight in weights], "how their inputs are quantized")
-    return joined([weight.numbers() for weight in weights], f"{weights[0].name} of {_paths(weights)}"), inputs
+    numbers = [weight.numbers() for weight in weights]
+    return gathered(numbers, f"{weights[0].name} of {_paths(weights)}"), inputs
 
 
 def _shared(weights: Sequence[Weight], values: Sequence[T], what: str) -> T:
