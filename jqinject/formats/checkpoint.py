@@ -38,7 +38,7 @@ from jqinject.formats.layouts.weight_only_layouts import (
     write_bitsandbytes,
 )
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values, open_safetensors
-from jqinject.formats.stored_matrix import InputFormat, StoredMatrix
+from jqinject.formats.stored_matrix import InputFormat, SavedMatrix, StoredMatrix
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,13 @@ class Method:
 
     Attributes:
         read: from tensors and settings to matrices.
-        write: from the numbers of a matrix, the path of its weight, its name and the format of its input to tensors,
-            and how it is quantized; None if it is not written.
+        write: from a matrix to tensors, and how it is quantized; None if it is not written.
         settings: from how each is quantized, by name, and the modules whose weights are matrices of floats to
             `quantization_config`.
     """
 
     read: Callable[[Tensors, Settings], list[StoredMatrix]]
-    write: Callable[..., tuple[dict[str, np.ndarray], object]] | None = None
+    write: Callable[[SavedMatrix], tuple[dict[str, np.ndarray], object]] | None = None
     settings: Callable[[Mapping[str, Any], Sequence[str]], Values] | None = None
 
 

@@ -296,6 +296,45 @@ class StoredMatrix:
         return rows.without_zeros()
 
 
+@dataclass(frozen=True)
+class SavedMatrix:
+    """A matrix, or another array, that is written to a file.
+
+    Attributes:
+        name: in the file.
+        path: of its weight.
+        numbers: in low bits, or floats.
+        inputs: how its input is quantized.
+    """
+
+    name: str
+    path: str
+    numbers: Matrix | np.ndarray
+    inputs: InputFormat | None
+
+    @property
+    def module(self) -> str:
+        """The name without `.weight`."""
+        return self.name.removesuffix(".weight")
+
+    @property
+    def matrix(self) -> Matrix:
+        """The numbers in low bits."""
+        assert isinstance(self.numbers, Matrix), "in low bits"
+        return self.numbers
+
+    def refused(self, method: str, expected: str, cure: str) -> CheckpointError:
+        """Return the error of a matrix that a format cannot hold."""
+        matrix, inputs = self.matrix, self.inputs
+        text = f"{matrix.label}{'' if matrix.zero_point is None else ' with zero points'}"
+        text += f" ({matrix.scale.dtype.name} scales), in groups of {matrix.group} in rows of {matrix.codes.shape[-1]}"
+        text += "" if matrix.group_of_column is None else ", columns in activation order"
+        text += (
+            "" if inputs is None else f", its input quantized as {inputs.strategy} {inputs.kind}{inputs.bits}"
+        )
+        return CheckpointError(f"{self.path} is {text}; {method} has {expected}.\n  cure: {cure}")
+
+
 def order_of_groups(groups: np.ndarray) -> np.ndarray | None:
     """Return the order of columns in which each group is consecutive; None if groups have different sizes.
 

@@ -28,7 +28,7 @@ from jqinject.formats.layouts.layout_settings import (
     taken_number,
 )
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
-from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, StoredMatrix, minifloat_name
+from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, SavedMatrix, StoredMatrix
 from jqinject.ops import FloatGrid, IntGrid
 
 
@@ -259,78 +259,59 @@ def cache_format(method: str, config: Settings) -> InputFormat | None:
     return None if scheme is None else stated_format(scheme, CACHE_STRATEGIES, (True, False))
 
 
-def write_compressed_tensors(
-    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], Values]:
+def write_compressed_tensors(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
     """Return the tensors of a module, and the settings of a group of modules that are quantized like it.
 
     Args:
-        matrix: its numbers.
-        path: of the weight, for errors.
-        name: in the file.
-        inputs: how its input is quantized.
+        saved: the module's matrix.
 
     Raises:
         CheckpointError: the format has no such numbers.
     """
-    columns = matrix.codes.shape[1]
-    if matrix.grid.is_table:
-        raise CheckpointError(
-            f"{path} has codes of a table, which compressed-tensors does not know.\n"
-            "  cure: method='bitsandbytes', for NF4"
+    matrix, inputs = saved.matrix, saved.inputs
+    written = None
+    if not matrix.grid.is_table and matrix.codes.shape[1] % max(matrix.group, 1) == 0:
+        of_integers = matrix.grid.is_integer
+        written = _integers(matrix.signed(), inputs is not None) if of_integers else _minifloats(matrix)
+    if written is None or (matrix.group_of_column is not None and written[1] != PACKED_INTEGERS):
+        raise saved.refused(
+            "compressed-tensors",
+            "integers of 2 to 8 bits, whose zero points are such integers too; e4m3, with a scale for tensors to "
+            "blocks; e2m1, e2m3 and e4m3 with MX scales in groups of 32, and NVFP4. Groups divide the inputs, and an "
+            "activation order is that of packed integers with a float input",
+            "another weight_quant, such as Int8WeightPerChannelFloat (quantize_zero_point = True for zero points), "
+            "Fp8e4m3OCPWeightPerChannelFloat, MXFloat4e2m1Weight, NVFP4Weight; method='bitsandbytes' for NF4; or "
+            "method='jqinject'",
         )
-    if columns % max(matrix.group, 1):
-        raise CheckpointError(
-            f"{path}: groups of {matrix.group} do not divide its {columns} inputs, which compressed-tensors needs.\n"
-            f"  cure: a group_size that divides {columns}"
-        )
-    write = _stored_integers if matrix.grid.is_integer else _stored_floats
-    arrays, form, settings = write(matrix, path, inputs)
+    arrays, form, settings = written
     if matrix.group_of_column is not None:
-        if form != PACKED_INTEGERS:
-            raise CheckpointError(
-                f"{path} has columns in activation order, which compressed-tensors has for packed integers alone.\n"
-                "  cure: integer weights and a float input; or method='jqinject'"
-            )
         arrays["weight_g_idx"], settings["actorder"] = matrix.group_of_column, "group"
     if inputs is not None:
         static = {"scale": inputs.scale, "zero_point": inputs.zero_point, "global_scale": inputs.global_scale}
         for end, array in static.items():
             if array is not None:
                 arrays[f"input_{end}"] = array.astype(np.int8) if end == "zero_point" else array
-    module = name.removesuffix(".weight")
     of_input = None if inputs is None else settings_of_input(inputs)
     scheme = {"format": form, "weights": settings, "input_activations": of_input}
-    return {f"{module}.{end}": array for end, array in arrays.items()}, scheme
+    return {f"{saved.module}.{end}": array for end, array in arrays.items()}, scheme
 
 
 Written = tuple[dict[str, np.ndarray], str, Values]
 """Tensors by the ends of their names, the name of their layout, and the `weights` settings."""
 
 
-def _stored_floats(matrix: Matrix, path: str, inputs: InputFormat | None) -> Written:
-    if matrix.zero_point is not None:
-        raise CheckpointError(
-            f"{path}: minifloats with zero points are not written.\n  cure: symmetric weights"
-        )
-    bits, name, scale_dtype = matrix.grid.bit_width, minifloat_name(matrix.grid), matrix.scale.dtype.name
-    if bits == 8 and name != "e4m3":
-        raise CheckpointError(
-            f"{path}: compressed-tensors has e4m3 alone of the minifloats with 8 bits.\n"
-            "  cure: Fp8e4m3OCPWeightPerChannelFloat"
-        )
-    settings = _settings(matrix, "float")
-    if bits == 8 and scale_dtype != E8M0.name:
-        scale, structure = _of_blocks(matrix)
-        return {"weight": matrix.codes, "weight_scale": scale}, "float-quantized", settings | structure
+def _minifloats(matrix: Matrix) -> Written | None:
+    """Return what is written of minifloats; None if the format has no such ones."""
+    bits, scale_dtype = matrix.grid.bit_width, matrix.scale.dtype.name
     special = "uint8" if scale_dtype == E8M0.name else scale_dtype
     lies = matrix.grid, special, matrix.group
     form = next((form for form, of in LAYOUTS.items() if (of.grid, of.scale, of.group) == lies), "")
-    if not form or (special == E4M3_SCALES and matrix.factor is None):
-        raise CheckpointError(
-            f"{path}: compressed-tensors has no {name} with {scale_dtype} scales in groups of {matrix.group}.\n"
-            "  cure: MXFloat4e2m1Weight, MXFloat6e2m3Weight or MXFloat8e4m3Weight in groups of 32, or NVFP4Weight"
-        )
+    settings = _settings(matrix, "float")
+    if matrix.grid == E4M3 and special != "uint8" and matrix.zero_point is None:
+        scale, structure = _of_blocks(matrix)
+        return {"weight": matrix.codes, "weight_scale": scale}, "float-quantized", settings | structure
+    if not form or matrix.zero_point is not None or (special == E4M3_SCALES and matrix.factor is None):
+        return None
     layout, codes, strategy = LAYOUTS[form], matrix.codes, "group"
     if layout.packed:
         size = -(-codes.shape[1] * bits // 8)
@@ -343,19 +324,14 @@ def _stored_floats(matrix: Matrix, path: str, inputs: InputFormat | None) -> Wri
     return tensors, form, settings | in_groups
 
 
-def _stored_integers(matrix: Matrix, path: str, inputs: InputFormat | None) -> Written:
+def _integers(matrix: Matrix, has_inputs: bool) -> Written | None:
+    """Return what is written of integers with a sign; None if the format has no such ones."""
     bits, half = matrix.grid.bit_width, 1 << (matrix.grid.bit_width - 1)
-    if bits < 2:
-        raise CheckpointError(f"{path} has 1 bit; compressed-tensors has 2 to 8 bits.\n  cure: 2 bits")
-    matrix = matrix.signed()
     codes, zero = matrix.codes, matrix.zero_point
-    if zero is not None and (np.any(zero != np.round(zero)) or np.any(np.abs(zero + 0.5) > half)):
-        raise CheckpointError(
-            f"{path}: compressed-tensors has zero points among the integers alone.\n"
-            "  cure: quantize_zero_point = True, or symmetric weights"
-        )
+    if bits < 2 or (zero is not None and np.any((zero != np.round(zero)) | (np.abs(zero + 0.5) > half))):
+        return None
     settings = _settings(matrix, "int") | {"symmetric": zero is None}
-    if inputs is not None and bits == 8 and zero is None and matrix.scale.shape[1] == 1:
+    if has_inputs and bits == 8 and zero is None and matrix.scale.shape[1] == 1:
         scale, structure = _of_blocks(matrix)
         return {"weight": codes, "weight_scale": scale}, "int-quantized", settings | structure
     tensors = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError, nearest
 from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors
-from jqinject.formats.stored_matrix import InputFormat, Matrix
+from jqinject.formats.stored_matrix import InputFormat
 
 Value = TypeVar("Value")
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -236,23 +236,3 @@ def checked_groups(tensor: Tensor, name: str, groups: int) -> Tensor:
             f"{name}[{at}] is {int(numbers[at])}, but there are {groups} groups, from 0 on{CONTRADICTION}"
         )
     return tensor
-
-
-def refuse_order_and_inputs(
-    path: str, method: str, matrix: Matrix, inputs: InputFormat | None = None
-) -> None:
-    """Raise if groups are no consecutive columns, or a layer quantizes its input, which the format cannot say.
-
-    Raises:
-        CheckpointError: names the weight.
-    """
-    if inputs is not None:
-        raise CheckpointError(
-            f"{path}: the input of its layer is quantized, which {method} does not know.\n"
-            "  cure: rules without input_quant, or method='compressed-tensors'"
-        )
-    if matrix.group_of_column is not None:
-        raise CheckpointError(
-            f"{path} has columns in activation order, which {method} does not know.\n"
-            "  cure: method='compressed-tensors' or 'jqinject'"
-        )

@@ -31,7 +31,7 @@ from jqinject.formats.safetensors_files import Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import (
     MINIFLOATS,
     InputFormat,
-    Matrix,
+    SavedMatrix,
     StoredMatrix,
     minifloat_name,
     table_grid,
@@ -137,24 +137,20 @@ def input_settings(inputs: InputFormat) -> Values:
     return {name: value.tolist() if name in ARRAYS else value for name, value in values.items()}
 
 
-def write_own(
-    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], Values]:
+def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
     """Return the tensors of a weight, and its settings.
 
     Args:
-        matrix: its numbers, in its axes, with a block of all of them where it has no groups.
-        path: of the weight, for errors.
-        name: in the file.
-        inputs: how the input of its layer is quantized.
+        saved: the weight, in its axes, with a block of all of it where it has no groups.
 
     Raises:
         CheckpointError: a factor for each layer of a stack.
     """
+    matrix, inputs = saved.matrix, saved.inputs
     codes, grid, bits = matrix.codes, matrix.grid, int(matrix.grid.bit_width)
     if matrix.factor is not None and matrix.factor.size != 1:
         raise CheckpointError(
-            f"{path} is a stack with a factor of scales for each layer, which is not written"
+            f"{saved.path} is a stack with a factor of scales for each layer, which is not written"
         )
     flat = codes if bits == 8 else codes.view(np.uint8).reshape(-1) & np.uint8(2**bits - 1)
     tensors = {
@@ -175,7 +171,7 @@ def write_own(
     }
     if inputs is not None:
         settings["input"] = input_settings(inputs)
-    return {f"{name}.{end}": array for end, array in tensors.items() if array is not None}, settings
+    return {f"{saved.name}.{end}": array for end, array in tensors.items() if array is not None}, settings
 
 
 def own_settings(weights: Mapping[str, Any], floats: Sequence[str]) -> Values:

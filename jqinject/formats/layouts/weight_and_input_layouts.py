@@ -17,12 +17,11 @@ from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.layout_settings import (
     Settings,
     parsed,
-    refuse_order_and_inputs,
     taken_blocks,
     taken_number,
 )
 from jqinject.formats.safetensors_files import FLOATS, Tensors, Values
-from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, Matrix, StoredMatrix
+from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, SavedMatrix, StoredMatrix
 from jqinject.ops import IntGrid
 
 ALGORITHMS = ("NVFP4", "FP8", "INT8", "INT8_SQ", "W8A8_SQ_PER_CHANNEL")
@@ -118,43 +117,33 @@ def _fp8_blocks(tensors: Tensors, name: str, block: tuple[int, int]) -> StoredMa
 FP8_BLOCK = 128
 
 
-def write_fp8_blocks(
-    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], None]:
+def write_fp8_blocks(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], None]:
     """Return the tensors of a matrix of 8-bit minifloats, with a scale for each 128 rows and columns.
 
     Args:
-        matrix: its numbers.
-        path: of the weight, for errors.
-        name: in the file.
-        inputs: how its input is quantized.
+        saved: the matrix.
 
     Raises:
         CheckpointError: it is not e4m3, its scales are not such blocks, or its layer quantizes its input otherwise.
     """
-    size = FP8_BLOCK
-    refuse_order_and_inputs(path, "FP8 in blocks", matrix)
-    expected = InputFormat("float", 8, strategy="group", group_size=size)
-    if inputs != expected:
-        stated = "does not" if inputs is None else f"as {inputs.strategy} {inputs.kind}"
-        raise CheckpointError(
-            f"{path}: layers of FP8 blocks quantize their inputs in groups of {size}, this one {stated}.\n"
-            f"  cure: input_quant=Fp8e4m3OCPDynamicActPerGroupFloat.let(group_size={size})"
-        )
-    if matrix.grid != E4M3 or matrix.zero_point is not None:
-        raise CheckpointError(
-            f"{path} is {matrix.label}; FP8 blocks are e4m3.\n  cure: Fp8e4m3OCPWeightPerTensorFloat"
-        )
+    size, matrix = FP8_BLOCK, saved.matrix
     scale, columns = matrix.scales(), matrix.codes.shape[1]
     group = columns if scale.shape[1] == 1 else matrix.group
     blocks = np.repeat(scale, -(-group // size), axis=1)[:, : -(-columns // size)]
-    of_rows = bool(np.any(np.repeat(blocks[::size], size, axis=0)[: blocks.shape[0]] != blocks))
-    if of_rows or (scale.shape[1] > 1 and group % size):
-        raise CheckpointError(
-            f"{path} has scales of its own for {'rows' if of_rows else f'{group} inputs'}; FP8 blocks "
-            f"have one for {size} rows and {size} columns.\n  cure: Fp8e4m3OCPWeightPerTensorFloat"
+    is_e4m3 = matrix.grid == E4M3 and matrix.zero_point is None and matrix.group_of_column is None
+    if (
+        not is_e4m3
+        or saved.inputs != InputFormat("float", 8, strategy="group", group_size=size)
+        or (scale.shape[1] > 1 and group % size)
+        or np.any(np.repeat(blocks[::size], size, axis=0)[: blocks.shape[0]] != blocks)
+    ):
+        raise saved.refused(
+            "FP8 in blocks",
+            f"e4m3, a scale for {size} rows and {size} columns, not for rows of their own; inputs in groups of {size}",
+            f"Fp8e4m3OCPWeightPerTensorFloat, input_quant=Fp8e4m3OCPDynamicActPerGroupFloat.let(group_size={size}); "
+            "or method='compressed-tensors'",
         )
-    return {name: matrix.codes, f"{name}_scale_inv": np.ascontiguousarray(blocks[::size])}, None
+    return {saved.name: matrix.codes, f"{saved.name}_scale_inv": np.ascontiguousarray(blocks[::size])}, None
 
 
 def fp8_settings(schemes: Mapping[str, object], floats: Sequence[str]) -> Values:

@@ -19,11 +19,10 @@ from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.layouts.layout_settings import (
     Settings,
     checked_groups,
-    refuse_order_and_inputs,
     taken_blocks,
 )
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
-from jqinject.formats.stored_matrix import InputFormat, Matrix, StoredMatrix, table_grid
+from jqinject.formats.stored_matrix import SavedMatrix, StoredMatrix, table_grid
 from jqinject.ops import NF4, IntGrid
 
 # The places in a word of AWQ's: output k of eight lies in nibble NIBBLE_OF[k].
@@ -285,32 +284,24 @@ def _nested(tensors: Tensors, name: str, absmax: Tensor, state: Settings) -> Ten
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
-def write_bitsandbytes(
-    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], None]:
+def write_bitsandbytes(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], None]:
     """Return the tensors of a matrix in NF4, in flat blocks of it.
 
     Args:
-        matrix: its numbers.
-        path: of the weight, for errors.
-        name: in the file.
-        inputs: how its input is quantized.
+        saved: the matrix.
 
     Raises:
-        CheckpointError: it is no NF4, or its groups are no such blocks.
+        CheckpointError: it is no NF4, its groups are no such blocks, or its input is quantized.
     """
-    refuse_order_and_inputs(path, "bitsandbytes", matrix, inputs)
+    matrix, name = saved.matrix, saved.name
     shape, group = matrix.codes.shape, matrix.group
-    if matrix.table is None or not np.array_equal(matrix.table, NF4.table):
-        raise CheckpointError(
-            f"{path} is {matrix.label}; only NF4 is written for bitsandbytes.\n"
-            "  cure: NF4WeightPerGroupFloat, or method='compressed-tensors'"
-        )
+    is_nf4 = matrix.grid == NF4 and saved.inputs is None and matrix.group_of_column is None
     block = max((size for size in BLOCK_SIZES if group % size == 0), default=0)
-    if not block or shape[1] % group:
-        raise CheckpointError(
-            f"{path} has groups of {group} in rows of {shape[1]}; blocks of bitsandbytes are of "
-            f"{', '.join(map(str, BLOCK_SIZES))} numbers.\n  cure: NF4WeightPerGroupFloat.let(group_size=64)"
+    if not is_nf4 or not block or shape[1] % group:
+        raise saved.refused(
+            "bitsandbytes",
+            f"NF4 in blocks of {', '.join(map(str, BLOCK_SIZES))} numbers, and float inputs",
+            "NF4WeightPerGroupFloat.let(group_size=64), or method='compressed-tensors'",
         )
     codes = matrix.codes.reshape(-1)
     codes = np.pad(codes, (0, codes.size % 2))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from jqinject.formats.stored_matrix import (
     MINIFLOATS,
     InputFormat,
     Matrix,
+    SavedMatrix,
     cut,
     gathered,
     minifloat_name,
@@ -330,18 +331,17 @@ def arrays_in_own_order(weight: Weight) -> Matrix:
     Raises:
         CheckpointError: see `frozen_arrays`; which axis is permuted is unknown, or it is not one.
     """
-    arrays = frozen_arrays(weight)
-    if weight.order is None:
+    arrays, order, groups = frozen_arrays(weight), weight.order, weight.groups
+    if order is None:
         return arrays
-    groups, shape = weight.groups, arrays.codes.shape
-    summed = () if weight.layer is None else weight.layer.summed_axes
+    shape, summed = arrays.codes.shape, () if weight.layer is None else weight.layer.summed_axes
     axis = groups.dim if groups is not None else summed[0] if len(summed) == 1 else None
-    if axis is None or shape[axis] != weight.order.size:
+    if axis is None or shape[axis] != order.size:
         raise CheckpointError(
             f"{weight.path}: its permuted input is no single axis of {shape}, so its columns have no order.\n"
             "  cure: method='compressed-tensors', with names"
         )
-    return arrays.map(lambda codes: np.take(codes, np.argsort(weight.order), axis), "codes")
+    return arrays.map(lambda codes: np.take(codes, np.argsort(order), axis), "codes")
 
 
 def matrix_of_frozen(weight: Weight) -> Matrix:
@@ -380,27 +380,6 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
     matrix = replace(arrays, codes=codes, block=(1, codes.shape[1] if groups is None else groups.size))
     matrix = matrix.map(by_group, "scale", "zero_point")
     return matrix.without_zeros()
-
-
-class SavedMatrix(NamedTuple):
-    """A matrix of the file.
-
-    Attributes:
-        name: of the matrix.
-        path: of its weight.
-        numbers: in low bits, or floats.
-        inputs: how its input is quantized.
-    """
-
-    name: str
-    path: str
-    numbers: Matrix | np.ndarray
-    inputs: InputFormat | None
-
-    @property
-    def module(self) -> str:
-        """The name without `.weight`."""
-        return self.name.removesuffix(".weight")
 
 
 def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
