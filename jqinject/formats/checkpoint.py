@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.checkpoint_errors import PICKLES, CheckpointError, broken, nearest
+from jqinject.formats.checkpoint_errors import CheckpointError, broken, existing, file_kind, nearest
 from jqinject.formats.layouts.compressed_tensors import (
     cache_format,
     read_compressed_tensors,
@@ -157,21 +157,17 @@ def read_checkpoint(path: str | Path | Tree) -> Checkpoint:
     if isinstance(path, Mapping):
         method, matrices, arrays = read_tree(path)
         return Checkpoint("the tree", method, _by_name(matrices), arrays, {}, is_tree=True)
-    place = Path(path)
-    if not place.exists():
-        raise FileNotFoundError(
-            f"there is no file or folder {str(path)!r}.\n  cure: a folder of safetensors, or a GGUF"
-        )
+    place = existing(path)
     if place.is_dir() and not any(place.glob("*.safetensors")) and len(files := [*place.glob("*.gguf")]) == 1:
         place = files[0]
-    if place.is_file() and place.suffix.lower() != ".safetensors":
-        return _gguf(place)
+    if place.is_file() and file_kind(place) == "GGUF":
+        matrices, arrays, values = read_gguf(place)
+        return Checkpoint(str(place), "gguf", _by_name(matrices), arrays, values)
     tensors = open_safetensors(place)
     if not tensors.by_name:
-        pickles = sorted(file.name for end in PICKLES for file in place.glob(f"*{end}"))
-        reason = f"; {pickles[0]} may hold code (a pickle) and is not opened" if pickles else ""
         raise CheckpointError(
-            f"{place} has no tensors{reason}.\n  cure: a folder with .safetensors files, or a .gguf file"
+            f"{place} has no tensors; pickles may hold code, and are not opened.\n"
+            "  cure: a folder with .safetensors files, or a .gguf file"
         )
     folder = place if place.is_dir() else place.parent
     config = _json(folder / "config.json")
@@ -188,21 +184,6 @@ def read_checkpoint(path: str | Path | Tree) -> Checkpoint:
 
 def _by_name(matrices: Iterable[StoredMatrix]) -> dict[str, StoredMatrix]:
     return {matrix.name: matrix for matrix in matrices}
-
-
-def _gguf(place: Path) -> Checkpoint:
-    if place.suffix.lower() in PICKLES:
-        raise CheckpointError(
-            f"{place} may hold code (a pickle): it is not opened.\n  cure: convert it to safetensors"
-        )
-    with place.open("rb") as file:
-        is_gguf = place.suffix.lower() == ".gguf" or file.read(4) == b"GGUF"
-    if not is_gguf:
-        raise CheckpointError(
-            f"{place} is not a checkpoint.\n  cure: a folder with .safetensors files, one of them, or a .gguf file"
-        )
-    matrices, arrays, values = read_gguf(place)
-    return Checkpoint(str(place), "gguf", _by_name(matrices), arrays, values)
 
 
 def _json(path: Path) -> Values:
