@@ -26,7 +26,7 @@ import numpy as np
 from jqinject.formats.bits import pack_stream, unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
-from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format
+from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format, taken_number
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import (
     MINIFLOATS,
@@ -61,9 +61,7 @@ def read_own(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
             f"{config.where}: format_version is {version}; this release reads up to {FORMAT_VERSION}.\n"
             "  cure: a newer jqinject"
         )
-    weights = config.below("weights")
-    if weights is None:
-        raise CheckpointError(f"{config.where} has no weights")
+    weights = Settings(config.values.get("weights"), f"{config.where}.weights")
     return [
         _matrix(tensors, name, Settings(values, f"{weights.where}.{name}").only(KEYS))
         for name, values in weights.values.items()
@@ -75,31 +73,26 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     kind = settings.choice("kind", tuple(NAMES))
     bits = settings.choice("bits", tuple(range(1, 9)))
     minifloat = settings.choice("name", NAMES[kind], "")
-    signed = settings.flag("signed", True)
     group = settings.integer("group") if settings.values.get("group") is not None else None
-    scale, *others = (
-        tensors.take(f"{name}.{end}") if end == "scale" or f"{name}.{end}" in tensors else None
-        for end in ("scale", "zero_point", "scale_factor")
+    ends = ("scale", *(end for end in ("zero_point",) if f"{name}.{end}" in tensors))
+    arrays = {end: tensors.take(f"{name}.{end}") for end in ends}
+    if f"{name}.scale_factor" in tensors:
+        arrays["factor"] = taken_number(tensors, f"{name}.scale_factor", "one factor of all scales")
+    grid: Grid = (
+        MINIFLOATS[minifloat] if minifloat in MINIFLOATS else IntGrid(bits, settings.flag("signed", True))
     )
-    assert scale is not None, "taken"
-    zero, factor = others
-    table = tensors.take(f"{name}.table", (None,), "float32").read() if kind == "table" else None
-    if table is not None and not 1 <= table.size <= 2**bits:
-        raise CheckpointError(f"{name}.table has {table.size} numbers for codes of {bits} bits")
-    if table is not None:
-        grid: Grid = table_grid(table, f"{name}.table")
-    else:
-        grid = MINIFLOATS[minifloat] if minifloat else IntGrid(bits, signed)
-    codes = _codes(tensors, f"{name}.codes", grid, bits, shape)
-    matrix = matrix_of_arrays(
-        name, codes, scale, grid, zero_point=zero, group=group, table=table, factor=factor
-    )
-    arrays = dict(matrix.arrays)
-    if f"{name}.g_idx" in tensors:
+    if kind == "table":
+        table = arrays["table"] = tensors.take(f"{name}.table", (None,), "float32")
+        if not 1 <= table.shape[0] <= 2**bits:
+            raise CheckpointError(f"{name}.table has {table.shape[0]} numbers for codes of {bits} bits")
+        grid = table_grid(table.read(), f"{name}.table")
+    arrays["codes"] = _codes(tensors, f"{name}.codes", grid, bits, shape)
+    matrix = matrix_of_arrays(name, arrays, grid, group)
+    arrays, order = dict(matrix.arrays), f"{name}.g_idx"
+    if order in tensors:
         columns = matrix.shape[1]
-        order = tensors.take(f"{name}.g_idx", (columns,), "int32")
         count = 1 if group is None else -(-columns // group)
-        arrays["group_of_column"] = checked_groups(order, f"{name}.g_idx", count)
+        arrays["group_of_column"] = checked_groups(tensors.take(order, (columns,), "int32"), order, count)
     inputs = _input_format(settings.below("input"))
     return replace(matrix, arrays=arrays, input_format=inputs, keeps_unsigned=True)
 

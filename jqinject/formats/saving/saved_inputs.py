@@ -168,9 +168,11 @@ def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
 
 def _static(path: str, proxy: ActQuantProxyFromInjector) -> InputFormat:
     form = None if proxy.is_dynamic else static_format(proxy)
-    if form is None or not form.symmetric or vars(proxy).get("pre_transform") is not None:
+    is_plain = form is not None and form.symmetric and vars(proxy).get("pre_transform") is None
+    if form is None or not is_plain or not _is_exact(proxy, form, path):
         raise CheckpointError(
-            f"{path} quantizes a cache as {proxy.binding.base.__name__}, which no checkpoint can say.\n"
+            f"{path}: no checkpoint can say how {proxy.binding.base.__name__} quantizes the cache: what is loaded "
+            "would compute other numbers.\n"
             "  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat, whose scale is static; or rules without it"
         )
     return form
@@ -208,15 +210,8 @@ def refuse_other_quantizers(
         caches: whose scales are written.
 
     Raises:
-        CheckpointError: names the quantizers, or that of a cache which would be loaded as another.
+        CheckpointError: names the quantizers.
     """
-    for cache in caches:
-        if not _is_exact(cache.proxy, cache.form, cache.path):
-            raise CheckpointError(
-                f"{cache.path}: no checkpoint can say how {cache.proxy.binding.base.__name__} quantizes the cache: "
-                "what is loaded would compute other numbers.\n"
-                "  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat"
-            )
     places = ModelIndex(model).places
     layers = [node for _, node in places if isinstance(node, QuantWeightLayer) and node.frozen is not None]
     written = {id(proxy) for layer in layers for proxy in (layer.weight_quant, layer.input_quant)}
