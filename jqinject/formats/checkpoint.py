@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.checkpoint_errors import CheckpointError, broken, existing, file_kind, nearest
+from jqinject.formats.checkpoint_errors import KINDS, CheckpointError, broken, existing, file_kind, nearest
 from jqinject.formats.layouts.compressed_tensors import (
     cache_format,
     read_compressed_tensors,
@@ -166,8 +166,7 @@ def read_checkpoint(path: str | Path | Tree) -> Checkpoint:
     tensors = open_safetensors(place)
     if not tensors.by_name:
         raise CheckpointError(
-            f"{place} has no tensors; pickles may hold code, and are not opened.\n"
-            "  cure: a folder with .safetensors files, or a .gguf file"
+            f"{place} has no tensors; pickles may hold code, and are not opened.\n  cure: give {KINDS}"
         )
     folder = place if place.is_dir() else place.parent
     config = _json(folder / "config.json")
@@ -216,8 +215,7 @@ def _method(config: Mapping[str, Any], folder: Path, tensors: Tensors) -> tuple[
     method = settings.values.get("quant_method", default)
     if method not in METHODS:
         raise CheckpointError(
-            f"{settings.where}: quant_method is {method!r}{nearest(str(method), METHODS)}\n"
-            f"  known are {', '.join(METHODS)}"
+            f"{settings.where}: quant_method is {method!r}, not {' or '.join(METHODS)}{nearest(str(method), METHODS)}"
         )
     return str(method), settings
 

@@ -189,9 +189,7 @@ def open_safetensors(path: Path) -> Tensors:
         metadata |= texts
     for name, file in (listed or {}).items():
         if name not in tensors:
-            raise CheckpointError(
-                f"{path / INDEX} says that {name} is in {file.name}, which does not have it"
-            )
+            raise CheckpointError(f"{path / INDEX}: {name} is not in {file.name}")
     return Tensors(tensors, metadata)
 
 
@@ -228,9 +226,7 @@ def _listed(path: Path) -> dict[str, Path] | None:
         if file.parent.resolve() != path.resolve():
             raise CheckpointError(f"{index} names {file}, which is not in its folder")
         if not file.is_file():
-            raise CheckpointError(
-                f"{index} names {file.name}, which is not there.\n  cure: fetch the missing shard"
-            )
+            raise CheckpointError(f"{index}: {file.name} is missing.\n  cure: fetch it")
     return listed
 
 

@@ -171,9 +171,7 @@ class Matrix:
             CheckpointError: rows lie in turn.
         """
         if self.in_turn:
-            raise CheckpointError(
-                "rows of groups that lie in turn (HQQ's axis 0) cannot be cut, joined or stacked"
-            )
+            raise CheckpointError("rows in turn (HQQ's axis 0) are not cut or joined")
         rows = self.codes.shape[-2]
         return self.map(
             lambda x: np.broadcast_to(x, (*x.shape[:-2], rows, x.shape[-1])), "scale", "zero_point"

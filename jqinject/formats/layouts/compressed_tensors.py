@@ -85,9 +85,7 @@ def read_compressed_tensors(tensors: Tensors, config: Settings) -> list[StoredMa
     for name in ("transform_config", "sparsity_config"):
         values = config.values.get(name) or {}
         if any(value for key, value in values.items() if (key, value) != ("format", DENSE)):
-            raise CheckpointError(
-                f"{config.where}.{name} is {values!r}: transforms and sparsity are not read"
-            )
+            raise CheckpointError(f"{config.where}.{name} is {values!r}, which is not read")
     form = config.choice("format", (*FORMATS, MIXED, DENSE), DENSE)
     groups = config.below("config_groups") or Settings({}, config.where)
     settings = [Settings(values, f"{groups.where}.{name}") for name, values in groups.values.items()]
@@ -174,9 +172,7 @@ class _Reader:
             return codes, (rows, length)
         if layout.grid is not None:
             if length * 8 % bits:
-                raise CheckpointError(
-                    f"{self.module}.weight_packed has {length} bytes a row: no whole numbers"
-                )
+                raise CheckpointError(f"{self.module}.weight_packed: {length} bytes are no whole numbers")
             return codes, (rows, length * 8 // bits)
         rows, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
         dense, padded = words_of(columns, bits)

@@ -172,13 +172,10 @@ def _grid(name: str, dtype: str, qtype: str, has_zero: bool) -> Grid:
         return GRIDS[dtype]
     integers = re.fullmatch(r"(u?)int([2-8])", dtype)
     if integers is None:
-        raise CheckpointError(
-            f"{name} has codes of {dtype}; known are integers of 2 to 8 bits, {', '.join(GRIDS)}"
-        )
+        raise CheckpointError(f"{name} has codes of {dtype}; known are int2 to int8, {', '.join(GRIDS)}")
     if integers[1] and not has_zero:
         raise CheckpointError(
-            f"{name} has codes of {dtype} without a zero point: integers, or places in a table such as NF4's.\n"
-            "  cure: 'qtype' beside 'qvalue', or Qwix's own arrays, which say so"
+            f"{name} has codes of {dtype} without zero points: integers or of a table?\n  cure: 'qtype' beside 'qvalue'"
         )
     bits = re.fullmatch(r"u?int([2-8])", qtype)
     return IntGrid(int(bits[1] if bits else integers[2]), not integers[1])
@@ -249,8 +246,7 @@ def _sides(
     fits = all(count in (1, n) or (at in tiles and -(-n // tiles[at]) == count) for at, n, count in axes)
     if not shape or len(shape) != len(scales) or not fits or zeros != scales:
         raise CheckpointError(
-            f"{name} has codes of {shape}, scales of {scales}, zero points of {zeros}: along each axis the codes are "
-            "whole tiles of the scales"
+            f"{name} has codes of {shape}, scales of {scales}, zero points of {zeros}: no whole tiles along an axis"
         )
     if len(tiles) > 1:
         raise CheckpointError(f"{name} has tiles along the axes {list(tiles)}; one axis can have them")
@@ -263,7 +259,5 @@ def _sides(
         raise CheckpointError(f"{name} has one scale for each of its numbers, {shape}")
     tile = tiles.get(ins[-1])
     if tile is not None and shape[ins[-1]] % tile and math.prod(shape[at] for at in rest) > 1:
-        raise CheckpointError(
-            f"{name}: tiles of {tile} do not fill {shape[ins[-1]]} numbers of one axis of several"
-        )
+        raise CheckpointError(f"{name}: tiles of {tile} do not fill axis {ins[-1]} of {shape}")
     return outs, ins, tile

@@ -232,7 +232,5 @@ def checked_groups(tensor: Tensor, name: str, groups: int) -> Tensor:
     wrong = np.flatnonzero((numbers < 0) | (numbers >= groups))
     if wrong.size:
         at = int(wrong[0])
-        raise CheckpointError(
-            f"{name}[{at}] is {int(numbers[at])}, but there are {groups} groups, from 0 on{CONTRADICTION}"
-        )
+        raise CheckpointError(f"{name}[{at}] is {numbers[at]}, expected 0 to {groups - 1}{CONTRADICTION}")
     return tensor

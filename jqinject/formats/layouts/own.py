@@ -58,8 +58,7 @@ def read_own(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
     version = config.integer("format_version")
     if version > FORMAT_VERSION:
         raise CheckpointError(
-            f"{config.where}: format_version is {version}; this release reads up to {FORMAT_VERSION}.\n"
-            "  cure: a newer jqinject"
+            f"format_version is {version}; this release reads up to {FORMAT_VERSION}.\n  cure: a newer jqinject"
         )
     weights = Settings(config.values.get("weights"), f"{config.where}.weights")
     return [
@@ -142,9 +141,7 @@ def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
     matrix, inputs = saved.matrix, saved.inputs
     codes, grid, bits = matrix.codes, matrix.grid, int(matrix.grid.bit_width)
     if matrix.factor is not None and matrix.factor.size != 1:
-        raise CheckpointError(
-            f"{saved.path} is a stack with a factor of scales for each layer, which is not written"
-        )
+        raise CheckpointError(f"{saved.path}: a factor of scales for each layer is not written")
     flat = codes if bits == 8 else codes.view(np.uint8).reshape(-1) & np.uint8(2**bits - 1)
     tensors = {
         "codes": flat if bits == 8 else pack_stream(flat, bits),

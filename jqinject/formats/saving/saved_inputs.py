@@ -59,8 +59,7 @@ def input_format_of(layer: Layer | None, path: str, permuted: bool = False) -> I
         )
     if permuted and inputs.group_size is not None:
         raise CheckpointError(
-            f"{path}: the input is permuted and then quantized in groups, which no checkpoint can say.\n"
-            "  cure: an input quantizer with a scale for the tensor or for each row"
+            f"{path}: the input is permuted, then quantized in groups.\n  cure: a scale for the tensor or for each row"
         )
     return inputs
 
@@ -151,8 +150,7 @@ def cache_quantizers(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[
             path, proxy, name = site.name, node.op_quant.held[site.name], _by_rule(site.name, rules)
             if name is None:
                 raise CheckpointError(
-                    f"the cache {path} is quantized, and no name is for its scale.\n"
-                    f"  cure: names={{..., 'model.layers.0.self_attn.k_scale': {path!r}}}"
+                    f"no name is for the scale of cache {path}.\n  cure: names={{..., 'self_attn.k_scale': {path!r}}}"
                 )
             caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
     return caches
@@ -193,7 +191,7 @@ def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarra
     for cache in caches:
         if cache.form.kind != first.kind:
             raise CheckpointError(
-                f"{caches[0].path} and {cache.path} are of different numbers; a checkpoint has one scheme for caches"
+                f"{caches[0].path} and {cache.path} differ in their numbers; a file has one scheme for caches"
             )
     tensors = {cache.name: np.asarray(cache.form.scale, np.float32) for cache in caches}
     return tensors, {"kv_cache_scheme": settings_of_input(first)}

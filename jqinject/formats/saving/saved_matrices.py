@@ -140,8 +140,7 @@ def weights_of(
         rule = _named(path, rules, unchanged)
         if unchanged and len(rule.files) + len(rule.models) > 2:
             raise CheckpointError(
-                f"{path}: method='jqinject' keeps the matrices of the model, and joins or divides none.\n"
-                "  cure: no names"
+                f"{path}: method='jqinject' keeps the matrices of the model as they are.\n  cure: no names"
             )
         order = _order_before(path, index) if layer is None and not is_float else None
         for at in _stack(path, rule, variable.shape):
@@ -151,7 +150,7 @@ def weights_of(
             if single is not None:
                 proxy = single.input_quant if isinstance(single.input_quant, nnx.Module) else None
                 order = None if proxy is None else _order_of(vars(proxy).get("pre_transform"), path)
-            axes = UNCHANGED if unchanged else _axes(names, path, part, single)
+            axes = UNCHANGED if unchanged else _axes(names, path, part)
             yield Weight(path, names, axes, part, single, order)
 
 
@@ -173,8 +172,7 @@ def _stack(path: str, rule: Name, shape: tuple[int, ...]) -> Iterator[tuple[int,
     count = len(rule.stacked())
     if len(shape) < count:
         raise CheckpointError(
-            f"{path} has the shape {shape}, too few axes for a stack of {rule.files[0]}.\n"
-            "  cure: a Name without the place that numbers its matrices"
+            f"{path}, {shape}, has too few axes for a stack.\n  cure: a Name of one matrix, not of {rule.files[0]}"
         )
     return np.ndindex(*shape[:count])
 
@@ -192,38 +190,26 @@ def _single(node: Node, at: tuple[int, ...], depth: tuple[int, ...]) -> Node:
     return jax.tree.map(numbers, node) if at else node
 
 
-def _axes(rule: Name, path: str, variable: Variable, layer: Layer | None) -> AxesOfLayout:
-    """Return the axes of a weight: by its rule, by the axes that its layer sums over, or by its name."""
+def _axes(rule: Name, path: str, variable: Variable) -> AxesOfLayout:
+    """Return the axes of a weight: by its rule, by the axes that are summed over, or by its name."""
     if rule.axes:
         return AxesOfLayout.of(rule.axes)
-    if layer is not None:
-        return _axes_of_layer(layer, path, rule.files[0])
-    if isinstance(variable, FrozenParam):
-        raise CheckpointError(
-            f"{path} is contracted by the model itself, so its inputs are not known.\n"
-            f"  cure: names={{'{rule.files[0]}': ('{path}', 'out in -> in out')}}"
-        )
     ndim = len(variable.shape)
-    if path.rpartition(".")[2] == "kernel" and ndim == 2:
-        return AxesOfLayout.of(TRANSPOSED)
-    return AxesOfLayout((), (), tuple((f"a{axis}",) for axis in range(ndim)))
-
-
-def _axes_of_layer(layer: Layer, path: str, name: str) -> AxesOfLayout:
-    ndim, summed = layer.weight_ndim, layer.summed_axes
-    if len(layer.weight_shape) != ndim:
-        module, dot, leaf = name.rpartition(".")
+    names = [f"a{axis}" for axis in range(ndim)]
+    if not isinstance(variable, FrozenParam):
+        is_kernel = path.rpartition(".")[2] == "kernel" and ndim == 2
+        return AxesOfLayout.of(TRANSPOSED) if is_kernel else AxesOfLayout((), (), tuple((n,) for n in names))
+    if len(variable.form.shape) != ndim:
+        module, dot, leaf = rule.files[0].rpartition(".")
         raise CheckpointError(
-            f"{path} is a stack of layers, {layer.weight_shape}, and a matrix is written for each of them.\n"
+            f"{path} is a stack of layers, {variable.shape}, and a matrix is written for each of them.\n"
             f"  cure: names={{'{module}.{{i}}{dot}{leaf}': {path!r}}}, or method='jqinject'"
         )
-    if not summed and ndim == 2:
-        summed = (1,)  # a table of rows
-    if not summed:
-        raise CheckpointError(f"{path}: weights of {type(layer).__name__} are not written")
-    names = [f"a{axis}" for axis in range(ndim)]
+    summed = {axis % ndim for axis in variable.form.summed} or {1}  # or a table of rows
+    if ndim > 2 and not variable.form.summed:
+        raise CheckpointError(f"{path} is summed over none of its {ndim} axes, so it is no matrix")
     outs, ins = (
-        [names[axis] for axis in range(ndim) if (axis in summed) is inside] for inside in (False, True)
+        [n for axis, n in enumerate(names) if (axis in summed) is inside] for inside in (False, True)
     )
     return AxesOfLayout.of(f"({' '.join(outs)}) ({' '.join(ins)}) -> {' '.join(names)}")
 
@@ -281,8 +267,7 @@ def frozen_arrays(weight: Weight) -> Matrix:
     numbers, form = frozen.numbers, frozen.form
     if form.in_turn is not None:
         raise CheckpointError(
-            f"{path}: groups of outputs that lie in turn (HQQ's axis 0) are not written.\n"
-            "  cure: the checkpoint that they came from"
+            f"{path}: groups of outputs that lie in turn are not written.\n  cure: the checkpoint that has them"
         )
     if form.cut is not None:
         raise CheckpointError(
