@@ -4,8 +4,6 @@
 and mantissa bits, the largest mantissa, and the exponent bias.
 """
 
-from __future__ import annotations
-
 from dataclasses import InitVar, dataclass
 from typing import Any
 

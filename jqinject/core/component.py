@@ -12,8 +12,6 @@ quantizers sets forty. NNX checks and registers all attributes when `__init__` r
 be set directly.
 """
 
-from __future__ import annotations
-
 import copyreg
 import dataclasses
 import functools
@@ -249,7 +247,7 @@ class Component(metaclass=ComponentMeta):
             attributes[_HASH] = hash(attributes[_SEALED])
         return attributes[_HASH]
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Component:
+    def __deepcopy__(self, memo: dict[int, object]) -> "Component":
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,8 +14,6 @@ scale before and after rounding; the gradient goes to
 the number where the mask is True, and nowhere else.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field

@@ -7,8 +7,6 @@
 | by a matrix | all; orthogonal, so that its transpose undoes it |
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -105,7 +103,7 @@ class Chain(Transform):
         stateful = any(isinstance(part, nnx.Module) for part in parts)
         self.parts = nnx.data(nnx.List(parts)) if stateful else tuple(parts)
 
-    def made(self) -> Chain:
+    def made(self) -> "Chain":
         """The chain that this one declares: see `Sized`."""
         return Chain(tuple(part.made() if isinstance(part, Sized | Chain) else part for part in self.parts))
 

@@ -3,8 +3,6 @@
 Here is also the one place that applies a view where groups may cross shards: `in_layout` and `beside`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Zero points: none, or from a distance in floats: learned, or a statistic of the tensor or of parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

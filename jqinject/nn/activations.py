@@ -1,7 +1,5 @@
 """Quantized activations: a function, then a quantizer; and activations kept for the backward pass in few bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar, Unpack, final
 
@@ -128,7 +126,7 @@ class QuantIdentity(QuantActLayer[Out]):
     input_quant = None
     keeps_scale = True
 
-    _results: Results[QuantIdentity[jax.Array], QuantIdentity[AnyQuantTensor]]
+    _results: "Results[QuantIdentity[jax.Array], QuantIdentity[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -167,7 +165,7 @@ class QuantReLU(QuantActLayer[Out]):
 
     keeps_scale = True
 
-    _results: Results[QuantReLU[jax.Array], QuantReLU[AnyQuantTensor]]
+    _results: "Results[QuantReLU[jax.Array], QuantReLU[AnyQuantTensor]]"
 
     def _activation(self, x: Any) -> Any:
         return relu(x) if is_quantized(x) else jax.nn.relu(x)
@@ -197,7 +195,7 @@ class QuantSigmoid(QuantActLayer[Out]):
 
     function = staticmethod(jax.nn.sigmoid)
 
-    _results: Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]
+    _results: "Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]"
 
 
 @final
@@ -224,7 +222,7 @@ class QuantTanh(QuantActLayer[Out]):
 
     function = staticmethod(jnp.tanh)
 
-    _results: Results[QuantTanh[jax.Array], QuantTanh[AnyQuantTensor]]
+    _results: "Results[QuantTanh[jax.Array], QuantTanh[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -261,7 +259,7 @@ class QuantHardSwish(QuantActLayer[Out]):
 
     function = staticmethod(jax.nn.hard_swish)
 
-    _results: Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]
+    _results: "Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]"
 
 
 @final
@@ -293,7 +291,7 @@ class QuantHardTanh(QuantActLayer[Out]):
 
     keeps_scale = True
 
-    _results: Results[QuantHardTanh[jax.Array], QuantHardTanh[AnyQuantTensor]]
+    _results: "Results[QuantHardTanh[jax.Array], QuantHardTanh[AnyQuantTensor]]"
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
 """Quantized convolutions, plain and transposed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -105,8 +103,8 @@ class PlacedFilters:
 
     @classmethod
     def of(
-        cls, layer: QuantConv | QuantConvTranspose, ndim: int, terms: int, is_contracted: bool, filters: int
-    ) -> PlacedFilters:
+        cls, layer: "QuantConv | QuantConvTranspose", ndim: int, terms: int, is_contracted: bool, filters: int
+    ) -> "PlacedFilters":
         """Place the window of a layer on an input of `ndim` axes."""
         channel, free_axes = layer.geometry.channels[0], tuple(range(ndim - (layer.weight_ndim - 1)))
         dims = Filters(None, channel, shifted=False) if is_contracted and layer.mask is None else None
@@ -256,7 +254,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         "fp8": "a contraction of 8-bit floats, which convolutions do not have",
     }
 
-    _results: Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]
+    _results: "Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -338,7 +336,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
     }
 
-    _results: Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]
+    _results: "Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]"
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
 """Scaled dot-product attention between quantizers, as a function and as layers, and its float twin."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Unpack, final
 
@@ -289,9 +287,9 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
     options = (RETURN, CONTRACTION)
     contraction: ContractionKind
 
-    _results: Results[
-        QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]
-    ]
+    _results: (
+        "Results[QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]]"
+    )
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
 """Layers that bring tensors together on one grid, sums and concatenations, and that enlarge images and sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Unpack, final
@@ -130,7 +128,7 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
         (Array([ 0.7, -0. ], dtype=float32), 8)
     """
 
-    _results: Results[QuantEltwiseAdd[jax.Array], QuantEltwiseAdd[AnyQuantTensor]]
+    _results: "Results[QuantEltwiseAdd[jax.Array], QuantEltwiseAdd[AnyQuantTensor]]"
 
     def __call__(self, input: Any, other: Any) -> Out:
         """The sum.
@@ -176,7 +174,7 @@ class QuantConcat(QuantMergeLayer[Out]):
         Array([ 4, -8,  7], dtype=int8)
     """
 
-    _results: Results[QuantConcat[jax.Array], QuantConcat[AnyQuantTensor]]
+    _results: "Results[QuantConcat[jax.Array], QuantConcat[AnyQuantTensor]]"
 
     def __call__(self, tensors: Sequence[Any], axis: int = -1) -> Out:
         """The tensors joined.
@@ -232,7 +230,7 @@ class QuantUpsample(QuantTensorLayer[Out]):
         Array([0, 1, 3, 4], dtype=int8)
     """
 
-    _results: Results[QuantUpsample[jax.Array], QuantUpsample[Any]]
+    _results: "Results[QuantUpsample[jax.Array], QuantUpsample[Any]]"
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
 """Quantized multi-head attention."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -149,7 +147,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         """Those of the projections, and those within attention."""
         return (*PROJECTION_SLOTS, *IN_ATTENTION)
 
-    _results: Results[QuantMultiHeadAttention[jax.Array], QuantMultiHeadAttention[AnyQuantTensor]]
+    _results: "Results[QuantMultiHeadAttention[jax.Array], QuantMultiHeadAttention[AnyQuantTensor]]"
 
     def __init__(
         self,

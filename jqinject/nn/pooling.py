@@ -1,7 +1,5 @@
 """Pooling as a layer, on QuantTensors and arrays: maxima, means, and sums that are truncated instead of divided."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeAlias, Unpack, final
 
@@ -126,7 +124,7 @@ class QuantMaxPool(QuantPoolLayer[Out]):
         ((1, 2, 2, 1), 8)
     """
 
-    _results: Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]
+    _results: "Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]"
 
     def _pooled(self, x: Any) -> Any:
         return max_pool(x, self.window_shape, self.strides, self.padding)
@@ -160,7 +158,7 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         ((1, 2, 2, 1), 10)
     """
 
-    _results: Results[QuantAvgPool[jax.Array], QuantAvgPool[Any]]
+    _results: "Results[QuantAvgPool[jax.Array], QuantAvgPool[Any]]"
 
     def __init__(
         self,
@@ -248,7 +246,7 @@ class TruncAvgPool(QuantTruncLayer[Out]):
         ([3, 11], [1.5, 5.5])
     """
 
-    _results: Results[TruncAvgPool[jax.Array], TruncAvgPool[IntQuantTensor]]
+    _results: "Results[TruncAvgPool[jax.Array], TruncAvgPool[IntQuantTensor]]"
 
     def __init__(
         self,
@@ -289,7 +287,7 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
         ((1, 2, 2, 3), 200, 8)
     """
 
-    _results: Results[TruncAvgPool2d[jax.Array], TruncAvgPool2d[IntQuantTensor]]
+    _results: "Results[TruncAvgPool2d[jax.Array], TruncAvgPool2d[IntQuantTensor]]"
 
     def __init__(
         self,
@@ -329,7 +327,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         (1, 1, 1, 3)
     """
 
-    _results: Results[TruncAdaptiveAvgPool2d[jax.Array], TruncAdaptiveAvgPool2d[IntQuantTensor]]
+    _results: "Results[TruncAdaptiveAvgPool2d[jax.Array], TruncAdaptiveAvgPool2d[IntQuantTensor]]"
 
     def __init__(
         self,

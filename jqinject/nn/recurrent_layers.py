@@ -1,7 +1,5 @@
 """Recurrent layers over whole sequences, in layers and directions: weights are quantized once a sequence."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -302,7 +300,7 @@ class QuantLSTM(QuantRecurrentStack[Out]):
     # give other numbers else.
     crossed = {"ii": "if_", "if_": "ii", "ig": "ig", "io": "io"}
 
-    _results: Results[QuantLSTM[jax.Array], QuantLSTM[AnyQuantTensor]]
+    _results: "Results[QuantLSTM[jax.Array], QuantLSTM[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -406,7 +404,7 @@ class QuantRNN(QuantRecurrentStack[Out]):
     state_quantizers = ("io_quant",)
     crossed = {"dense_i": "dense_i"}
 
-    _results: Results[QuantRNN[jax.Array], QuantRNN[AnyQuantTensor]]
+    _results: "Results[QuantRNN[jax.Array], QuantRNN[AnyQuantTensor]]"
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
 """What a proxy says of its quantizer: declared facts, the range, and the numbers that it makes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Assemble quantizers, for stacked layers too, and write their state into the Variables of those in use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -35,7 +33,7 @@ class Committed(InnerModule):
         self.record = record
 
     @classmethod
-    def of(cls, quantizer: Any, x: jax.Array) -> Committed:
+    def of(cls, quantizer: Any, x: jax.Array) -> "Committed":
         """With the scale and the zero point, float32, that a quantizer has for a weight.
 
         Raises:

@@ -11,8 +11,6 @@ Of a layer with a weight it asks:
 | `weight_ndim`        | the axes of one weight; a weight with more of them is a stack of layers             |
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace

@@ -12,8 +12,6 @@ A read only completes what is missing: a proxy of which as many layers are known
 reading it changes nothing.
 """
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ gradient passes where `gradient_mask_impl` says, for numbers that rounding moved
 rotation before the quantizer, `jqinject.core.transforms.Hadamard`.
 """
 
-from __future__ import annotations
-
 from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import NF4

@@ -1,7 +1,5 @@
 """The public classes of quantized tensors with a scale for each group: constructors, names, and smaller groups."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Self, final
 

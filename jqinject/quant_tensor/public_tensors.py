@@ -3,8 +3,6 @@
 Behaviour is in `jqinject.quant_tensor.quantized`.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, final
 
@@ -100,7 +98,7 @@ class IntQuantTensor(QuantTensor):
         signed: bool = True,
         training: bool = False,
         dtype: Any = jnp.float32,
-    ) -> IntQuantTensor:
+    ) -> "IntQuantTensor":
         """Return the tensor of these integers: value = (integers - zero_point) * scale, in `dtype`.
 
         Example:
@@ -114,7 +112,7 @@ class IntQuantTensor(QuantTensor):
 
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
 
-    def __add__(self, operand: object) -> IntQuantTensor | jax.Array:
+    def __add__(self, operand: object) -> "IntQuantTensor | jax.Array":
         if isinstance(operand, IntQuantTensor):
             return arithmetic.add(self, operand)
         return (
@@ -214,10 +212,10 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         self._store(value, scale, None, _float_format(format, "FloatQuantTensor"), training, payload)
         self._levels, self._scale_dtype = levels, scale_dtype
 
-    def __neg__(self) -> FloatQuantTensor | jax.Array:
+    def __neg__(self) -> "FloatQuantTensor | jax.Array":
         return self.set(value=-self.value) if self.signed else -self.value
 
-    def __abs__(self) -> FloatQuantTensor:
+    def __abs__(self) -> "FloatQuantTensor":
         return self.set(value=jnp.abs(self.value))
 
     @classmethod
@@ -229,7 +227,7 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         format: FloatGrid | None = None,
         training: bool = False,
         dtype: DTypeLike = jnp.float32,
-    ) -> FloatQuantTensor:
+    ) -> "FloatQuantTensor":
         """Return the tensor of these minifloats: `value = payload * scale`, in `dtype`.
 
         Args:
@@ -307,7 +305,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         *,
         training: bool = False,
         dtype: DTypeLike = jnp.float32,
-    ) -> CodebookQuantTensor:
+    ) -> "CodebookQuantTensor":
         """Return the tensor of these indices: `value = table[code] * scale`, in `dtype`.
 
         Example:

@@ -3,8 +3,6 @@
 Each class of quantized tensors is of one kind: its grid's, without or in groups.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeGuard
 
 from jqinject.quant_tensor.array_methods import kind_of

@@ -1,7 +1,5 @@
 """Quantizers that wait: the first calls return the tensor unchanged."""
 
-from __future__ import annotations
-
 from dataclasses import InitVar, field
 
 import jax

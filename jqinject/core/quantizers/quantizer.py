@@ -10,8 +10,6 @@ scale and zero point come from one range (`RangeScaling`) finds both at once, an
 ends of that range instead of the scale.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
@@ -96,7 +94,7 @@ class Quantized:
     carrier: jax.Array | None = None
 
     @classmethod
-    def cast(cls, x: jax.Array, payload: jax.Array, scale: jax.Array, grid: Any) -> Quantized:
+    def cast(cls, x: jax.Array, payload: jax.Array, scale: jax.Array, grid: Any) -> "Quantized":
         """The result of a cast of `x` to an 8-bit float, whose value is dequantized when it is read."""
         result = object.__new__(cls)
         vars(result).update(scale=scale, zero_point=None, grid=grid, payload=payload, carrier=x)

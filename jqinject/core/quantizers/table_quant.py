@@ -1,7 +1,5 @@
 """Quantizers to tables of numbers: to two and three values, signs times a scale, and to any table."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import InitVar

@@ -1,7 +1,5 @@
 """`FrozenForm`: what is static in the low-bit numbers of a weight. Next: `frozen_numbers` makes and reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -35,7 +33,7 @@ class StoredForm:
     summed: tuple[int, ...]
 
     @classmethod
-    def of(cls, payload: jax.Array, summed: tuple[int, ...]) -> StoredForm:
+    def of(cls, payload: jax.Array, summed: tuple[int, ...]) -> "StoredForm":
         """The form of a payload."""
         axes = tuple(axis % payload.ndim for axis in summed)
         return cls(tuple(payload.shape), np.dtype(payload.dtype), axes)
@@ -127,7 +125,7 @@ class FrozenForm:
         return groups if groups is None or cut is None else Groups(cut.piece, groups.dim, groups.length)
 
     @lru_cache(maxsize=1024)  # noqa: B019 (forms are compared by value and small)
-    def fitted(self, payload_shape: tuple[int, ...]) -> FrozenForm:
+    def fitted(self, payload_shape: tuple[int, ...]) -> "FrozenForm":
         """The form of numbers that were stacked, sliced or looked up: along axes in front, or other sizes.
 
         Args:

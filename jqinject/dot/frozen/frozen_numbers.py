@@ -11,8 +11,6 @@
 A `FrozenParam` in the place of the weight keeps them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """`LowBitArray`, and `FrozenParam`: a parameter whose place holds low-bit numbers, dequantized when it is read."""
 
-from __future__ import annotations
-
 import math
 import sys
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """Floats contracted with a frozen weight: dequantized in registers by the compiled kernels where they are used."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial

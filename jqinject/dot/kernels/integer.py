@@ -7,8 +7,6 @@ dequantized, because each makes a whole output: (256, 1024) x (1024, 1024) in gr
 ms dequantized. Elsewhere, and in a program for several devices, the integers of each group are one contraction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,7 +50,7 @@ class Affine(NamedTuple):
     sums: jax.Array | None = None
     packed: jax.Array | None = None
 
-    def signed(self) -> Affine:
+    def signed(self) -> "Affine":
         """The same numbers as signed bytes: `q - 128` for unsigned ones, with the zero point shifted likewise.
 
         Products of unsigned with signed bytes have no fast path.
@@ -90,7 +88,7 @@ class Affine(NamedTuple):
             return self.sums
         return jnp.sum(self.payload, axis=axes, keepdims=True, dtype=accumulator)
 
-    def part(self, axes: tuple[int, ...], block: Block) -> Affine:
+    def part(self, axes: tuple[int, ...], block: Block) -> "Affine":
         """The part in a block along some axes, over which neither scale nor zero point varies."""
         payload = part(self.payload, axes, block)
         return self if payload is self.payload else self._replace(payload=payload, sums=None, packed=None)
@@ -130,7 +128,7 @@ class IntegerOperand:
         assert self.integers is not None, "an operand has integers or floats"
         return self.integers
 
-    def for_backward(self, as_integers: bool) -> IntegerOperand | IntQuantTensor:
+    def for_backward(self, as_integers: bool) -> "IntegerOperand | IntQuantTensor":
         """What a backward pass keeps: what is stored, or the floats.
 
         Args:

@@ -13,8 +13,6 @@ bits are widened first. JAX would widen operands of two dtypes to the accumulato
 int32.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Ragged contractions of integers: each row of the left operand with the part of the right one that its group has."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,7 +37,7 @@ class Ragged:
     @classmethod
     def of(
         cls, lhs: Any, rhs: Any, numbers: Any, dtype: DTypeLike, precision: jax.lax.PrecisionLike = None
-    ) -> Ragged | None:
+    ) -> "Ragged | None":
         """From `lax.ragged_dot_general`'s dimension numbers; None if they have batch axes or cut a summed axis.
 
         Args:

@@ -1,7 +1,5 @@
 """`Contraction`: a contraction by a scheme, with the quantizers of its six operands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """`dot_general`, `einsum` and `conv_general_dilated`: like JAX's, for QuantTensors and for arrays with a scheme."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

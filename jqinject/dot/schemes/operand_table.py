@@ -1,7 +1,5 @@
 """What `explain` shows of a scheme: its six operands, as a table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

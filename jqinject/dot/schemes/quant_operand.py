@@ -1,7 +1,5 @@
 """One operand of a contraction: the axes that its quantizer sees, and the quantizer, assembled once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,7 +38,7 @@ class OperandAxes:
     free: tuple[int, ...]
 
     @classmethod
-    def of(cls, x: LabelledTensor, summed: Labels) -> OperandAxes:
+    def of(cls, x: LabelledTensor, summed: Labels) -> "OperandAxes":
         """The axes of a labelled tensor in a product that sums over some labels."""
         over = tuple(x.axis(label) for label in x.labels if label in summed)
         free = [label for label in x.labels if label not in summed and label[0] not in ("batch", "tile")]
@@ -56,7 +54,7 @@ class OperandAxes:
         """The shape of a per-feature scale: the last summed axis comes last."""
         return (self.shape[self.summed[-1]],) if self.summed else self.shape[-1:]
 
-    def without_rows(self, name: str) -> OperandAxes:
+    def without_rows(self, name: str) -> "OperandAxes":
         """What the state of an activation or a gradient may depend on: the features, and no number of rows.
 
         Args:
@@ -124,7 +122,7 @@ class QuantOperand(InnerModule):
         self.keeps_state = bool(jax.tree.leaves(others))
         self.set_attributes(**modes, raise_if_not_found=False, graph=True)
 
-    def drawing_from(self, stream: nnx.RngStream) -> QuantOperand:
+    def drawing_from(self, stream: nnx.RngStream) -> "QuantOperand":
         """A copy whose random streams begin at the next keys of another one.
 
         Args:

@@ -1,7 +1,5 @@
 """What `QDotGeneral`, `QEinsum` and `QConvGeneralDilated` share: AQT's modes and stored operands."""
 
-from __future__ import annotations
-
 import enum
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ merges it. What it records (the amax of a delayed scale) is the cotangent of its
 streams advance in the forward pass, once per call.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,7 +58,7 @@ class GradientFormat:
     groups: Groups | None = None
 
     @classmethod
-    def of_integers(cls, x: QuantTensor | jax.ShapeDtypeStruct) -> GradientFormat | None:
+    def of_integers(cls, x: QuantTensor | jax.ShapeDtypeStruct) -> "GradientFormat | None":
         """The format of a quantized gradient; None unless it is one of integers that backends contract.
 
         Args:
@@ -78,7 +76,7 @@ class GradientFormat:
         """Whether the numbers are integers."""
         return self.grid.is_integer
 
-    def in_one(self) -> GradientFormat | None:
+    def in_one(self) -> "GradientFormat | None":
         """The format of one scale; None of several."""
         return self if math.prod(self.scale_shape) == 1 and self.groups is None else None
 

@@ -18,8 +18,6 @@ Everything that contracts asks `choose`: layers, sites, attention, stored parame
 scheme, forward and backward. The files of `kernels/` decide what a kernel does on each platform. Next: `contract`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args

@@ -1,7 +1,5 @@
 """One product of two operands, in the numbers that the table of `choice` has for them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial

@@ -5,8 +5,6 @@ product of an e2m1 number and an e4m3 scale has at most 6 significant bits, so i
 alike, and the sum is that of dequantized float32 numbers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -126,7 +124,7 @@ class KeptOperands(NamedTuple):
     quantizers: tuple[Any, Any]
     folded: tuple[Any, Any]
 
-    def without_unused(self) -> KeptOperands:
+    def without_unused(self) -> "KeptOperands":
         """Without the numbers of forward operands in whose place backward products have others."""
         of_dgrad, of_wgrad = self.others
         left = self.lhs if of_wgrad is None else shape_alone(self.lhs)
@@ -145,6 +143,6 @@ class KeptOperands(NamedTuple):
         return as_bits(jax.tree.map(_narrow, operands, is_leaf=on_minifloats))
 
     @staticmethod
-    def from_forward(residuals: LowBitTree) -> KeptOperands:
+    def from_forward(residuals: LowBitTree) -> "KeptOperands":
         """What `for_backward` kept."""
         return jax.tree.map(_wide, residuals.floats(), is_leaf=on_minifloats)

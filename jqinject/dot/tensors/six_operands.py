@@ -5,8 +5,6 @@ axes meet: `Dimensions`, a `Convolution` or a `Ragged` in one `Plan`. What a bac
 `BackwardProduct`: by default the forward product's operand, its payload if it fits, else the dequantized value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """Merging a batch normalization into the layer before it."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import jax
@@ -98,7 +96,7 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
             write(variable, value)
 
 
-def check_merges(layer: object, norm: nnx.BatchNorm) -> RescaledState:
+def check_merges(layer: object, norm: nnx.BatchNorm) -> "RescaledState":
     """Raise where `merge_bn` would.
 
     Returns:

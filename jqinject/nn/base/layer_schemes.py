@@ -1,7 +1,5 @@
 """The contraction of a layer by a scheme, with the quantizers of all its operands."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias

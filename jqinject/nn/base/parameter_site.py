@@ -1,7 +1,5 @@
 """`ParameterSite`: holds the weight quantizer of a parameter that belongs to no quantized layer."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 from typing import Any, Self

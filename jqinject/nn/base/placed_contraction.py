@@ -1,7 +1,5 @@
 """How a layer contracts its input with its weight: the protocol, and a single `lax.dot_general` with its axes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache, partial

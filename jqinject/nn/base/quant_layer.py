@@ -1,7 +1,5 @@
 """What all quantized layers share: a signature that `inspect` reads, the list of their overrides, what they return."""
 
-from __future__ import annotations
-
 import html
 import inspect
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
