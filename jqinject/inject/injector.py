@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar
 
+from jqinject.inject import errors, resolver, specs
 from jqinject.inject.dependencies_library import DependencyError, Injector, InjectorType
-from jqinject.inject.errors import lines
-from jqinject.inject.resolver import resolve
-from jqinject.inject.specs import Spec, spec_of
 
 # The names that Python itself writes into a class body, 3.11 to 3.14.
 _PYTHONS_OWN = frozenset(
@@ -49,8 +47,8 @@ _HIDDEN = {*_NOTHING_DECLARED, "__wrapped__", "_subs_tree"}
 class InjectorMeta(InjectorType):
     """The metaclass of injectors: collects declarations, resolves attributes, refuses changes."""
 
-    __dependencies__: Mapping[str, Spec]
-    __declared__: Mapping[str, Spec]
+    __dependencies__: Mapping[str, specs.Spec]
+    __declared__: Mapping[str, specs.Spec]
     __defaults__: bool
     __made_by__: tuple[Any, ...]
     # The names that `let` redeclared on top of class statements, with the last value of each.
@@ -59,7 +57,7 @@ class InjectorMeta(InjectorType):
     # The injectors that this one consists of: the first that declares a name decides it.
     __deciders__: Sequence["InjectorMeta"]
     # What functions of `@choices` selected from its plain names, and its `Binding` without overrides: both remembered.
-    __chosen__: dict[str, Spec]
+    __chosen__: dict[str, specs.Spec]
     __binding__: Any
 
     def __new__(
@@ -71,7 +69,7 @@ class InjectorMeta(InjectorType):
         python_names = {name: namespace[name] for name in namespace if name in _PYTHONS_OWN}
         own = {name: namespace[name] for name in namespace if name not in _PYTHONS_OWN}
         _check_names(class_name, own)
-        declared = {name: spec_of(name, dependency) for name, dependency in own.items()}
+        declared = {name: specs.spec_of(name, dependency) for name, dependency in own.items()}
         facts = {**_NOTHING_DECLARED, "__declared__": declared, "__defaults__": defaults, "__chosen__": {}}
         cls = type.__new__(mcs, class_name, bases, {**python_names, **facts})
         injectors = [base for base in cls.__mro__ if isinstance(base, InjectorMeta)]
@@ -84,7 +82,7 @@ class InjectorMeta(InjectorType):
     def __getattr__(cls, attrname: str) -> Any:
         if attrname.startswith("__") and attrname.endswith("__"):
             raise AttributeError(f"injector {cls.__name__!r} has no attribute {attrname!r}")
-        return resolve(cls, attrname)
+        return resolver.resolve(cls, attrname)
 
     def __contains__(cls, attrname: object) -> bool:
         return attrname in cls.__dependencies__
@@ -185,7 +183,7 @@ def combine(left: InjectorMeta, right: InjectorMeta) -> Any:
     """`left & right`: the names of both, those of the left first; it has the left one's class name."""
     if left is not right and issubclass(right, left):
         raise DependencyError(
-            lines(
+            errors.lines(
                 f"{left.__name__} & {right.__name__}: the right one inherits from the left one",
                 f"cure: {right.__name__} alone has the names of both",
             )

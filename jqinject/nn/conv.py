@@ -23,10 +23,10 @@ from jqinject.nn.base import (
     Out,
     QuantWeightLayer,
     Results,
+    keywords,
     promoted,
     unallocated,
 )
-from jqinject.nn.base.keywords import QuantConvKeywords, QuantConvTransposeKeywords
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.program.jaxpr import Body, Equation
 from jqinject.proxy import GradQuantProxyFromInjector
@@ -264,7 +264,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         strides: int | Sequence[int] | None = 1,
         *,
         rngs: nnx.Rngs,
-        **more: Unpack[QuantConvKeywords],
+        **more: Unpack[keywords.QuantConvKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -346,7 +346,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         strides: int | Sequence[int] | None = None,
         *,
         rngs: nnx.Rngs,
-        **more: Unpack[QuantConvTransposeKeywords],
+        **more: Unpack[keywords.QuantConvTransposeKeywords],
     ) -> None:
         self._init_layer(locals())
 

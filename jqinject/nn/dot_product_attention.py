@@ -21,9 +21,9 @@ from jqinject.nn.base import (
     Results,
     act_slot,
     is_on,
+    keywords,
     through,
 )
-from jqinject.nn.base.keywords import QuantScaledDotProductAttentionKeywords
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 Q_SCALED, K_TRANSPOSED, V = act_slot("q_scaled_"), act_slot("k_transposed_"), act_slot("v_")
@@ -298,7 +298,7 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         pre_process_v: Process = identity,
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantScaledDotProductAttentionKeywords],
+        **more: Unpack[keywords.QuantScaledDotProductAttentionKeywords],
     ) -> None:
         self.pre_process_q = pre_process_q
         self.pre_process_k = pre_process_k

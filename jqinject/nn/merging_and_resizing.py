@@ -18,9 +18,9 @@ from jqinject.nn.base import (
     QuantTensorLayer,
     Results,
     hold_proxies,
+    keywords,
     through,
 )
-from jqinject.nn.base.keywords import QuantConcatKeywords
 from jqinject.ops.ste import round_ste
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
@@ -30,9 +30,9 @@ from jqinject.quant_tensor import (
     is_quantized,
     on_integers,
     pre_round_integers,
+    shaping,
 )
 from jqinject.quant_tensor.arithmetic import add
-from jqinject.quant_tensor.shaping import map_metadata
 
 
 class QuantMergeLayer(QuantLayer[Out]):
@@ -53,7 +53,7 @@ class QuantMergeLayer(QuantLayer[Out]):
         *,
         tie_input_output_quant: bool = False,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantConcatKeywords],
+        **more: Unpack[keywords.QuantConcatKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -324,7 +324,7 @@ def _nearest(x: Any, axis: int, size: int, step: Fraction) -> Any:
 
     if not on_integers(x):
         return taken(x)
-    return map_metadata(
+    return shaping.map_metadata(
         x, taken(x.value), lambda varying: taken(varying) if varying.shape[axis] > 1 else varying
     )
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.dot.tensors.choice import checked_contraction
-from jqinject.nn import kv_cache
+from jqinject.nn import kv_cache, linear
 from jqinject.nn.base import (
     BIAS,
     CONTRACTION,
@@ -31,9 +31,9 @@ from jqinject.nn.base import (
     check_features,
     hold_proxies,
     is_on,
+    keywords,
     through,
 )
-from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
 from jqinject.nn.dot_product_attention import (
     ATTN_OUTPUT_WEIGHTS,
     IN_ATTENTION,
@@ -44,7 +44,6 @@ from jqinject.nn.dot_product_attention import (
     V,
     attention,
 )
-from jqinject.nn.linear import QuantLinearGeneral
 from jqinject.quant_tensor import AnyQuantTensor
 
 IN_PROJ_INPUT = act_slot("in_proj_input_")
@@ -160,7 +159,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         *,
         rngs: nnx.Rngs,
         packed_in_proj: bool = False,
-        **more: Unpack[QuantMultiHeadAttentionKeywords],
+        **more: Unpack[keywords.QuantMultiHeadAttentionKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -364,7 +363,7 @@ def _quantize(
     overrides: Mapping[str, object],
     rngs: nnx.Rngs | None,
 ) -> None:
-    change_class(layer, QuantLinearGeneral)
+    change_class(layer, linear.QuantLinearGeneral)
     layer._init_quantizers(arguments, overrides, rngs)
 
 

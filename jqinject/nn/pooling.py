@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base import INPUT, OUTPUT, TRUNC, Arguments, Out, QuantTensorLayer, Results, through
-from jqinject.nn.base.keywords import (
-    QuantAvgPoolKeywords,
-    QuantMaxPoolKeywords,
-    TruncAdaptiveAvgPool2dKeywords,
-    TruncAvgPool2dKeywords,
-    TruncAvgPoolKeywords,
+from jqinject.nn.base import (
+    INPUT,
+    OUTPUT,
+    TRUNC,
+    Arguments,
+    Out,
+    QuantTensorLayer,
+    Results,
+    keywords,
+    through,
 )
 from jqinject.quant import RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool, max_pool, on_integers
@@ -77,7 +80,7 @@ class QuantPoolLayer(QuantWindowLayer[Out]):
         padding: Padding = "VALID",
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantMaxPoolKeywords],
+        **more: Unpack[keywords.QuantMaxPoolKeywords],
     ) -> None:
         self._init_pool(locals())
 
@@ -168,7 +171,7 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         count_include_pad: bool = True,
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantAvgPoolKeywords],
+        **more: Unpack[keywords.QuantAvgPoolKeywords],
     ) -> None:
         self.count_include_pad = count_include_pad
         self._init_pool(locals())
@@ -255,7 +258,7 @@ class TruncAvgPool(QuantTruncLayer[Out]):
         padding: Padding = "VALID",
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[TruncAvgPoolKeywords],
+        **more: Unpack[keywords.TruncAvgPoolKeywords],
     ) -> None:
         self._init_pool(locals())
 
@@ -296,7 +299,7 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
         padding: Padding = "VALID",
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[TruncAvgPool2dKeywords],
+        **more: Unpack[keywords.TruncAvgPool2dKeywords],
     ) -> None:
         window_shape = _pair(window_shape, "window_shape")
         strides = None if strides is None else _pair(strides, "strides")
@@ -334,7 +337,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         output_size: int | Sequence[int],
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[TruncAdaptiveAvgPool2dKeywords],
+        **more: Unpack[keywords.TruncAdaptiveAvgPool2dKeywords],
     ) -> None:
         self.output_size = _pair(output_size, "output_size")
         self._init_layer(locals())

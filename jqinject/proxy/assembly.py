@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import QuantStat
+from jqinject.core import QuantStat, component
 from jqinject.core._protocols import ServedLayer, grid_of, has_zero_point
-from jqinject.core.component import InnerModule
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
@@ -20,7 +19,7 @@ ARRAYS = (jax.Array, np.ndarray)
 Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
 
 
-class Committed(InnerModule):
+class Committed(component.InnerModule):
     """A quantizer and the scale that it has now, as an assembly makes them; a proxy holds both.
 
     Args:

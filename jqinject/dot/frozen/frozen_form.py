@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops import Grid, IntGrid
+from jqinject.ops import Grid, IntGrid, packing
 from jqinject.ops.cut import Cut
-from jqinject.ops.packing import packed_grid
 from jqinject.quant_tensor import Groups
 
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")
@@ -51,7 +50,7 @@ class StoredForm:
     @cached_property
     def grid(self) -> IntGrid | None:
         """The integers that are packed into bytes; None for whole bytes."""
-        return packed_grid(self.dtype)
+        return packing.packed_grid(self.dtype)
 
     @property
     def packed_bits(self) -> int | None:

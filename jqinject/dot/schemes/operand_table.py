@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.inject import Binding, explain
-from jqinject.inject.tree import Node
+from jqinject.inject import Binding, explain, tree
 
 PLACES = {
     "fprop_lhs": "x in y = x w",
@@ -17,7 +16,7 @@ PLACES = {
 }
 
 
-class OperandTable(Node):
+class OperandTable(tree.Node):
     """The six operands of a scheme: a node each, printed as a table."""
 
     __slots__ = ()
