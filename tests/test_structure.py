@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3630,
     "inject": 1319,
-    "model": 5499,
+    "model": 5356,
     "native": 201,
     "nn": 3560,
     "odml": 347,
