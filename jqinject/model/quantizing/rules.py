@@ -216,11 +216,6 @@ class Rule:
         return self.op is None and (self.configures or [s for s, _ in self.quantizers] != ["cache_quant"])
 
     @property
-    def shares(self) -> bool:
-        """Whether matching layers share a proxy."""
-        return any(isinstance(quantizer, nnx.Module) for _, quantizer in self.quantizers)
-
-    @property
     def configures(self) -> bool:
         """Whether the rule gives Flax's own layers a scheme."""
         return self.scheme is not None
