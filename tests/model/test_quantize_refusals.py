@@ -117,7 +117,7 @@ def test_a_rule_that_can_not_be(make, kind, text):
         (
             Rule("encoder.*", weight_quant=W),
             ValueError,
-            r"take nothing .*\n.*'encoder\.\*'.*\n  layers here: a, b",
+            r"take nothing .*\n.*'encoder\.\*'.*\n  layers and weights here: a, b",
             "",
         ),
         (
@@ -362,7 +362,7 @@ def test_a_rule_that_takes_nothing_says_why_its_weights_are_not_reached(how, why
     refused(
         lambda: quantize(model, Rule(weight_quant=W), inputs=jnp.ones((2, 8))),
         ValueError,
-        rf"layers here: none\n.*not reached:\n    w: .*{why}",
+        rf"layers and weights here: none\n.*not reached:\n    w: .*{why}",
         model,
     )
 

@@ -328,14 +328,7 @@ def refuse_adapted(index: ModelIndex) -> None:
 
 
 def check_bases(plan: QuantizationPlan) -> None:
-    """Refuse rules that take nothing, and quantizers that are proxies."""
-    if plan.idle:
-        weights = dict.fromkeys(dotted(use.weight_path) for use in plan.outside.uses)
-        shown = "\n".join(f"    {plan.rules[index]}" for index in plan.idle)
-        raise ValueError(
-            f"lora: rules that take nothing (the first rule that matches wins):\n{shown}\n"
-            f"  weights here: {listed(tuple(weights)) or 'none'}\n  cure: mend the path or the order"
-        )
+    """Refuse quantizers that are proxies."""
     bases = plan.parameters.items()
     shared = tuple(name for name, base in bases if isinstance(base.quantizer, QuantProxyFromInjector))
     if shared:

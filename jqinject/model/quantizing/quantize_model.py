@@ -25,7 +25,7 @@ from jqinject.model.quantizing.rule_policy import (
     quantizer_at,
     traced_calls,
 )
-from jqinject.model.quantizing.rules import COUNTERPARTS, LayerRule, Rule, check_operations, checked_rules
+from jqinject.model.quantizing.rules import COUNTERPARTS, LayerRule, Rule, checked_rules
 from jqinject.model.walk import ModelIndex, check_module
 from jqinject.nn.base.layer_schemes import scheme_op
 from jqinject.program import (
@@ -122,7 +122,6 @@ def quantize(
     if isinstance(rules, Provider) and not isinstance(rules, type):
         return rules.quantize_calls(model, calls)
     checked = checked_rules(cast("Rule | Iterable[Rule]", rules))
-    check_operations(checked)
     for rule in checked:
         if rule.configures:
             check_random_numbers(
