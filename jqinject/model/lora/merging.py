@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
-from jqinject.model.frozen_weights import put_in_place
+from jqinject.model.frozen_weights import float_param, put_in_place
 from jqinject.model.inspect.measured_report import sqnr_db
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
@@ -205,8 +205,7 @@ def _merge(index: ModelIndex, place: _Place, rngs: nnx.Rngs | None) -> _Rounded 
             site.weight_quant.release(site)
             site.weight_quant.init_tensor_quant(site)
         return None
-    metadata = {k: v for k, v in variable.get_metadata().items() if k not in ("form", READS_WHOLE)}
-    param = nnx.Param.from_metadata(merged, metadata)
+    param = float_param(variable, merged)
     put_in_place(index, variable, param)
     frozen = frozen_param(parameter_site(ModelIndex(place.owner), adapter.base, rngs))
     if variable.get_metadata(READS_WHOLE, False):
