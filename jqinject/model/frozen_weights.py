@@ -284,7 +284,7 @@ def _kept(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
             yield layer, vars(layer)[layer.weight_name]
 
 
-def float_param(frozen: FrozenParam, value: jax.Array) -> nnx.Param[jax.Array]:
+def float_param(frozen: FrozenParam, value: jax.Array) -> nnx.Variable[Any]:
     """A float parameter for the place of a frozen one, with its metadata."""
     metadata = {k: v for k, v in frozen.get_metadata().items() if k not in ("form", READS_WHOLE)}
     return nnx.Param.from_metadata(value, metadata)

@@ -106,7 +106,12 @@ def test_a_rule_that_can_not_be(make, kind, text):
             "",
         ),
         (Rule(op="relu", output_quant="int8"), TypeError, r"relu0_output takes an injector .* 'int8'", ""),
-        (Rule(op="relu", output_quant=W), TypeError, r"relu0_output is an activation, and Int8Weight", ""),
+        (
+            Rule(op="relu", output_quant=W),
+            TypeError,
+            r"relu0_output quantizes activations, and Int8Weight",
+            "",
+        ),
         (
             Rule(op="sotfmax", output_quant=A),
             ValueError,

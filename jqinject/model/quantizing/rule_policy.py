@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,14 +26,15 @@ from jqinject.model.frozen_weights import KernelInOp
 from jqinject.model.quantizing.parameter_sites import (
     OPERAND,
     PlannedParameter,
-    checked_binding,
     plan_parameters,
+    proxy_of,
 )
 from jqinject.model.quantizing.rules import COUNTERPARTS, LAYER_NAMES, LayerRule, Rule, plan_layers
 from jqinject.model.walk import ModelIndex
 from jqinject.model.walk import Path as ModulePath
 from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.layer_schemes import build_op
+from jqinject.nn.base.slots import ACT, GRAD, LayerFacts
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.dot_product_attention import QuantScaledDotProductAttention
 from jqinject.nn.merging_and_resizing import QuantMergeLayer
@@ -57,7 +58,6 @@ from jqinject.program import (
 )
 from jqinject.program.policy import FoundSites
 from jqinject.program.tracked_value import Path
-from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector
 
 
 def by_scheme(scheme: SchemeLike, operation: str, weight_path: Path) -> Choice | None:
@@ -282,20 +282,15 @@ def quantizer_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         return build_op(
             kind, site.quantizer, partial(_contracted, site), site.stack, rngs, bool(site.is_weight)
         )
-    kind = GradQuantProxyFromInjector if site.name.endswith("_grad") else ActQuantProxyFromInjector
-    declared, _ = checked_binding(
-        site.name, site.quantizer, kind, ("weight", OPERAND) if site.is_weight else ()
+    slot = (
+        GRAD
+        if site.name.endswith("_grad")
+        else replace(ACT, also=("weight", OPERAND) if site.is_weight else ())
     )
     axes = site.overrides.get("channelwise_axes", ())
-    return kind(
-        declared.base,
-        Operand(site),
-        overrides=declared.overrides,
-        offered={"channelwise_axes": axes} if axes else {},
-        rngs=rngs,
-        where=(f"the quantizer of {site.name}", ""),
-        stack=site.stack,
-    )
+    facts = LayerFacts(site.stack, offered={slot.name: {"channelwise_axes": axes}} if axes else {})
+    where = f"the quantizer of {site.name}"
+    return proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name, where)
 
 
 def _contracted(site: Site, op: object) -> jax.Array:
