@@ -94,9 +94,10 @@ def plan_adapters(plan: QuantizationPlan, ranks: Ranks) -> tuple[PlannedAdapter,
         ValueError: a pattern of ranks matches nothing that is contracted and taken by a rule.
     """
     planned, candidates, matched = [], [], set()
+    taken = {(path, operation) for path, operation, *_ in plan.taken}
     for path, uses in uses_by_path(plan.outside.uses).items():
         contractions = tuple(use for use in uses if use.operation != "take")
-        if not any((path, use.operation) in plan.taken for use in contractions):
+        if not any((path, use.operation) in taken for use in contractions):
             continue
         candidates.append(dotted(path))
         places = (dotted(path), dotted(path[:-1]))

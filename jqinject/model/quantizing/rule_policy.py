@@ -110,10 +110,14 @@ class RulePolicy(Policy):
     Attributes:
         rules: the rules.
         into_layers: whether Flax's layers are looked into, so that their weights are sites.
+        taken: notes the index of the rule of each operation, if it is not None.
+        caches: notes that of the rule of each cache, or None, likewise.
     """
 
     rules: tuple[Rule, ...]
     into_layers: bool = False
+    taken: dict[tuple[Path, str, str, str], int] | None = field(default=None, compare=False, repr=False)
+    caches: dict[str, int | None] | None = field(default=None, compare=False, repr=False)
 
     follows_parameters = True
 
@@ -155,12 +159,16 @@ class RulePolicy(Policy):
             takes = bool(weight_path) and rule.takes_weights if rule.op is None else operation.name in rule.op
             own = (name,) if rule.op is not None and name else ()
             if takes and rule.matches(*places, *own):
+                if self.taken is not None:
+                    self.taken[weight_path, operation.name, path, name] = index
                 return index
         return None
 
     def cache_quantizer(self, path: str, cache: str) -> object:
         """See `Policy`."""
         index = self.cache_rule_of(path, cache)
+        if self.caches is not None:
+            self.caches[cache] = index
         return None if index is None else self.rules[index].declared("cache_quant")
 
     def cache_rule_of(self, path: str, cache: str) -> int | None:
@@ -171,26 +179,6 @@ class RulePolicy(Policy):
             if takes and rule.matches(*places):
                 return index
         return None
-
-
-@dataclass(frozen=True)
-class _Watching(RulePolicy):
-    """Records which rules matched what."""
-
-    taken: dict[tuple[Path, str, str, str], int] = field(default_factory=dict, compare=False)
-    caches: dict[str, int | None] = field(default_factory=dict, compare=False)
-
-    def rule_of(self, path: str, operation: Operation, weight_path: Path = (), name: str = "") -> int | None:
-        """See `RulePolicy`."""
-        index = super().rule_of(path, operation, weight_path, name)
-        if index is not None:
-            self.taken[weight_path, operation.name, path, name] = index
-        return index
-
-    def cache_rule_of(self, path: str, cache: str) -> int | None:
-        """See `RulePolicy`."""
-        self.caches[cache] = super().cache_rule_of(path, cache)
-        return self.caches[cache]
 
 
 def needs_inputs(index: ModelIndex, rules: tuple[Rule, ...]) -> bool:
@@ -209,18 +197,16 @@ class QuantizationPlan:
         calls: that were traced, one for each method.
         layers: path -> the rule of a layer; empty if layers are looked into.
         outside: what the calls contract and look up outside of these layers.
-        taken: the path of a parameter and the name of an operation on it, where a rule takes it.
+        taken: path of a parameter, operation, path of the module and name of the operation -> the index of its rule.
         caches: name of a cache that the calls write -> the index of its rule, or None.
-        used: the indices of the rules that take something.
     """
 
     policy: RulePolicy
     calls: tuple[Call, ...]
     layers: Mapping[ModulePath, LayerRule]
     outside: FoundSites
-    taken: frozenset[tuple[Path, str]]
+    taken: Mapping[tuple[Path, str, str, str], int]
     caches: Mapping[str, int | None]
-    used: frozenset[int]
 
     @classmethod
     def of(
@@ -228,17 +214,11 @@ class QuantizationPlan:
     ) -> QuantizationPlan:
         """Plan a model; calls with arguments are traced, unless the model itself is a layer that a rule takes."""
         layers = {} if policy.into_layers else plan_layers(index, policy.rules)
-        watching = _Watching(policy.rules, policy.into_layers)
+        watching = replace(policy, taken={}, caches={})
         own = layers.get(())
         traced = calls if has_arguments(calls) and not (own is not None and own.slots) else ()
         outside = find_sites(model, watching, traced)
-        taken = frozenset((path, operation) for path, operation, *_ in watching.taken)
-        used = {
-            *(entry.rule for entry in layers.values()),
-            *watching.taken.values(),
-            *watching.caches.values(),
-        }
-        return cls(policy, calls, layers, outside, taken, watching.caches, frozenset(used - {None}))
+        return cls(policy, calls, layers, outside, watching.taken or {}, watching.caches or {})
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -248,7 +228,9 @@ class QuantizationPlan:
     @property
     def idle(self) -> tuple[int, ...]:
         """Indices of the rules that take nothing."""
-        return tuple(index for index in range(len(self.rules)) if index not in self.used)
+        of_layers = (entry.rule for entry in self.layers.values())
+        used = {*of_layers, *self.taken.values(), *self.caches.values()}
+        return tuple(index for index in range(len(self.rules)) if index not in used)
 
     @cached_property
     def parameters(self) -> dict[str, PlannedParameter]:
