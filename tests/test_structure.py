@@ -27,7 +27,7 @@ CODE_LINES = {
     "native": 201,
     "nn": 3562,
     "odml": 308,
-    "ops": 1651,
+    "ops": 1666,
     "optim": 287,
     "program": 3142,
     "proxy": 898,
