@@ -21,7 +21,7 @@ CODE_LINES = {
     "demo": 356,
     "dot": 4238,
     "export": 673,
-    "formats": 3630,
+    "formats": 3610,
     "inject": 1340,
     "model": 5499,
     "native": 201,
