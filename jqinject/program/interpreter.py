@@ -85,12 +85,11 @@ class Interpreter(Run):
             outputs = nested.CALLS[name](self, eqn, list(map(self.kept.newest, inputs)), where)
             self.mapped = before
             return outputs
-        cache = written(self, eqn, inputs, where)
+        step = OperationRun(self, operation_of("einsum" if eqn.is_einsum else name), where, inputs, eqn)
+        cache = written(step)
         if cache is not None:
             return cache
-        operands = [opened(parameter(self, x)) for x in inputs]
-        operation = operation_of("einsum" if eqn.is_einsum else name)
-        return _handle(OperationRun(self, operation, where, operands, eqn))
+        return _handle(replace(step, inputs=[opened(parameter(self, x)) for x in inputs]))
 
     def _cross(self, label: str, x: Tracked, path: str) -> Tracked:
         """Enter or leave a module that is one operation, of which only the input and the output are quantized.
