@@ -8,7 +8,7 @@ and scales. Reading a `LowBitCache` in any other operation reads a QuantTensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,8 +93,11 @@ def _write(step: OperationRun, cache: Tracked, quantizer: object, new: Sequence[
             f"{where} is stored as {low_bits}, and its quantizer makes {next(iter(rows.values()))}.\n"
             "  cure: jqinject.quantized_cache(model, cache) with this model"
         )
-    operands = [rows.get(place, x.value) for place, x in enumerate(inputs)]
-    return _after(cache, WRITES[eqn.name](eqn, operands, low_bits), transform_of(quantizer))
+    operands, numbers = [rows.get(place, x.value) for place, x in enumerate(inputs)], {}
+    for name, array in low_bits.numbers.items():
+        arrays = [x.numbers[name] if isinstance(x, LowBitCache) else x for x in operands]
+        numbers[name] = WRITES[eqn.name](eqn, arrays, array.ndim - low_bits.ndim)
+    return _after(cache, low_bits.with_numbers(numbers), transform_of(quantizer))
 
 
 def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
@@ -104,7 +107,7 @@ def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
     return low if any(low) else [place in arrays[:1] for place in range(len(inputs))]
 
 
-def _after(cache: Tracked, value: jax.Array, turned: object = None) -> Tracked:
+def _after(cache: Tracked, value: object, turned: object = None) -> Tracked:
     """A cache with other numbers."""
     turned = cache.turned if turned is None else turned
     return replace(cache.with_value(value), origin=Origin.ACTIVATION, turned=turned)
@@ -127,47 +130,25 @@ def _writes_rows(eqn: Equation, inputs: Sequence[Tracked], new: Sequence[int]) -
     return last not in indexed and len(shape_of(inputs[2])) - 1 in numbers.update_window_dims
 
 
-def _each(cache: LowBitCache, write: Callable[[str, jax.Array, int], jax.Array]) -> LowBitCache:
-    """A cache with each of its arrays written, given how many axes more than the float array it has."""
-    numbers = cache.numbers
-    return cache.with_numbers({name: write(name, x, x.ndim - cache.ndim) for name, x in numbers.items()})
+# Each writes one array of a cache, which has as many axes more than the float array as are `added` at its end.
 
 
-def _updated(eqn: Equation, operands: Sequence[Any], cache: LowBitCache) -> LowBitCache:
-    _, new, *starts = operands
-
-    def write(name: str, x: jax.Array, added: int) -> jax.Array:
-        zero = jnp.zeros_like(starts[-1])
-        return lax.dynamic_update_slice(x, new.numbers[name], [*starts[:-1], *(zero,) * (added + 1)])
-
-    return _each(cache, write)
+def _updated(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
+    x, rows, *starts = operands
+    zero = jnp.zeros_like(starts[-1])
+    return lax.dynamic_update_slice(x, rows, [*starts[:-1], *(zero,) * (added + 1)])
 
 
-def _scattered(eqn: Equation, operands: Sequence[Any], cache: LowBitCache) -> LowBitCache:
-    _, indices, new = operands
-    dimensions = eqn.params["dimension_numbers"]
+def _scattered(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
+    x, indices, rows = operands
+    numbers = eqn.params["dimension_numbers"]
+    window = (*numbers.update_window_dims, *range(rows.ndim - added, rows.ndim))
     options = {name: eqn.params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
-
-    def write(name: str, x: jax.Array, added: int) -> jax.Array:
-        rows = new.numbers[name]
-        window = (*dimensions.update_window_dims, *range(rows.ndim - added, rows.ndim))
-        numbers = lax.ScatterDimensionNumbers(
-            window,
-            dimensions.inserted_window_dims,
-            dimensions.scatter_dims_to_operand_dims,
-            dimensions.operand_batching_dims,
-            dimensions.scatter_indices_batching_dims,
-        )
-        return lax.scatter(x, indices, rows, numbers, **options)
-
-    return _each(cache, write)
+    return lax.scatter(x, indices, rows, numbers._replace(update_window_dims=window), **options)
 
 
-def _joined(eqn: Equation, operands: Sequence[Any], cache: LowBitCache) -> LowBitCache:
-    axis = eqn.params["dimension"]
-    return _each(
-        cache, lambda name, x, added: lax.concatenate([part.numbers[name] for part in operands], axis)
-    )
+def _joined(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
+    return lax.concatenate(operands, eqn.params["dimension"])
 
 
 def _placed(eqn: Equation, x: Tracked) -> list[Tracked]:

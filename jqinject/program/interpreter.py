@@ -157,12 +157,12 @@ def _function_at(body: Body, start: int) -> Function | None:
     operand = first.inputs[place]
     # What a function is traced to depends on these settings.
     settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
-    patterns = (
-        _traced(function, tuple(arguments.items()), operand.shape, operand.dtype, settings)
-        for function, arguments in templates
-    )
-    functions = (body.matched(start, place, name, pattern) for pattern in patterns)
-    return next((function for function in functions if function is not None), None)
+    for function, arguments in templates:
+        pattern = _traced(function, tuple(arguments.items()), operand.shape, operand.dtype, settings)
+        matched = body.matched(start, place, name, pattern)
+        if matched is not None:
+            return matched
+    return None
 
 
 @functools.lru_cache(maxsize=256)  # of programs of a few equations
