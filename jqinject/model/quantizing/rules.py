@@ -216,11 +216,6 @@ class Rule:
         return self.op is None and (self.configures or [s for s, _ in self.quantizers] != ["cache_quant"])
 
     @property
-    def shares(self) -> bool:
-        """Whether matching layers share a proxy."""
-        return any(isinstance(quantizer, nnx.Module) for _, quantizer in self.quantizers)
-
-    @property
     def configures(self) -> bool:
         """Whether the rule gives Flax's own layers a scheme."""
         return self.scheme is not None
@@ -239,7 +234,7 @@ def checked_rules(rules: object) -> tuple[Rule, ...]:
 
     Raises:
         TypeError: an argument that is not a rule.
-        ValueError: no rule.
+        ValueError: no rule; the name of neither an operation nor a layer, with the nearest ones.
     """
     if isinstance(rules, Rule) or not isinstance(rules, Iterable) or isinstance(rules, Mapping | str | type):
         checked: tuple[Any, ...] = (rules,)
@@ -251,6 +246,13 @@ def checked_rules(rules: object) -> tuple[Rule, ...]:
                 f"rules are jqinject.Rule objects, got {type(rule).__name__} {rule!r:.80}.\n"
                 "  cure: jqinject.Rule(weight_quant=...), a list of such, or jqinject.odml.OdmlQat()"
             )
+        for name in rule.op or ():
+            if name not in (names := (*known_operations(), *LAYER_NAMES)):
+                hint = did_you_mean(name, names)
+                raise ValueError(
+                    f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
+                    f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
+                )
     if not checked:
         raise ValueError(
             "no rule was given.\n  cure: [jqinject.Rule(weight_quant=...)], which matches every layer"
@@ -337,23 +339,6 @@ def takes_layer(rule: Rule, module: object, path: str) -> bool:
         return False
     weights = (f"{path}.{name}".lstrip(".") for name in ("kernel", "embedding") if name in vars(module))
     return rule.matches(path, *weights)
-
-
-def check_operations(rules: Iterable[Rule]) -> None:
-    """Refuse names that are neither operations nor layers.
-
-    Raises:
-        ValueError: such a name; the message suggests the nearest.
-    """
-    names = (*known_operations(), *LAYER_NAMES)
-    for rule in rules:
-        for name in rule.op or ():
-            if name not in names:
-                hint = did_you_mean(name, names)
-                raise ValueError(
-                    f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
-                    f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
-                )
 
 
 def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:
