@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 670,
     "formats": 3610,
     "inject": 1319,
-    "model": 5227,
+    "model": 5152,
     "native": 201,
     "nn": 3562,
     "odml": 307,
