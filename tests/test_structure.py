@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3911,
     "inject": 1340,
-    "model": 5369,
+    "model": 5352,
     "native": 201,
     "nn": 3564,
     "odml": 347,
