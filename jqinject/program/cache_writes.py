@@ -293,39 +293,24 @@ SERVED = ("dynamic_update_slice", ".at[...].set", "concatenate")
 _ENDS = frozenset(
     {"dot_general", "ragged_dot_general", "conv_general_dilated", "sort", "top_k", "argmax", "argmin"}
 )
-# What these make, and what moves numbers, holds the rows of a cache, of whatever shape it is.
-_JOINS = frozenset(
-    {
-        *("stack", "unstack", "tile", "concatenate", "pad", "select_n"),
-        *("dynamic_update_slice", "scatter", "optimization_barrier"),
-    }
-)
 
 
 def outputs_with_rows(body: Body, cache: int) -> list[int]:
-    """The outputs of a program that hold numbers of an input: moved, or replaced in part.
-
-    An operation with programs in it, and arithmetic, are taken to hold them if their output has the input's shape.
+    """The outputs of a program that hold numbers of an input: moved, combined with others, or replaced in part.
 
     Args:
         body: the program.
         cache: the number of the input.
     """
-    holding = _run(body, [place == cache for place in range(len(body.inputs))])
+    holding = body.run([place == cache for place in range(len(body.inputs))], _holding, lambda value: False)
     return [place for place, holds in enumerate(holding) if holds]
 
 
-def _run(body: Body, inputs: Sequence[bool]) -> list[bool]:
-    return body.run(inputs, _holding, lambda value: False)
-
-
 def _holding(eqn: Equation, inputs: Sequence[bool]) -> list[bool]:
-    count = len(eqn.outputs)
-    if eqn.call is not None and any(inputs):
-        return _run(eqn.call, inputs)
-    if only_moves(eqn.name) or eqn.name in _JOINS:
-        return [any(inputs)] * count
-    if eqn.name in _ENDS:
-        return [False] * count
-    shapes = {x.shape for x, holds in zip(eqn.inputs, inputs, strict=True) if holds}
-    return [x.shape in shapes for x in eqn.outputs]
+    if eqn.name in _ENDS or not any(inputs):
+        return [False] * len(eqn.outputs)
+    if eqn.call is not None:
+        return eqn.call.run(inputs, _holding, lambda value: False)
+    # A reduction has fewer numbers than what it reads.
+    fewest = min(x.size for x, holds in zip(eqn.inputs, inputs, strict=True) if holds)
+    return [only_moves(eqn.name) or x.size >= fewest for x in eqn.outputs]

@@ -13,7 +13,7 @@ from jqinject.program.moves import AxesInParameter, moves_of, only_moves
 from jqinject.program.operations import operation_of
 from jqinject.program.policy import Choice, Site, WeightUse, dotted, other_axes
 from jqinject.program.run import OperationRun, Run
-from jqinject.program.tracked_value import Heard, Origin, Tracked, WeightCall, plain, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, WeightCall, plain, shape_of
 from jqinject.quant_tensor import is_quantized
 
 WEIGHTS = "weights"
@@ -67,18 +67,14 @@ def follow_stored(step: OperationRun) -> list[Tracked]:
 def _looked_up(step: OperationRun, rows: Tracked, choice: Choice | None, name: str) -> Tracked:
     """Rows of a parameter, through the output's quantizer, if a rule has one."""
     run = step.run
-    quantizer = _output_quantizer(choice)
 
     def quantized() -> Tracked:
-        out = _output(run, rows, choice, name)
-        if quantizer is not None:
-            call.heard.append(Heard("output", out.site, rows.array, out.value))
-        return out
+        return _output(run, rows, choice, name)
 
     call = WeightCall(dotted(rows.weight_path), step.path, quantized, lambda: rows.floats)
     out = run.quantizers.run(call) if name else quantized()
     # Rows without a quantizer of their own may yet be contracted as a weight, which chooses again.
-    return rows if quantizer is None else out
+    return rows if _output_quantizer(choice) is None else out
 
 
 def _output_quantizer(choice: Choice | None) -> Any:
@@ -90,7 +86,7 @@ def _output(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
     array = replace(x, chosen=None, twins={})
     if quantizer is None:
         return array
-    return run.quantized(replace(array, quantized=False), quantizer, f"{name}_output")
+    return run.quantized(replace(array, quantized=False), Site(f"{name}_output", quantizer))
 
 
 def follow(step: OperationRun) -> list[Tracked] | None:
@@ -124,7 +120,7 @@ def follow(step: OperationRun) -> list[Tracked] | None:
             value=value,
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
-            stored=None if stored is None else stored.moved(eqn, value, rest),
+            stored=None if stored is None else stored.moved(eqn, value),
             masked=None,
             unrounded=original,
             low_rank=None if x.low_rank is None else x.low_rank.moved(move, lookup),

@@ -195,22 +195,6 @@ def dtype_of(value: Any) -> np.dtype:
     return value.dtype if hasattr(value, "dtype") else jnp.result_type(value)
 
 
-class Heard(NamedTuple):
-    """What one quantizer of a contraction did.
-
-    Attributes:
-        part: "input" or "output".
-        site: its name.
-        x: what it was given.
-        made: what it made of it.
-    """
-
-    part: str
-    site: str
-    x: jax.Array
-    made: Any
-
-
 @dataclass(frozen=True)
 class WeightCall:
     """One contraction with a parameter, one look-up in it, or one contraction of two activations.
@@ -220,11 +204,9 @@ class WeightCall:
         module: path of the module that it is in.
         quantized: runs it as the model's quantizers have it; to be called once.
         floating: runs it on the float parameter, without quantizers: the output as an array.
-        heard: what its quantizers did, after `quantized`.
     """
 
     name: str
     module: str
     quantized: Callable[[], Tracked]
     floating: Callable[[], jax.Array]
-    heard: list[Heard] = field(default_factory=list)

@@ -317,16 +317,7 @@ def test_the_page(everything, tmp_path):
     clips = [value for name, value in page.attributes if (name, value) == ("class", "clip")]
     assert count > 6 and len(clips) == 2 * count
     assert page.tags.count("polyline") >= 2  # amaxes of input and weight
-    assert "input: largest magnitude of each step" in page.text
-    assert ("title", "input_quant.scaling_impl.scale") in page.attributes
-    # sorted by what a layer costs the output, its bytes beside
-    costs = sorted(
-        (n.only_quantized, e.path) for e in found if (n := e.numbers) and n.only_quantized is not None
-    )
-    bars = text.split('<div class="costs">')[1].split("<table>")[0]
-    places = [bars.index(f"<div>{path}</div>") for _, path in costs]
-    assert places == sorted(places) and bars.count('class="fill"') == len(costs)
-    assert bars.index("256 B → 64 B") > 0  # 8 x 8 numbers of float32 in 8 bits
+    assert {"input_quant.scaling_impl.amax_history", "input_quant.scaling_impl.scale"} <= {*page.text}
 
 
 def test_what_a_notebook_shows(everything):
@@ -367,7 +358,6 @@ def test_a_page_without_numbers():
     text = jqinject.report(Mlp(), jax.ShapeDtypeStruct((2, 8), jnp.float32)).html()
     page = Page(text)
     assert "first" in page.text and "svg" not in page.tags and "alone dB" not in page.text
-    assert "768 B → 128 B" in page.text  # (8 * 16 + 16 * 4) * 4 bytes; 4 bits and 8
 
 
 def test_a_hostile_path_is_only_text():

@@ -53,30 +53,25 @@ class Coverage(page.Shown):
                 first.setdefault(row.parameter, row)
         return tuple(sorted(first.values(), key=lambda row: (-row.size, row.parameter)))
 
-    @property
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """The bytes of every matrix in floats, and as it is quantized, scales aside."""
-        sizes: dict[str, tuple[int, int]] = {}
-        for row in self.rows:
-            if row.shape is not None:
-                _, low = sizes.get(row.parameter, (0, 0))
-                sizes[row.parameter] = row.float_bytes, max(low, row.low_bytes)
-        return sizes
+    @cached_property
+    def _bytes(self) -> dict[str, int]:
+        """The bytes of every matrix in floats."""
+        return {row.parameter: row.float_bytes for row in self.rows if row.shape is not None}
 
     @property
     def matrices(self) -> int:
         """How many there are."""
-        return len(self.sizes)
+        return len(self._bytes)
 
     @property
     def quantized_matrices(self) -> int:
         """How many are quantized wherever they are read."""
-        return len(self.sizes.keys() - {row.parameter for row in self.missed})
+        return len(self._bytes.keys() - {row.parameter for row in self.missed})
 
     @property
     def weight_bytes(self) -> int:
         """The bytes of all matrices in floats."""
-        return sum(before for before, _ in self.sizes.values())
+        return sum(self._bytes.values())
 
     @property
     def quantized_bytes(self) -> int:
@@ -152,23 +147,6 @@ class Coverage(page.Shown):
             "operations": self.operations,
             "low_bit_operations": self.low_bit_operations,
         }
-
-    def tiles(self) -> list[tuple[str, str]]:
-        """The shares as large numbers, each with what it is."""
-        before, after = (sum(sizes[place] for sizes in self.sizes.values()) for place in (0, 1))
-        share = self.share_of_operations
-        return [
-            (f"{page.in_units(before)} → {page.in_units(after)}", "weights before and after, scales aside"),
-            (
-                f"{self.share_of_bytes:.1%}",
-                f"of the weight bytes quantized: {self.quantized_matrices} of {self.matrices} matrices",
-            ),
-            ("unknown" if share is None else f"{share:.1%}", "of the multiply-adds in low bits"),
-        ]
-
-    def body(self) -> str:
-        """See `Shown`."""
-        return page.tiles(self.tiles()) + self.described("Contractions")
 
 
 def _cells(row: SiteRow) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import jax
@@ -25,7 +26,7 @@ from jqinject.model.inspect.layer_numbers import (
     histories_of,
     saturation,
 )
-from jqinject.model.inspect.observed_runs import ObservedRuns, Observer
+from jqinject.model.inspect.observed_runs import ObservedRuns, Observer, Records
 from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.program import HELD, Call, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
@@ -128,27 +129,26 @@ def measure(
     if reference is not None:
         model = with_float_weights(model, reference)
     runs = ObservedRuns(model, call, sites)
-    quantized, output = runs.recorded(True)
-    observers = [quantized]
     try:
-        floating, floats = runs.recorded(False)
-        observers.append(floating)
-        # Also entries that are read where they cannot be measured by themselves.
-        switched = {
-            entry: _sensitivity(runs, entry, floats) for entry in runs.entries if entry in quantized.recorded
-        }
-        entries = {
-            entry: _numbers(
-                entry, _slots(model, runs, quantized, entry), floating, quantized, switched.get(entry)
-            )
-            for entry in runs.entries
-        }
+        observer, quantized, output = runs.recorded(True)
+        _, floating, floats = runs.recorded(False)
+        entries: dict[str, LayerNumbers] = {}
+        for entry in runs.entries[:-1]:
+            histories = histories_of(_slots(model, runs, observer, entry))
+            numbers = LayerNumbers(calls=0, histories=histories)
+            # Also of entries that are read where they cannot be measured by themselves.
+            if any(entry == recorded for recorded, _ in quantized):
+                alone, without = (runs.mixed(on) for on in ({entry}, {*runs.entries} - {entry}))
+                numbers = replace(
+                    _measured(entry, floating, quantized),
+                    only_quantized=sqnr_db(floats, alone),
+                    only_float=sqnr_db(floats, without),
+                    histories=histories,
+                )
+            entries[entry] = numbers
     except Exception as error:
         error.add_note(ADVICE)
         raise
-    finally:
-        for observer in observers:
-            observer.clear()
     return entries, sqnr_db(floats, output)
 
 
@@ -174,28 +174,16 @@ def _slots(model: nnx.Module, runs: ObservedRuns, observer: Observer, entry: str
     return [*own, *((slot, quantizers[site]) for site, slot in between if site in tuple(quantizers))]
 
 
-def _sensitivity(runs: ObservedRuns, entry: str, reference: list[np.ndarray]) -> tuple[float, float]:
-    """The ratio of the output if only this entry is quantized, and if only this one is not."""
-    alone = runs.mixed({name: name == entry for name in runs.entries}, others=False)
-    without = runs.mixed({name: name != entry for name in runs.entries}, others=True)
-    return sqnr_db(reference, alone), sqnr_db(reference, without)
+def _measured(entry: str, floating: Records, quantized: Records) -> LayerNumbers:
+    """The numbers of an entry from its records."""
 
+    def calls(records: Records, what: str) -> list[list[np.ndarray]]:
+        return [[x.astype(np.float64) for x in arrays] for arrays in records.get((entry, what), ())]
 
-def _numbers(
-    path: str,
-    slots: Sequence[tuple[str, object]],
-    floating: Observer,
-    quantized: Observer,
-    switched: tuple[float, float] | None,
-) -> LayerNumbers:
-    histories = histories_of(slots)
-    if switched is None:
-        return LayerNumbers(calls=0, histories=histories)
-    outputs, there = floating.of(path, "float"), quantized.of(path, "quantized")
-    records = {part: quantized.of(path, part) for part in ("weight", "input", "output")}
+    outputs, there = calls(floating, "float"), calls(quantized, "quantized")
     parts = {
-        part: [Clipped(*arrays) for arrays in calls if arrays[0].shape == arrays[1].shape]
-        for part, calls in records.items()
+        part: [Clipped(*arrays) for arrays in calls(quantized, part) if arrays[0].shape == arrays[1].shape]
+        for part in ("weight", "input", "output")
     }
     isolated = accumulated = None
     if outputs and there:
@@ -208,11 +196,8 @@ def _numbers(
         isolated_sqnr_db=isolated,
         accumulated_sqnr_db=accumulated,
         weight_sqnr_db=sqnr_db([c.x for c in weight], [c.value for c in weight]) if weight else None,
-        only_quantized=switched[0],
-        only_float=switched[1],
         saturation=Saturation(**{part: saturation(calls) for part, calls in parts.items()}),
         histograms=Histograms(**{part: histogram(calls) for part, calls in parts.items()}),
-        histories=histories,
     )
 
 

@@ -193,16 +193,8 @@ class ContractionReport(page.Shown):
         )
 
     def body(self) -> str:
-        """See `Shown`."""
-        measured, covered = self.output_sqnr_db is not None, self.coverage
-        output = [(f"{decibels(self.output_sqnr_db)} dB", "signal to noise of the model's output")]
-        paths = {row.parameter: row.path for row in covered.rows}  # of a layer's kernel, the layer's
-        sizes = {paths[parameter]: sizes for parameter, sizes in covered.sizes.items()}
-        return (
-            f"{page.tiles([*(output if measured else ()), *covered.tiles()])}"
-            f"{page.costs(self.layers, sizes, measured=measured)}"
-            f"{self.described('All layers')}{page.charts(self.layers)}"
-        )
+        """See `Shown`: with charts of measured numbers."""
+        return super().body() + page.charts(self.layers)
 
 
 @runtime_checkable

@@ -134,11 +134,6 @@ class SiteRow:
         """The number of elements of the weight; more than `BIG` if it is no array of the model."""
         return BIG + 1 if self.shape is None else math.prod(self.shape)
 
-    @property
-    def low_bytes(self) -> int:
-        """Bytes of the weight's numbers as they are quantized, scales aside; those of the floats if they are not."""
-        return self.float_bytes if self.why or self.bits is None else math.ceil(self.size * self.bits / 8)
-
 
 class TracedCall:
     """One call of a model: as it was written, with what quantizers reach in it, and as it runs.

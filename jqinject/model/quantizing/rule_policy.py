@@ -277,8 +277,7 @@ def quantizer_at(site: Site, rngs: nnx.Rngs | None) -> Any:
 
 def _contracted(site: Site, op: object) -> jax.Array:
     """The contraction at a site, of arrays of its shapes."""
-    lhs, rhs, *rest = (jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs)
-    return contract_by(op, site, lhs, rhs, rest=rest)
+    return contract_by(op, site, [jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs])
 
 
 class Operand:

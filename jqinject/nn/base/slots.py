@@ -20,8 +20,7 @@ import jax
 from flax import nnx
 
 from jqinject.core.flax_internals import note_child
-from jqinject.inject import Binding, ExtendedInjector
-from jqinject.inject.errors import did_you_mean, lines
+from jqinject.inject import Binding, ExtendedInjector, errors
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
@@ -33,8 +32,7 @@ from jqinject.proxy import (
     complete,
     links_of,
 )
-from jqinject.quant import QuantizerLike
-from jqinject.quant.enums import ScalingPerOutputType
+from jqinject.quant import QuantizerLike, enums
 from jqinject.quant_tensor import on_integers
 
 
@@ -263,7 +261,7 @@ def split_overrides(
             )
             arguments = [*inspect.signature(kind).parameters, *(slot.argument for slot in longest_first)]
             cure = f"{kind.__name__}.overrides() lists them; a name of your own: Mine.let({keyword}=...)"
-            raise TypeError(lines(text + prefixes, did_you_mean(keyword, arguments) or cure))
+            raise TypeError(errors.lines(text + prefixes, errors.did_you_mean(keyword, arguments) or cure))
         by_argument[slot.argument][keyword.removeprefix(slot.prefix)] = override
     return by_argument
 
@@ -323,7 +321,7 @@ def make_proxy(
     named = binding.let(**overrides) if overrides else binding
     if channel_shape is not None and named.declares("scaling_per_output"):
         shares = named.resolve("scaling_per_output", module=layer)
-        if isinstance(shares, str) and shares.lower() == ScalingPerOutputType.CHANNEL.value:
+        if isinstance(shares, str) and shares.lower() == enums.ScalingPerOutputType.CHANNEL.value:
             offered = {**offered, CHANNEL_SHAPE: channel_shape}
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
     proxy_class = _check_kind(where, slot, proxy_class, binding.base.__name__)
