@@ -174,3 +174,19 @@ def test_convolutions_are_split_unless_they_have_groups() -> None:
 def test_wrong_choices_are_refused(wrong: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         wrong()
+
+
+def test_factors_before_inputs_are_served_or_the_reason_is_named() -> None:
+    class Bare(nnx.Module):
+        def __init__(self) -> None:
+            self.w = nnx.Param(jax.random.normal(jax.random.key(0), (8, 4)))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return x @ self.w[...]
+
+    model, recipe = Bare(), Recipe(SmoothQuant(online="all"))
+    result = recipe.apply(model, RULE, [X], progress=False)
+    assert "kept online" in str(result.report)
+    np.testing.assert_allclose(result.model(X), model(X), rtol=0.05, atol=0.05)
+    with pytest.raises(ValueError, match="no layer"):  # nothing is traced, and the model has no layers
+        recipe.apply(model, RULE, [X], progress=False, call=lambda model, x: model(x))
