@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 670,
     "formats": 3630,
     "inject": 1319,
-    "model": 5209,
+    "model": 5206,
     "native": 201,
     "nn": 3562,
     "odml": 308,
