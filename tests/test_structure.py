@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3911,
     "inject": 1340,
-    "model": 5152,
+    "model": 5146,
     "native": 201,
     "nn": 3562,
     "odml": 347,
