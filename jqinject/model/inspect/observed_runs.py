@@ -251,12 +251,17 @@ class ObservedQuantizers(HeldQuantizers):
             return call.quantized()
         with observer.within(entry, self):
             out = call.quantized()
-            for heard in call.heard:
-                observer.slots[entry][heard.site] = f"{heard.part}_quant"
-                observer.quantizer(entry, heard.part, self.proxy_at(heard.site), heard.x, heard.made)
             value = observer.output(entry, out.array, call.floating)
         # Contracted as floats next, if these are other numbers: the scale is not theirs.
         return out if observer.on is True else out.with_value(value)
+
+    def record(self, site: Site, x: jax.Array, quantized: object) -> None:
+        """See `Quantizers`."""
+        entry, holder = self._observer.running or ("", None)
+        if entry and holder is self:
+            part = "output" if site.name.endswith("_output") else "weight" if site.is_weight else "input"
+            self._observer.slots[entry][site.name] = f"{part}_quant"
+            self._observer.quantizer(entry, part, self.proxy_at(site.name), x, quantized)
 
     def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """See `Quantizers`."""

@@ -16,9 +16,8 @@ from typing import Any
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import only_moves, operation_of, path_in, runs_inside
-from jqinject.program.contractions import BY_SCHEME
+from jqinject.program.contractions import BY_SCHEME, summed_axes
 from jqinject.program.jaxpr import Body, Equation, Scan, While, settled
-from jqinject.program.operand_quantizer import summed_axes
 
 
 def operations_of(equation: Equation) -> int:

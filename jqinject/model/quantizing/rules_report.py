@@ -12,7 +12,7 @@ from jqinject.model.inspect import page
 from jqinject.model.inspect.coverage import Coverage, coverage_of
 from jqinject.model.quantizing.quantize_model import planned_model
 from jqinject.model.quantizing.rule_policy import Methods, QuantizationPlan, RulePolicy, traced_calls
-from jqinject.model.quantizing.rules import LayerRule, Rule, check_operations, checked_rules
+from jqinject.model.quantizing.rules import LayerRule, Rule, checked_rules
 from jqinject.model.walk import ModelIndex, check_module, static_ranges, uncalibrated
 from jqinject.program import Call, QuantizedProgram
 
@@ -94,7 +94,6 @@ def rules_report(
     """
     check_module(model, "rules_report")
     checked = checked_rules(rules)
-    check_operations(checked)
     call = Call(inputs, kwargs) if inputs or kwargs else None
     calls = traced_calls(model, call, methods, "rules_report")
     index = ModelIndex(model)
