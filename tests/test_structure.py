@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3610,
     "inject": 1319,
-    "model": 5004,
+    "model": 5001,
     "native": 201,
     "nn": 3562,
     "odml": 307,
