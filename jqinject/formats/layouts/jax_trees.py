@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from flax import nnx
 
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.safetensors_files import Tensor
@@ -40,13 +41,6 @@ class Array(Protocol):
     @property
     def dtype(self) -> np.dtype: ...
     def __array__(self) -> np.ndarray: ...
-
-
-@runtime_checkable
-class _Variable(Protocol):
-    """A Variable of Flax NNX."""
-
-    def get_raw_value(self) -> Node: ...
 
 
 @runtime_checkable
@@ -125,7 +119,7 @@ def _leaves(node: Node, at: str) -> Iterator[tuple[str, Array | Mapping[str, Nod
 
 def _unwrapped(node: Node) -> Node:
     """Return what boxes and Variables hold."""
-    if isinstance(node, _Variable):
+    if isinstance(node, nnx.Variable):
         return _unwrapped(node.get_raw_value())
     return _unwrapped(node.array) if isinstance(node, _Box) else node
 

@@ -305,15 +305,11 @@ def cache_formats(checkpoint: Checkpoint, scales: Sequence[CacheScale]) -> dict[
     if not scales:
         return {}
     form = checkpoint.cache_format
-    if form is None:
+    if form is None or form.dynamic or form.strategy != "tensor" or form.bits != 8 or not form.symmetric:
         raise CheckpointError(
-            f"{scales[0].sources[0]} is a scale of a cache, but the settings do not say of which numbers "
-            "(kv_cache_scheme).\n  cure: ignore=['.*_scale'], for float caches"
-        )
-    if form.dynamic or form.strategy != "tensor" or form.bits != 8 or not form.symmetric:
-        raise CheckpointError(
-            f"the checkpoint's caches are {form}; known are 8 bits without zero points and one static scale of the "
-            "tensor.\n  cure: ignore=['.*_scale'], for float caches"
+            f"{scales[0].sources[0]} is a scale of a cache, and the settings (kv_cache_scheme) say {form}; known are 8 "
+            "bits without zero points and one static scale of the tensor.\n"
+            "  cure: ignore=['.*_scale'], for float caches"
         )
     return {
         cache.target: replace(form, scale=np.max([_scale(checkpoint, name) for name in cache.sources], 0))

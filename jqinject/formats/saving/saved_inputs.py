@@ -140,19 +140,19 @@ def cache_quantizers(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[
         CheckpointError: one has no name, or no static scale of 8 bits.
     """
     ends = {proxy: f"{which}_scale" for which, proxy in PROXIES.items()}
-    caches = []
-    for path, proxy in cache_proxies(model).items():
-        layer, _, leaf = path.rpartition(".")
-        name = _by_rule(path, rules) or f"{layer}.{ends[leaf]}".lstrip(".")
-        caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
+    proxies = cache_proxies(model)
     for _, node in ModelIndex(model).places:
-        for site in node.op_quant.caches if isinstance(node, QuantizedProgram) else ():
-            path, proxy, name = site.name, node.op_quant.held[site.name], _by_rule(site.name, rules)
-            if name is None:
-                raise CheckpointError(
-                    f"no name is for the scale of cache {path}.\n  cure: names={{..., 'self_attn.k_scale': {path!r}}}"
-                )
-            caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
+        if isinstance(node, QuantizedProgram):
+            proxies |= {site.name: node.op_quant.held[site.name] for site in node.op_quant.caches}
+    caches = []
+    for path, proxy in proxies.items():
+        layer, _, leaf = path.rpartition(".")
+        name = _by_rule(path, rules) or (f"{layer}.{ends[leaf]}".lstrip(".") if leaf in ends else None)
+        if name is None:
+            raise CheckpointError(
+                f"no name is for the scale of cache {path}.\n  cure: names={{..., 'self_attn.k_scale': {path!r}}}"
+            )
+        caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
     return caches
 
 
