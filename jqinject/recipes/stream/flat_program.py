@@ -26,7 +26,7 @@ CASTS = ("convert_element_type", "stop_gradient", "copy", "name", "reduce_precis
 PLACEMENTS = ("sharding_constraint", "layout_constraint", "reshard", "pvary")
 MOVES = (
     *("reshape", "transpose", "slice", "squeeze", "broadcast_in_dim", "rev", "split"),
-    *("dynamic_slice", "gather", "slice_of_stack", *PLACEMENTS),
+    *("dynamic_slice", "gather", *PLACEMENTS),
 )
 """Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places."""
 
@@ -38,47 +38,48 @@ class FlatStep:
     """One operation.
 
     Attributes:
-        run: from the values of its inputs to those of its outputs.
+        equation: of the program; or that of a slice or of a stack in the place of a loop.
         inputs: the slots that it reads.
         outputs: the slots that it writes.
-        name: of the operation.
         path: of the module that it belongs to.
-        equation: of the program; None for a slice or a stack that a loop made necessary.
         turn: which turn of the loops around it this is.
         kind: of a contraction, the operation by which the quantized program names it; empty for others.
         number: of a contraction, how many of its kind stand before it in its module's program; the same in every turn.
     """
 
-    run: Callable[..., list[jax.Array]]
+    equation: Equation
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
-    name: str
     path: str
-    equation: Equation | None = None
-    turn: tuple[int, ...] = ()
+    turn: tuple[int, ...]
     kind: str = ""
     number: int = 0
 
+    def run(self, *values: jax.Array) -> list[jax.Array]:
+        """From the values of its inputs to those of its outputs."""
+        return self.equation.bind(values)
+
     @property
-    def contraction(self) -> Equation:
-        """The equation of a contraction."""
-        assert self.equation is not None, "slices and stacks are no contractions"
-        return self.equation
+    def name(self) -> str:
+        """The operation's."""
+        return self.equation.name
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Those of its equation."""
+        return self.equation.params
 
     @property
     def data(self) -> tuple[Slot, ...]:
         """Of a move, the inputs whose numbers it moves: all of those that it joins, or the first."""
-        return self.inputs if self.name in ("concatenate", "stack") else self.inputs[:1]
+        if self.name in ("concatenate", "stack"):
+            return self.inputs
+        return self.inputs[: 2 if self.name == "dynamic_update_slice" else 1]
 
     @property
     def where(self) -> str:
         """The module that it belongs to, for messages; empty for the model itself."""
         return f" in {self.path}" if self.path else ""
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """Those of its equation; none for a slice or a stack."""
-        return {} if self.equation is None else self.equation.params
 
 
 Run = Callable[[FlatStep, list[jax.Array]], list[jax.Array]]
@@ -318,7 +319,7 @@ class FlatProgram:
             operands: instead of its first ones; the others are constants.
         """
         # Without a compilation for each shape, and mostly without a copy.
-        simple = None if step.equation is None else moved_by_numpy(step.equation, operands[0])
+        simple = moved_by_numpy(step.equation, operands[0])
         if simple is not None:
             return [simple]
         rest = [self.value(slot) for slot in step.inputs[len(operands) :]]
@@ -348,28 +349,6 @@ class FlatProgram:
         self.unowned.add(slot)
         return slot
 
-    def _add(
-        self,
-        run: Callable[..., list[jax.Array]],
-        inputs: Sequence[Slot],
-        shapes: Sequence[Shape],
-        **about: Any,
-    ) -> list[Slot]:
-        """Append a step with outputs of some shapes, and return their slots."""
-        outputs = list(range(len(self.shapes), len(self.shapes) + len(shapes)))
-        step = FlatStep(run, tuple(inputs), tuple(outputs), **about)
-        for slot in dict.fromkeys((*inputs, *outputs)):
-            self.touching[slot].append(len(self.steps))
-        self.steps.append(step)
-        self.shapes |= dict(zip(outputs, shapes, strict=True))
-        self.made_by |= {slot: (step, place) for place, slot in enumerate(outputs)}
-        if all(slot in self.unowned for slot in inputs):
-            self.unowned.update(outputs)
-        if all(slot in self.owners for slot in inputs):
-            owners = frozenset[Slot]().union(*(self.owners[slot] for slot in inputs))
-            self.owners |= dict.fromkeys(outputs, owners)
-        return outputs
-
     def _inline(
         self, body: Body, inputs: Sequence[Slot], path: str, turn: tuple[int, ...] = ()
     ) -> list[Slot]:
@@ -384,39 +363,45 @@ class FlatProgram:
         return body.run(inputs, steps, self._constant)
 
     def _append(self, eqn: Equation, inputs: list[Slot], path: str, turn: tuple[int, ...]) -> list[Slot]:
-        def run(*values: jax.Array) -> list[jax.Array]:
-            return eqn.bind(values)
-
+        """Append a step, and return the slots of its outputs."""
         kind, number = "", 0
         if eqn.name in CONTRACTIONS:
             kind = operation_of("einsum" if eqn.is_einsum else eqn.name).name
             number = self._contractions[path, kind]
             self._contractions[path, kind] += 1
-        shapes, about = [tuple(x.shape) for x in eqn.outputs], {"kind": kind, "number": number}
-        outputs = self._add(run, inputs, shapes, name=eqn.name, path=path, equation=eqn, turn=turn, **about)
-        dtypes = zip(outputs, eqn.outputs, strict=True)
-        self.discrete |= {slot for slot, x in dtypes if not jnp.issubdtype(x.dtype, jnp.inexact)}
+        outputs = list(range(len(self.shapes), len(self.shapes) + len(eqn.outputs)))
+        step = FlatStep(eqn, tuple(inputs), tuple(outputs), path, turn, kind, number)
+        for slot in dict.fromkeys((*inputs, *outputs)):
+            self.touching[slot].append(len(self.steps))
+        self.steps.append(step)
+        for place, (slot, x) in enumerate(zip(outputs, eqn.outputs, strict=True)):
+            self.shapes[slot], self.made_by[slot] = tuple(x.shape), (step, place)
+            if not jnp.issubdtype(x.dtype, jnp.inexact):
+                self.discrete.add(slot)
+        if all(slot in self.unowned for slot in inputs):
+            self.unowned.update(outputs)
+        if all(slot in self.owners for slot in inputs):
+            owners = frozenset[Slot]().union(*(self.owners[slot] for slot in inputs))
+            self.owners |= dict.fromkeys(outputs, owners)
         return outputs
 
     def _unroll(self, scan: Scan, inputs: list[Slot], path: str, turn: tuple[int, ...]) -> list[Slot]:
         """Every step of a loop: each has its own weights, cut from those of the stack."""
         fixed, carry, stacked = scan.split(inputs)
-        turns = range(scan.options["length"])
-        results: dict[int, list[Slot]] = {}
-        before = self._contractions
-        for index in reversed(turns) if scan.options["reverse"] else turns:
+        length, results, before = scan.options["length"], dict[int, list[Slot]](), self._contractions
+        _, _, slices = scan.split(scan.body.inputs)
+        stacks = [jax.ShapeDtypeStruct((length, *x.shape), x.dtype) for x in slices]
+        for index in reversed(range(length)) if scan.options["reverse"] else range(length):
             self._contractions = before.copy()
-            slices = [
-                self._add(_slice_at(index), [slot], [self.shapes[slot][1:]], name="slice_of_stack", path=path)
-                for slot in stacked
-            ]
-            operands = [*fixed, *carry, *(slot for (slot,) in slices)]
-            outputs = self._inline(scan.body, operands, path, (*turn, index))
+            cut = jax.make_jaxpr(lambda *stacks, at=index: [x[at] for x in stacks])(*stacks)
+            own = self._inline(Body.of(cut), stacked, path, (*turn, index))
+            outputs = self._inline(scan.body, [*fixed, *carry, *own], path, (*turn, index))
             carry, results[index] = outputs[: scan.carries], outputs[scan.carries :]
-        for place in range(len(scan.body.outputs) - scan.carries):
-            slots = [results[index][place] for index in turns]
-            shape = (len(slots), *self.shapes[slots[0]])
-            carry = [*carry, *self._add(_stack, slots, [shape], name="stack", path=path)]
+        for place, piece in enumerate(scan.body.outputs[scan.carries :]):
+            pieces = [jax.ShapeDtypeStruct(piece.shape, piece.dtype)] * length
+            joined = jax.make_jaxpr(lambda *pieces: jnp.stack(pieces))(*pieces)
+            slots = [results[index][place] for index in range(length)]
+            carry = [*carry, *self._inline(Body.of(joined), slots, path, turn)]
         return carry
 
     def _find_sites(self) -> None:
@@ -446,7 +431,7 @@ class FlatProgram:
             reason = "which of the parameter's numbers are contracted depends on the input"
             self.left_out.append(LeftOut(name, path, reason))
             return
-        matrices, places = matrices_of(step.contraction, place), self._places_of(slot, owner[slot])
+        matrices, places = matrices_of(step.equation, place), self._places_of(slot, owner[slot])
         if isinstance(matrices, str) or isinstance(places, str):
             reason = matrices if isinstance(matrices, str) else str(places)
             self.left_out.append(LeftOut(name, path, reason))
@@ -482,11 +467,3 @@ def _contracts(body: Body) -> bool:
     return any(
         eqn.name in CONTRACTIONS or (eqn.body is not None and _contracts(eqn.body)) for eqn in body.equations
     )
-
-
-def _slice_at(index: int) -> Callable[[jax.Array], list[jax.Array]]:
-    return lambda stack: [jax.lax.index_in_dim(stack, index, 0, keepdims=False)]
-
-
-def _stack(*values: jax.Array) -> list[jax.Array]:
-    return [jnp.stack(values)]

@@ -225,6 +225,11 @@ def moved_by_numpy(eqn: Equation, x: np.ndarray) -> np.ndarray | None:
         return x.transpose(params["permutation"])
     if eqn.name == "squeeze":
         return x.squeeze(tuple(params["dimensions"]))
+    if eqn.name == "slice":
+        ends = zip(
+            params["start_indices"], params["limit_indices"], params["strides"] or x.ndim * (1,), strict=True
+        )
+        return x[tuple(slice(*end) for end in ends)]
     if eqn.name == "broadcast_in_dim":
         axes, shape = params["broadcast_dimensions"], params["shape"]
         sizes = [1] * len(shape)

@@ -96,11 +96,11 @@ def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
             return zip(_remaining(rank, dropped), numbers.offset_dims, strict=True)
         case "reduce_sum":
             return zip(_remaining(rank, {*params["axes"]}), range(rank), strict=False)
-        case "slice_of_stack":
-            return ((axis, axis - 1) for axis in range(1, rank))
         case "stack":
-            return ((axis, axis + 1) for axis in range(rank))
-    moves = None if step.equation is None else moves_of(step.equation, step.equation.inputs)
+            return ((axis, axis + (axis >= params["axis"])) for axis in range(rank))
+        case "cumsum":
+            return ((axis, axis) for axis in range(rank) if axis != params["axis"])
+    moves = moves_of(step.equation, step.equation.inputs)
     if moves is None:
         return ((axis, axis) for axis in range(rank))
     return ((axis, place) for axis in range(rank) for place in moves[0].where(axis))
@@ -174,7 +174,7 @@ def operand_axes(flat: FlatProgram, step: FlatStep) -> tuple[ContractedAxes, Con
 
 SAME = ("neg", "add", "add_any", "sub", "real", "mul", "div", "select_n", "copy", *PLACEMENTS)
 MOVED = (
-    *("transpose", "broadcast_in_dim", "squeeze", "gather", "reduce_sum", "slice_of_stack", "stack"),
+    *("transpose", "broadcast_in_dim", "squeeze", "gather", "reduce_sum", "stack"),
     *("slice", "dynamic_slice", "pad", "concatenate", "split", "cumsum", "dynamic_update_slice"),
 )
 """Operations each of whose axes is one of the result, if it has its size: others are taken apart."""

@@ -164,6 +164,8 @@ class _Turning(Follower[Turned]):
     def _moved(self, step: FlatStep) -> None:
         if self._label(*step.inputs[len(step.data) :]) is not None:
             raise Refused(f"{step.name} picks numbers by it")
+        if step.name == "pad" and not self.flat.is_zero(step.inputs[1]):
+            raise Refused("numbers that are not 0 are put around it")
         for back in (False, True):
             for slot in step.data:
                 for result in step.outputs:
