@@ -10,22 +10,14 @@ import jax
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.equation_contraction import Contracted, contracted
 from jqinject.program.jaxpr import Equation
-from jqinject.program.operand_quantizer import (
-    Axes,
-    OperandQuantizer,
-    check_turned,
-    free_axes,
-    operand_quantizer,
-    summed_axes,
-)
+from jqinject.program.operand_quantizer import OperandQuantizer, check_turned, operand_quantizer
+from jqinject.program.operations import CONTRACTIONS, Axes, operand_axes
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
 from jqinject.program.policy import ActivationProduct, Choice, Site, dotted
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import weight_scope
 from jqinject.program.tracked_value import Evaluate, Heard, Origin, Path, Tracked, WeightCall, shape_of
 from jqinject.quant_tensor import as_array
-
-BY_SCHEME = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def contraction(step: OperationRun) -> list[Tracked]:
@@ -158,9 +150,8 @@ class _Contraction:
         run, eqn, kind, (lhs, rhs) = self.run, self.step.eqn, self.step.operation.name, self.operands
         if self.weight is not None:
             used, operand = self.operands[self.weight], operands[1 - self.weight]
-            free = free_axes(eqn, self.weight, len(shape_of(used)))
-            summed = summed_axes(eqn)[self.weight]
-            mapped = run.maps(eqn)
+            axes, mapped = operand_axes(eqn)[self.weight], run.maps(eqn)
+            summed, free = axes.reduced, axes.free
             note_use(run, self.choice, self.name, kind, used, summed, eqn, operand, free, mapped=mapped)
         elif lhs.is_activation and rhs.is_activation:
             by = (name_of_quantizer(run, self.choice, self.name, x) for x in operands)
@@ -178,10 +169,12 @@ class _Contraction:
         operands = [x if place == weight else self.operands[place] for place, x in enumerate(operands)]
         kind, operation = eqn.name, self.step.operation.name
         path: Path = () if weight is None else operands[weight].weight_path
-        if kind not in BY_SCHEME or (weight == 0 and kind != "dot_general"):
+        if kind not in CONTRACTIONS or (weight == 0 and kind != "dot_general"):
             where = dotted(path) or self.name
             what = (
-                f"a {operation}" if kind not in BY_SCHEME else "a convolution with a parameter for its image"
+                f"a {operation}"
+                if kind not in CONTRACTIONS
+                else "a convolution with a parameter for its image"
             )
             raise ValueError(
                 f"{where}: a scheme does not say how {what} is contracted ({self.name}).\n  cure: Rule({where!r}), "
@@ -224,9 +217,9 @@ def _is_flattened(step: OperationRun, rhs: Tracked) -> bool:
     """Whether the weight has several output axes, which devices expect as one."""
     if step.eqn.name != "dot_general" or not rhs.is_weight or len(shape_of(rhs)) <= 2:
         return False
-    (_, summed), (_, batch) = step.eqn.params["dimension_numbers"]
-    channels = step.run.policy.channel_axes(tuple(summed), rhs.value.ndim, True)
-    return tuple(summed) == (0,) and not batch and (step.operation.name != "einsum" or len(channels) > 1)
+    axes = operand_axes(step.eqn)[1]
+    channels = step.run.policy.channel_axes(axes.summed, rhs.value.ndim, True)
+    return axes.summed == (0,) and not axes.batch and (step.operation.name != "einsum" or len(channels) > 1)
 
 
 def _flattened(eqn: Equation, outputs: Axes) -> Callable[[list[jax.Array]], list[jax.Array]]:

@@ -13,6 +13,7 @@ from jqinject.inject import Binding
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import operation_of
+from jqinject.program.operations import operand_axes
 from jqinject.proxy import transform_of
 from jqinject.recipes.online import NO_RULE, declared_quantizer, rule_with_transform
 from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Product, Slot
@@ -128,7 +129,7 @@ class _AllScores:
             step = flat.steps[product.step]
             if step.name != "dot_general" or product.name in scores or not self._leads_to_softmax(step):
                 continue
-            summed = step.params["dimension_numbers"][0]
+            summed = [axes.summed for axes in operand_axes(step.equation)]
             if len(summed[0]) == 1:
                 channels = flat.shapes[step.inputs[0]][summed[0][0]]
                 behind = (self._behind(step.inputs[place], summed[place][0], channels) for place in (0, 1))

@@ -19,9 +19,9 @@ import numpy as np
 
 from jqinject.program import Program, dotted, operation_of, path_in
 from jqinject.program.jaxpr import Body, Equation, Scan
+from jqinject.program.operations import CONTRACTIONS
 from jqinject.recipes.stream.matrices import Matrices, Places, Shape, matrices_of, moved_by_numpy
 
-CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 CASTS = ("convert_element_type", "stop_gradient", "copy", "name", "reduce_precision", "optimization_barrier")
 PLACEMENTS = ("sharding_constraint", "layout_constraint", "reshard", "pvary")
 MOVES = (

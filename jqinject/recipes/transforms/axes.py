@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -106,70 +105,9 @@ def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
     return ((axis, place) for axis in range(rank) for place in moves[0].where(axis))
 
 
-@dataclass(frozen=True)
-class ContractedAxes:
-    """Where the axes of one operand of a contraction go.
-
-    Attributes:
-        slot: of the operand.
-        rank: of the operand.
-        contracted: the axes that are summed, number by number with those of the other operand.
-        partners: contracted and batch axes -> those of the other operand.
-        results: batch and free axes -> those of the result, as far as they are followed.
-    """
-
-    slot: Slot
-    rank: int
-    contracted: tuple[int, ...]
-    partners: Mapping[int, int]
-    results: Mapping[int, int]
-
-    @property
-    def free(self) -> set[int]:
-        """The axes that the result has of this operand alone."""
-        return {*self.results} - {*self.partners}
-
-
 def groups_of(step: FlatStep) -> int:
     """In how many groups a convolution sees its channels; 1 for other contractions."""
     return step.params.get("feature_group_count", 1)
-
-
-def operand_axes(flat: FlatProgram, step: FlatStep) -> tuple[ContractedAxes, ContractedAxes] | str:
-    """The axes of both operands of a contraction; a sentence if they are not followed.
-
-    Those of a convolution are its channels, and those of a ragged product the columns of its rows: a factor of other
-    axes is not followed.
-    """
-    shapes = [flat.shapes[slot] for slot in step.inputs[:2]]
-    results: list[dict[int, int]] = [{}, {}]
-    if step.name == "dot_general":
-        contracted, batch = step.params["dimension_numbers"]
-        start = len(batch[0])
-        for place, shape in enumerate(shapes):
-            free = _remaining(len(shape), {*contracted[place], *batch[place]})
-            after = (*range(len(batch[0])), *range(start, start + len(free)))
-            results[place] = dict(zip((*batch[place], *free), after, strict=True))
-            start += len(free)
-    elif step.name == "conv_general_dilated":
-        if step.params["batch_group_count"] != 1:
-            return "the convolution groups its batch"
-        spec, batch = step.params["dimension_numbers"], ((), ())
-        contracted = ((spec.lhs_spec[1],), (spec.rhs_spec[1],))
-        results[1] = {spec.rhs_spec[0]: spec.out_spec[1]}
-    else:
-        numbers = step.params["ragged_dot_dimension_numbers"]
-        contracted, batch = numbers.dot_dimension_numbers
-        if tuple(map(tuple, (*contracted, batch[0]))) != ((1,), (1,), ()):
-            return "it is a ragged product of another kind than rows in groups"
-        results[1] = {2: 1}
-    partners = [
-        dict(zip((*contracted[i], *batch[i]), (*contracted[1 - i], *batch[1 - i]), strict=True))
-        for i in (0, 1)
-    ]
-    sides = zip(step.inputs, shapes, contracted, partners, results, strict=False)
-    first, second = (ContractedAxes(slot, len(x), tuple(own), *ends) for slot, x, own, *ends in sides)
-    return first, second
 
 
 SAME = ("neg", "add", "add_any", "sub", "real", "mul", "div", "select_n", "copy", *PLACEMENTS)
