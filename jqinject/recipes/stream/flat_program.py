@@ -77,6 +77,11 @@ class FlatStep:
         return self.inputs[: 2 if self.name == "dynamic_update_slice" else 1]
 
     @property
+    def site(self) -> str:
+        """The name of a contraction, as `jqinject.coverage` has it; in a loop, that of every turn."""
+        return f"{self.path}.{self.kind}{self.number}".lstrip(".")
+
+    @property
     def where(self) -> str:
         """The module that it belongs to, for messages; empty for the model itself."""
         return f" in {self.path}" if self.path else ""
@@ -149,23 +154,6 @@ class LeftOut:
         return f"{self.name}{f' ({self.path})' if self.path else ''}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class Product:
-    """A contraction of two activations.
-
-    Attributes:
-        name: the operation's, as `jqinject.coverage` names it; in a loop, that of every turn.
-        operation: as rules name it, "einsum" or "dot_general".
-        path: of the module.
-        step: index of the step.
-    """
-
-    name: str
-    operation: str
-    path: str
-    step: int
-
-
 class FlatProgram:
     """A program without programs inside.
 
@@ -204,7 +192,7 @@ class FlatProgram:
         self.owners = {slot: frozenset({slot} & self.parameters.keys()) for slot in self.state}
         self.sites: list[ContractionSite] = []
         self.left_out: list[LeftOut] = []
-        self.products: list[Product] = []
+        self.products: list[FlatStep] = []
         self.touching = collections.defaultdict[Slot, list[int]](list)
         self._contractions: collections.Counter[tuple[str, str]] = collections.Counter()
         self.outputs = tuple(self._inline(program.body, self.inputs, ""))
@@ -405,43 +393,36 @@ class FlatProgram:
         return carry
 
     def _find_sites(self) -> None:
-        owner: dict[Slot, Slot] = {slot: slot for slot in self.parameters}
         for index, step in enumerate(self.steps):
-            owners = {owner[slot] for slot in step.inputs if slot in owner}
-            moves = step.name in (*CASTS, *MOVES) and step.inputs[0] in owner
-            if len(owners) == 1 and (step.outputs[0] in self.fixed or moves):
-                owner.update(dict.fromkeys(step.outputs, owners.pop()))
             if step.name in CONTRACTIONS:
-                name = f"{step.path}.{step.kind}{step.number}".lstrip(".")
-                if not any(slot in owner or slot in self.fixed for slot in step.inputs[:2]):
-                    self.products.append(Product(name, step.kind, step.path, index))
-                self._add_site(index, name, owner)
+                owners = [self._owners_of(slot) for slot in step.inputs[:2]]
+                among = [place for place in (0, 1) if owners[place]]
+                if len(among) == 2:  # rows that the input chose of a table are no weight
+                    among = [place for place in among if step.inputs[place] in self.fixed]
+                if not any(owners) and not self.fixed & {*step.inputs[:2]}:
+                    self.products.append(step)
+                if len(among) == 1 and step.inputs[1 - among[0]] not in self.fixed:
+                    self._add_site(index, among[0], owners[among[0]])
 
-    def _add_site(self, index: int, name: str, owner: Mapping[Slot, Slot]) -> None:
+    def _owners_of(self, slot: Slot) -> frozenset[Slot]:
+        """The parameters that a value is made from, or that its numbers are picked from."""
+        source = slot if slot in self.fixed else self.origin(slot)[0]
+        return self.owners.get(source, frozenset())
+
+    def _add_site(self, index: int, place: int, owners: frozenset[Slot]) -> None:
         step = self.steps[index]
-        among = [place for place in (0, 1) if step.inputs[place] in owner]
-        if len(among) == 2:  # rows that the input chose of a table are no weight
-            among = [place for place in among if step.inputs[place] in self.fixed]
-        if len(among) != 1 or step.inputs[1 - among[0]] in self.fixed:
-            return
-        place = among[0]
-        slot = step.inputs[place]
-        path = self.parameters[owner[slot]]
-        if slot not in self.fixed:
-            reason = "which of the parameter's numbers are contracted depends on the input"
-            self.left_out.append(LeftOut(name, path, reason))
-            return
-        matrices, places = matrices_of(step.equation, place), self._places_of(slot, owner[slot])
+        slot, name = step.inputs[place], step.site
+        matrices, places = matrices_of(step.equation, place), self._places_of(slot, owners)
         if isinstance(matrices, str) or isinstance(places, str):
             reason = matrices if isinstance(matrices, str) else str(places)
-            self.left_out.append(LeftOut(name, path, reason))
+            self.left_out += [LeftOut(name, self.parameters[owner], reason) for owner in sorted(owners)]
             return
-        swapped = name.rpartition(".")[2].startswith("einsum") and place == 0
+        swapped = step.kind == "einsum" and place == 0
         site = ContractionSite(
             name=name + "".join(f"[{turn}]" for turn in step.turn),
             operand=name + ("_lhs" if place == 1 or swapped else "_rhs"),
             turn=step.turn,
-            path=path,
+            path=self.parameters[min(owners)],
             operation=step.name,
             step=index,
             weight=slot,
@@ -453,13 +434,16 @@ class FlatProgram:
         )
         self.sites.append(site)
 
-    def _places_of(self, slot: Slot, parameter: Slot) -> Places | str:
+    def _places_of(self, slot: Slot, owners: frozenset[Slot]) -> Places | str:
         """Where each number of an operand is in the parameter; a sentence if it is not simply one of its numbers."""
+        if slot not in self.fixed:
+            return "which of the parameter's numbers are contracted depends on the input"
         source, chain = self.origin(slot)
-        if source != parameter:
+        if source not in owners:
             return f"the parameter goes through {self.made_by[source][0].name} before it is contracted"
-        places = Places.of(self.places(source, chain))
-        return places or "a number of the parameter is contracted more than once"
+        return (
+            Places.of(self.places(source, chain)) or "a number of the parameter is contracted more than once"
+        )
 
 
 def _contracts(body: Body) -> bool:

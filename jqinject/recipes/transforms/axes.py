@@ -25,25 +25,19 @@ NONLINEAR = (
 
 
 class Refused(Exception):
-    """A gain cannot be taken over, or a value not rotated, and why."""
-
-
-class CutBlocks(str):
-    """A reshape cuts blocks: smaller ones would stay together.
+    """A gain cannot be taken over, or a value not rotated, and why.
 
     Args:
-        size: of these.
+        why: a sentence.
+        block: the size of smaller blocks that would stay together; 0 for none.
     """
 
-    size: int
-
-    def __new__(cls, size: int) -> CutBlocks:
-        reason = super().__new__(cls, f"it is cut into pieces of {size}")
-        reason.size = size
-        return reason
+    def __init__(self, why: str, block: int = 0) -> None:
+        super().__init__(why)
+        self.block = block
 
 
-def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape], back: bool) -> int | str:
+def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape], back: bool) -> int:
     """The axis of the result along which blocks of numbers lie that lie along an axis of the operand; or the reverse.
 
     Args:
@@ -53,22 +47,22 @@ def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape],
         shapes: of the operand, and of the result.
         back: whether the axis is the result's.
 
-    Returns:
-        The axis, or why it has no counterpart.
+    Raises:
+        Refused: the axis has no counterpart.
     """
     if step.name in CASTS or step.name in SAME:
         return axis
     if step.name == "reshape":
         return _reshaped(axis, block, (shapes[1], shapes[0]) if back else shapes)
-    if step.name not in MOVED:
-        return f"{step.name} mixes it"
     places = _places(step, len(shapes[0]))
     pairs = {before: after for before, after in places if shapes[0][before] == shapes[1][after]}
     pairs = {after: before for before, after in pairs.items()} if back else pairs
-    return pairs.get(axis, f"{step.name} takes it apart")
+    if axis not in pairs:
+        raise Refused(f"{step.name} takes it apart")
+    return pairs[axis]
 
 
-def _reshaped(axis: int, block: int, shapes: tuple[Shape, Shape]) -> int | str:
+def _reshaped(axis: int, block: int, shapes: tuple[Shape, Shape]) -> int:
     before, after = shapes
     inner = math.prod(before[axis + 1 :])
     for place, size in enumerate(after):
@@ -76,33 +70,28 @@ def _reshaped(axis: int, block: int, shapes: tuple[Shape, Shape]) -> int | str:
             if size % block == 0:
                 return place
             if block % size == 0:
-                return CutBlocks(size)
+                raise Refused(f"it is cut into pieces of {size}", size)
             break
-    return f"{before} is reshaped to {after}"
-
-
-def _remaining(count: int, dropped: set[int]) -> list[int]:
-    return [axis for axis in range(count) if axis not in dropped]
+    raise Refused(f"{before} is reshaped to {after}")
 
 
 def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
     """The axes of the operand of one of `MOVED`, and which of its result each is; some operations drop axes."""
     params = step.params
     match step.name:
-        case "gather":  # also of operands in a batch, where no weight is followed
-            numbers = params["dimension_numbers"]
-            dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-            return zip(_remaining(rank, dropped), numbers.offset_dims, strict=True)
         case "reduce_sum":
-            return zip(_remaining(rank, {*params["axes"]}), range(rank), strict=False)
+            return zip(
+                (axis for axis in range(rank) if axis not in params["axes"]), range(rank), strict=False
+            )
         case "stack":
             return ((axis, axis + (axis >= params["axis"])) for axis in range(rank))
         case "cumsum":
             return ((axis, axis) for axis in range(rank) if axis != params["axis"])
     moves = moves_of(step.equation, step.equation.inputs)
-    if moves is None:
-        return ((axis, axis) for axis in range(rank))
-    return ((axis, place) for axis in range(rank) for place in moves[0].where(axis))
+    if moves is None:  # look-ups in a batch of tables, or an operation whose axes are those of its operand
+        return () if step.name == "gather" else ((axis, axis) for axis in range(rank))
+    axes = (axis for axis in range(rank) if axis not in moves[0].picks)
+    return ((axis, place) for axis in axes for place in moves[0].where(axis))
 
 
 def groups_of(step: FlatStep) -> int:

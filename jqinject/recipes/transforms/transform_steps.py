@@ -38,20 +38,17 @@ def moved(walk: Walk, step: FlatStep) -> None:
     ]
     places = walk.flat.moved(step, numbers)
     labels, labelled = np.zeros(ends[-1], int), np.zeros(ends[-1], bool)
-    if not outputs:
-        for slot, own in zip(data, numbers, strict=True):
-            if walk.has(slot):
-                labels[own] = walk.labels[slot]
-        for slot, place in zip(step.outputs, places, strict=True):
-            walk.give(slot, labels[place])
-        return
-    for slot, place in zip(step.outputs, places, strict=True):
+    for slot, place in (*zip(data, numbers, strict=True), *zip(step.outputs, places, strict=True)):
         if walk.has(slot):
             spread = np.broadcast_to(walk.labels[slot], place.shape)
             labels[place], labelled[place] = spread, True
             walk.channels.join(labels[place], spread)
-    for slot, own in zip(data, numbers, strict=True):
-        walk.give(slot, labels[own], labelled[own])
+    if outputs:
+        for slot, own in zip(data, numbers, strict=True):
+            walk.give(slot, labels[own], labelled[own])
+    else:
+        for slot, place in zip(step.outputs, places, strict=True):
+            walk.give(slot, labels[place])
 
 
 NO_LABELS = np.zeros((), int)
@@ -196,7 +193,7 @@ def along(axes_of: Callable[[FlatStep], set[int]], *, removed: bool = False) -> 
         x, result = step.inputs[0], step.outputs[0]
         axes = axes_of(step)
         for slot in step.inputs[1:]:
-            if not walk.is_zero(slot) and not walk.is_infinite(slot):
+            if not walk.is_zero(slot):
                 for refused in (x, result, slot):
                     walk.refuse(refused, f"{step.name} has a value of its own")
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,6 @@ from jqinject.recipes.stream.flat_program import (
 from jqinject.recipes.transforms.axes import (
     MOVED,
     SAME,
-    CutBlocks,
     Refused,
     followed,
     groups_of,
@@ -93,10 +93,9 @@ def _region_of(flat: FlatProgram, site: ContractionSite) -> TurnedRegion | str:
         try:
             return _Turning(flat, site.activation, Turned(axis, block)).region
         except Refused as refused:
-            why = refused.args[0]
-            if not isinstance(why, CutBlocks) or why.size < 2:
-                return str(why)
-            block = why.size
+            if refused.block < 2:
+                return str(refused)
+            block = refused.block
 
 
 def _summed(flat: FlatProgram, site: ContractionSite) -> tuple[int, ...]:
@@ -161,17 +160,12 @@ class _Turning(Follower[Turned]):
             raise Refused(f"{step.name} picks numbers by it")
         if step.name == "pad" and not self.flat.is_zero(step.inputs[1]):
             raise Refused("numbers that are not 0 are put around it")
-        for back in (False, True):
-            for slot in step.data:
-                for result in step.outputs:
-                    source, target = (result, slot) if back else (slot, result)
-                    label = self.labels.get(source)
-                    if label is None:
-                        continue
-                    shapes = self.flat.shapes[slot], self.flat.shapes[result]
+        for slot, result in itertools.product(step.data, step.outputs):
+            shapes = self.flat.shapes[slot], self.flat.shapes[result]
+            for source, target, back in ((slot, result, False), (result, slot, True)):
+                label = self.labels.get(source)
+                if label is not None:
                     axis = followed(step, label.axis, label.block, shapes, back)
-                    if isinstance(axis, str):
-                        raise Refused(axis)
                     self._give(target, replace(label, axis=axis))
 
     def _sum(self, step: FlatStep) -> None:
