@@ -24,8 +24,6 @@ Components state facts about themselves, which the functions below ask for and h
 checking the class, so that custom components work like the library's. Facts are static.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
 

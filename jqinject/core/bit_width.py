@@ -4,24 +4,17 @@
 and mantissa bits, the largest mantissa, and the exponent bias.
 """
 
-from __future__ import annotations
-
 from dataclasses import InitVar, dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
-from jqinject.core._protocols import BitWidth, Restrict
+from jqinject.core import _protocols, check, state
 from jqinject.core.component import Component, InnerModule, component
 from jqinject.core.scaling.rule import IntRestrictValue
-from jqinject.core.state import QuantParam, QuantStat, float_array
-from jqinject.ops import tensor_clamp_ste
-from jqinject.ops.lean import Bits
-from jqinject.ops.minifloat import MOST_EXPONENT_BITS, MOST_MANTISSA_BITS, checked_width, max_mantissa
+from jqinject.ops import lean, minifloat, ste, tensor_clamp_ste
 from jqinject.ops.power import power
-from jqinject.ops.ste import abs_binary_sign_grad
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,7 @@ class BitWidthStatefulConst(InnerModule):
 
     def __init__(self, bit_width: int) -> None:
         width = check.bit_width(bit_width, "BitWidthStatefulConst")
-        self.bit_width = QuantStat(float_array(width))
+        self.bit_width = state.QuantStat(state.float_array(width))
 
     def __call__(self) -> jax.Array:
         """The bit width."""
@@ -98,7 +91,7 @@ class BitWidthParameter(InnerModule):
 
     bit_width: InitVar[int]
     min_bit_width: check.Bits = 2
-    restrict_bit_width_impl: Restrict = IntRestrictValue()
+    restrict_bit_width_impl: _protocols.Restrict = IntRestrictValue()
     override_pretrained_bit_width: bool = False
     is_learned = True
     is_scale_free = True
@@ -112,7 +105,7 @@ class BitWidthParameter(InnerModule):
                 "min_bit_width."
             )
         base, start = map(self.restrict_bit_width_impl.restrict_init_float, (float(least), float(width)))
-        self.bit_width_offset = QuantParam(float_array(start - base))
+        self.bit_width_offset = state.QuantParam(state.float_array(start - base))
 
     @property
     def bit_width_base(self) -> float:
@@ -121,7 +114,7 @@ class BitWidthParameter(InnerModule):
 
     def __call__(self) -> jax.Array:
         """The bit width, a float32 scalar."""
-        offset = abs_binary_sign_grad(self.bit_width_offset.get_value())
+        offset = ste.abs_binary_sign_grad(self.bit_width_offset.get_value())
         return self.restrict_bit_width_impl(offset + self.bit_width_base)
 
     def complete_state(self, entries: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +161,7 @@ class RemoveBitwidthParameter(InnerModule):
         where = "RemoveBitwidthParameter"
         if check.number(bit_width_to_remove, where, "bit_width_to_remove") < 0:
             raise ValueError(f"{where}: bits to remove must be at least 0, got {bit_width_to_remove}.")
-        self.bit_width_coeff = QuantParam(float_array(1.0 / (bit_width_to_remove or 0.1)))
+        self.bit_width_coeff = state.QuantParam(state.float_array(1.0 / (bit_width_to_remove or 0.1)))
 
     def __call__(self) -> jax.Array:
         """The number of bits, a float32 scalar."""
@@ -201,7 +194,7 @@ class MsbClampBitWidth(Component):
         6.0
     """
 
-    bit_width_to_remove_impl: BitWidth
+    bit_width_to_remove_impl: _protocols.BitWidth
     min_overall_bit_width: check.Bits
     max_overall_bit_width: check.Bits
 
@@ -230,11 +223,11 @@ class ExponentWidthConst(BitWidthConst):
         4
     """
 
-    _range = "exponent_bit_width", 1, MOST_EXPONENT_BITS
+    _range = "exponent_bit_width", 1, minifloat.MOST_EXPONENT_BITS
 
     def __post_init__(self) -> None:
         name, least, most = self._range
-        checked_width(name, self.bit_width, least, most)
+        minifloat.checked_width(name, self.bit_width, least, most)
 
 
 class MantissaWidthConst(ExponentWidthConst):
@@ -252,7 +245,7 @@ class MantissaWidthConst(ExponentWidthConst):
         0
     """
 
-    _range = "mantissa_bit_width", 0, MOST_MANTISSA_BITS
+    _range = "mantissa_bit_width", 0, minifloat.MOST_MANTISSA_BITS
 
 
 class StaticMaxMantissa(MantissaWidthConst):
@@ -266,9 +259,9 @@ class StaticMaxMantissa(MantissaWidthConst):
         1.875
     """
 
-    def __call__(self, mantissa_bit_width: Bits | None = None) -> float:  # type: ignore[override]
+    def __call__(self, mantissa_bit_width: lean.Bits | None = None) -> float:  # type: ignore[override]
         """The largest mantissa, whatever the argument."""
-        return max_mantissa(self.bit_width)
+        return minifloat.max_mantissa(self.bit_width)
 
 
 @dataclass(frozen=True)
@@ -281,9 +274,9 @@ class ComputeMaxMantissa:
         1.875
     """
 
-    def __call__(self, mantissa_bit_width: Bits) -> Any:
+    def __call__(self, mantissa_bit_width: lean.Bits) -> Any:
         """The largest mantissa of `mantissa_bit_width` bits."""
-        return max_mantissa(mantissa_bit_width)
+        return minifloat.max_mantissa(mantissa_bit_width)
 
 
 @dataclass(frozen=True)
@@ -304,7 +297,7 @@ class StaticExponentBias:
     exponent_bias: int
 
     def __post_init__(self) -> None:
-        checked_width("exponent_bias", self.exponent_bias, -(2**10), 2**10)
+        minifloat.checked_width("exponent_bias", self.exponent_bias, -(2**10), 2**10)
 
     def __call__(self) -> int:
         """The bias."""
@@ -323,7 +316,7 @@ class ComputeExponentBias(Component):
         7
     """
 
-    exponent_bit_width_impl: BitWidth
+    exponent_bit_width_impl: _protocols.BitWidth
 
     def __call__(self) -> Any:
         """The bias: an int for constant bits, else a float32 array."""

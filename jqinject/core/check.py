@@ -13,8 +13,6 @@ Arguments of a `component` or a `frozen_value` are checked by their annotations,
 `fields` checks others by hand.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -4,8 +4,6 @@
 `FloatClamp` clamps to the range of a minifloat.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

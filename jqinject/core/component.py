@@ -12,8 +12,6 @@ quantizers sets forty. NNX checks and registers all attributes when `__init__` r
 be set directly.
 """
 
-from __future__ import annotations
-
 import copyreg
 import dataclasses
 import functools
@@ -25,8 +23,7 @@ from typing import Any, NoReturn, TypeVar, cast, dataclass_transform
 import jax
 from flax import nnx
 
-from jqinject.core import check
-from jqinject.core.flax_internals import PYTREE_ATTRIBUTES, initialized_by_metaclass
+from jqinject.core import check, flax_internals
 
 _Class = TypeVar("_Class", bound=type)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -87,7 +84,7 @@ def set_view(self: Any, use_running_average: bool | None = None) -> None:
 _MODES = ("deterministic", "in_step", "use_running_average")
 
 
-@initialized_by_metaclass
+@flax_internals.initialized_by_metaclass
 class ComponentMeta(type(nnx.Module)):
     """Checks components under construction, and decides whether each is a value or an NNX module."""
 
@@ -249,7 +246,7 @@ class Component(metaclass=ComponentMeta):
             attributes[_HASH] = hash(attributes[_SEALED])
         return attributes[_HASH]
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Component:
+    def __deepcopy__(self, memo: dict[int, object]) -> "Component":
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -348,7 +345,7 @@ def components_in(root: object) -> Iterator[Any]:
             visited.add(id(node))
             if not isinstance(node, nnx.List | nnx.Dict):
                 yield node
-            hidden = (_SEALED, _HASH, PYTREE_ATTRIBUTES)
+            hidden = (_SEALED, _HASH, flax_internals.PYTREE_ATTRIBUTES)
             below = [part for name, part in vars(node).items() if not name.startswith(hidden)]
         else:
             continue

@@ -3,8 +3,6 @@
 `tests/core/test_flax_internals.py` has a test for each assumption.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Mapping

@@ -14,8 +14,6 @@ scale before and after rounding; the gradient goes to
 the number where the mask is True, and nowhere else.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -28,10 +26,8 @@ import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jqinject.core import check
-from jqinject.core._protocols import Rounding, View
+from jqinject.core import _protocols, check, state
 from jqinject.core.component import Component, InnerModule, component, frozen_value
-from jqinject.core.state import QuantParam
 from jqinject.ops import ste
 
 
@@ -168,7 +164,7 @@ class RoundToOddSte(Component):
         Array([ 1., -1.,  3.], dtype=float32)
     """
 
-    halves_to_int_impl: Rounding | None = None
+    halves_to_int_impl: _protocols.Rounding | None = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Round `x`."""
@@ -318,15 +314,15 @@ class LearnedRoundSte(InnerModule):
 
     learned_round_impl: LearnedRound
     learned_round_init: InitVar[Any]
-    input_view_impl: View | None = None
+    input_view_impl: _protocols.View | None = None
     _: KW_ONLY
     deterministic: bool = False
-    value: QuantParam = field(init=False)
+    value: state.QuantParam = field(init=False)
 
     def __post_init__(self, learned_round_init: object) -> None:
         if isinstance(learned_round_init, np.ndarray) and not np.all(np.isfinite(learned_round_init)):
             raise ValueError("LearnedRoundSte: learned_round_init must be finite")
-        self.value = QuantParam(jnp.asarray(learned_round_init, jnp.float32))
+        self.value = state.QuantParam(jnp.asarray(learned_round_init, jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Round `x`."""

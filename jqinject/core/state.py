@@ -25,8 +25,6 @@ A part is read and written like a Variable: `mean.counter.get_value()`, `mean.co
 `mean.counter[...]`. Its state path is `record.counter`; a memory also loads `counter`.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass

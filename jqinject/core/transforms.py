@@ -7,8 +7,6 @@
 | by a matrix | all; orthogonal, so that its transpose undoes it |
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -21,13 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import check
-from jqinject.core.component import Component
-from jqinject.core.state import QuantStat, float_array
+from jqinject.core import check, component, state
 from jqinject.ops import hadamard
 
 
-class Transform(Component):
+class Transform(component.Component):
     """Abstract: an invertible linear map `T` of the last axis, in float32 inside and in the dtype of `x` outside.
 
     Before the quantizer of an input, `x T` is quantized; the weight that it meets is stored as `T^-1 w`, so that the
@@ -105,7 +101,7 @@ class Chain(Transform):
         stateful = any(isinstance(part, nnx.Module) for part in parts)
         self.parts = nnx.data(nnx.List(parts)) if stateful else tuple(parts)
 
-    def made(self) -> Chain:
+    def made(self) -> "Chain":
         """The chain that this one declares: see `Sized`."""
         return Chain(tuple(part.made() if isinstance(part, Sized | Chain) else part for part in self.parts))
 
@@ -164,7 +160,7 @@ class ChannelScale(Transform):
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
-        self.factors = QuantStat(float_array(1.0, (channels,)))
+        self.factors = state.QuantStat(state.float_array(1.0, (channels,)))
 
     def put(self, factors: jax.Array) -> None:
         """Set the factors.
@@ -212,7 +208,7 @@ class Permutation(Transform):
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
-        self.order = QuantStat(jnp.arange(channels, dtype=jnp.int32))
+        self.order = state.QuantStat(jnp.arange(channels, dtype=jnp.int32))
 
     def put(self, order: jax.Array) -> None:
         """Set the order.
@@ -238,7 +234,7 @@ class Permutation(Transform):
         return jnp.take(x, jnp.argsort(self.order.get_value()), axis=-1)
 
 
-def _of_shape(value: jax.Array, variable: QuantStat, expected: str) -> jax.Array:
+def _of_shape(value: jax.Array, variable: state.QuantStat, expected: str) -> jax.Array:
     """Numbers as float32; a ValueError if the shape differs from that of the numbers held."""
     shape = variable.get_value().shape
     if jnp.shape(value) != shape:
@@ -340,7 +336,7 @@ class Orthogonal(Transform):
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
-        self.matrix = QuantStat(jnp.eye(channels, dtype=jnp.float32))
+        self.matrix = state.QuantStat(jnp.eye(channels, dtype=jnp.float32))
 
     def put(self, matrix: jax.Array) -> None:
         """Set the matrix.

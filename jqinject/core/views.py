@@ -3,8 +3,6 @@
 Here is also the one place that applies a view where groups may cross shards: `in_layout` and `beside`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,9 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
-from jqinject.core._protocols import View
-from jqinject.core.component import frozen_value
+from jqinject.core import _protocols, check, component
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import (
     block_of,
@@ -28,7 +24,7 @@ from jqinject.ops.groups import (
 from jqinject.ops.sharding import is_split, merge_axes
 
 
-@frozen_value
+@component.frozen_value
 class MergingView:
     """Abstract: a view that permutes and merges axes, so that each of its axes stands for some of the tensor's."""
 
@@ -69,7 +65,7 @@ class MergingView:
         return viewed
 
 
-@frozen_value
+@component.frozen_value
 class OverTensorView(MergingView):
     """All elements in one axis: `(n,)`.
 
@@ -82,7 +78,7 @@ class OverTensorView(MergingView):
     permute_dims: tuple[int, ...] | None = field(init=False, repr=False, default=None)
 
 
-@frozen_value
+@component.frozen_value
 class OverOutputChannelView(MergingView):
     """Channels first, the rest flat: `(channels, n)`, to be reduced over axis 1.
 
@@ -256,17 +252,17 @@ class GroupingView(ABC):
         return cut_in_place(x, fitting_size(self.group_size, x.shape[axis]), axis)
 
 
-def cut_of(view: View, x: jax.Array) -> Cut | None:
+def cut_of(view: _protocols.View, x: jax.Array) -> Cut | None:
     """The `Cut` of a grouping view; None for any other view or if not needed."""
     return view.cut(x) if isinstance(view, GroupingView) else None
 
 
-def blocks_of(view: View, x: jax.Array) -> Blocks | None:
+def blocks_of(view: _protocols.View, x: jax.Array) -> Blocks | None:
     """The `Blocks` of a grouping view; None for any other view, or if each group is one."""
     return view.blocks(x) if isinstance(view, GroupingView) else None
 
 
-def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: object) -> Any:
+def in_layout(view: _protocols.View, quantize: Callable[..., Any], x: jax.Array, *numbers: object) -> Any:
     """`quantize(view(x), *numbers)`; if groups may cross shards, `x` is quantized before it is viewed.
 
     Along explicit axes it is not viewed then, since the view would have to be gathered.
@@ -284,13 +280,13 @@ def in_layout(view: View, quantize: Callable[..., Any], x: jax.Array, *numbers: 
     return results if is_split(x) else jax.tree.map(view, results)
 
 
-def beside(view: View, x: jax.Array, *numbers: object) -> tuple[Any, ...]:
+def beside(view: _protocols.View, x: jax.Array, *numbers: object) -> tuple[Any, ...]:
     """Numbers that broadcast against the view, as they broadcast against what `in_layout` returns."""
     cut = cut_of(view, x) if is_split(x) else None
     return numbers if cut is None else jax.tree.map(lambda number: cut.spread(number, x), numbers)
 
 
-@frozen_value
+@component.frozen_value
 class OverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor whose shape is known: `(..., groups, group_size, ...)`.
 
@@ -345,7 +341,7 @@ class OverSubChannelBlockView(GroupingView):
         )
 
 
-@frozen_value
+@component.frozen_value
 class DynamicOverSubChannelBlockView(GroupingView):
     """One axis cut into groups, of a tensor of any shape: `(..., groups, group_size, ...)`.
 

@@ -1,7 +1,5 @@
 """Zero points: none, or from a distance in floats: learned, or a statistic of the tensor or of parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,17 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
-from jqinject.core._protocols import IntQuantizer, Stat, View
+from jqinject.core import _protocols, check
 from jqinject.core.component import Component, component
-from jqinject.core.memory.memory import Dynamic, Memory
-from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM, Broadcastable, initial_number
+from jqinject.core.memory import memory, memory_policy
 from jqinject.core.statistics.search import Candidate, Task
-from jqinject.ops.groups import ungrouped
-from jqinject.ops.lean import Bits, choose, known_zero
-from jqinject.ops.power import divide
-from jqinject.ops.sharding import sharded_as
-from jqinject.ops.ste import abs_binary_sign_grad
+from jqinject.ops import groups, lean, power, sharding, ste
 
 
 @dataclass(frozen=True)
@@ -34,10 +26,10 @@ class ZeroZeroPoint:
     has_zero_point = False
 
     def __call__(
-        self, x: jax.Array | None = None, scale: jax.Array | None = None, bit_width: Bits | None = None
+        self, x: jax.Array | None = None, scale: jax.Array | None = None, bit_width: lean.Bits | None = None
     ) -> jax.Array:
         """A float32 zero."""
-        return known_zero()
+        return lean.known_zero()
 
 
 @component
@@ -62,21 +54,21 @@ class ScaleShiftQuantZeroPoint(Component):
     """
 
     zp_int_quant: Callable[[jax.Array], tuple[Any, ...]]
-    int_quant: IntQuantizer
+    int_quant: _protocols.IntQuantizer
     zero_point_dequantized_shape: tuple[int, ...] | None = None
 
     def __call__(self, zero_point: jax.Array, scale: jax.Array, bit_width: Any) -> jax.Array:
         """The zero point of a range that reaches `zero_point` below zero, float32."""
         quantized, *_ = self.zp_int_quant(zero_point)
         shape = self.zero_point_dequantized_shape
-        quantized = ungrouped(quantized, zero_point) if shape is None else quantized.reshape(shape)
-        return divide(quantized, scale) + self.int_quant.min_int(bit_width)
+        quantized = groups.ungrouped(quantized, zero_point) if shape is None else quantized.reshape(shape)
+        return power.divide(quantized, scale) + self.int_quant.min_int(bit_width)
 
 
 ScaleShift = Callable[[jax.Array, jax.Array, Any], jax.Array]
 
 
-class _MemoryZeroPoint(Memory):
+class _MemoryZeroPoint(memory.Memory):
     """Abstract: a zero point from the distance that a memory remembers.
 
     A subclass is a dataclass of its constructor's arguments, and states the kind of policy.
@@ -96,8 +88,8 @@ class _MemoryZeroPoint(Memory):
     def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
         """How far the range reaches below zero, in floats."""
         stat, stored, collecting = self.number(x, task)
-        z = stored if stat is None else stat if stored is None else choose(collecting, stat, stored)
-        return abs_binary_sign_grad(z)
+        z = stored if stat is None else stat if stored is None else lean.choose(collecting, stat, stored)
+        return ste.abs_binary_sign_grad(z)
 
     def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
         """The zero point of `x`, float32: `clamp(round(z / scale + min_int))`, or `z / scale + min_int`.
@@ -113,7 +105,7 @@ class _MemoryZeroPoint(Memory):
             return self.scale_shift_zero_point(z, scale, bit_width)
         least = self.int_quant.min_int(bit_width)
         if not self.quantize_zero_point:
-            return divide(z, scale) + least
+            return power.divide(z, scale) + least
         # Distances of groups are in groups already: an `IntQuant` does not view them.
         to_int = getattr(self.int_quant, "steps_to_int", self.int_quant.to_int)
         return to_int(scale, jnp.asarray(least, dtype=jnp.float32), bit_width, z)
@@ -142,7 +134,7 @@ class ParameterZeroPoint(_MemoryZeroPoint):
 
     kind = "learned"
     zero_point_init: Any
-    int_quant: IntQuantizer
+    int_quant: _protocols.IntQuantizer
     quantize_zero_point: bool
     zero_point_shape: tuple[int, ...] | None = None
 
@@ -150,7 +142,7 @@ class ParameterZeroPoint(_MemoryZeroPoint):
         """Set what the base sets, with the initial value."""
         names = ("zero_point_init", "zero_point_shape")
         init, shape = (arguments[name] for name in names)
-        super().begin(arguments, initial_number(init, shape, "ParameterZeroPoint", names))
+        super().begin(arguments, memory_policy.initial_number(init, shape, "ParameterZeroPoint", names))
 
 
 @component
@@ -192,17 +184,17 @@ class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
 
     kind = "collected"
     collect_stats_steps: check.Steps
-    int_quant: IntQuantizer
+    int_quant: _protocols.IntQuantizer
     quantize_zero_point: bool
-    zero_point_stats_impl: Stat
+    zero_point_stats_impl: _protocols.Stat
     zero_point_shape: tuple[int, ...]
-    zero_point_stats_input_view_shape_impl: View
-    zero_point_stats_momentum: float | None = DEFAULT_MOMENTUM
+    zero_point_stats_input_view_shape_impl: _protocols.View
+    zero_point_stats_momentum: float | None = memory_policy.DEFAULT_MOMENTUM
     collected_zero_point: float | None = None
 
 
 @component
-class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, Dynamic):
+class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     """The zero point of the given tensor: `z = |stat(view(x))|`, in steps. No state.
 
     Args:
@@ -221,15 +213,15 @@ class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, Dynamic):
         4.0
     """
 
-    zero_point_stats_impl: Stat
-    int_quant: IntQuantizer
+    zero_point_stats_impl: _protocols.Stat
+    int_quant: _protocols.IntQuantizer
     quantize_zero_point: bool
-    zero_point_stats_input_view_shape_impl: View | None = None
-    dynamic_scaling_broadcastable_fn: Broadcastable | None = None
+    zero_point_stats_input_view_shape_impl: _protocols.View | None = None
+    dynamic_scaling_broadcastable_fn: memory_policy.Broadcastable | None = None
 
 
 @component
-class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, Dynamic):
+class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     """A zero point for each group of the given tensor: `z = -stat(groups(x))`, in steps. No state.
 
     Args:
@@ -248,9 +240,9 @@ class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, Dynamic):
         [[4.0], [0.0]]
     """
 
-    input_view_impl: View
-    zero_point_stats_impl: Stat
-    int_quant: IntQuantizer
+    input_view_impl: _protocols.View
+    zero_point_stats_impl: _protocols.Stat
+    int_quant: _protocols.IntQuantizer
     quantize_zero_point: bool
 
     def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
@@ -262,11 +254,11 @@ class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, Dynamic):
 class _OfParameterZeroPoint(_MemoryZeroPoint):
     """Abstract: a zero point of a parameter, or of several that share it."""
 
-    int_quant: IntQuantizer
+    int_quant: _protocols.IntQuantizer
     quantize_zero_point: bool
-    zero_point_stats_input_view_shape_impl: View
+    zero_point_stats_input_view_shape_impl: _protocols.View
     zero_point_stats_input_concat_dim: int
-    zero_point_stats_impl: Stat
+    zero_point_stats_impl: _protocols.Stat
     zero_point_shape: tuple[int, ...]
     tracked_parameter_list: Iterable[Any] = ()
     zero_point_affine_rescaling_init: float | None = None
@@ -332,4 +324,4 @@ class ParameterFromStatsFromParameterZeroPoint(_OfParameterZeroPoint):
         if not isinstance(task, Candidate):
             return z
         # Before learning, a candidate keeps its sign and skips the affine map.
-        return jnp.where(self.counter.get_value() > 0, z, sharded_as(-self.statistic(x, task), z))
+        return jnp.where(self.counter.get_value() > 0, z, sharding.sharded_as(-self.statistic(x, task), z))

@@ -5,10 +5,9 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, final
 from weakref import WeakValueDictionary
 
+from jqinject.inject import keys, show
 from jqinject.inject.injector import InjectorMeta
-from jqinject.inject.keys import injector_key, key_of, snapshot
 from jqinject.inject.resolver import resolve
-from jqinject.inject.show import brief
 
 _Fact = TypeVar("_Fact")
 
@@ -55,11 +54,11 @@ class Binding:
         if not isinstance(injector, InjectorMeta):
             raise TypeError(
                 "a binding takes an injector (a class that derives from ExtendedInjector), got "
-                f"{brief(injector)}"
+                f"{show.brief(injector)}"
             )
-        overrides_by_name = {name: snapshot(value) for name, value in (overrides or {}).items()}
+        overrides_by_name = {name: keys.snapshot(value) for name, value in (overrides or {}).items()}
         applied = injector.let(**overrides_by_name) if overrides_by_name else injector
-        key = injector_key(applied)
+        key = keys.injector_key(applied)
         named, overridden = map(MappingProxyType, (overrides_by_name, applied.__overrides__))
         vars(self).update(base=injector, overrides=named, injector=applied, overridden=overridden)
         vars(self).update(_key=key, _hash=hash(key), _facts={}, _derived=WeakValueDictionary())
@@ -89,7 +88,7 @@ class Binding:
 
     def let(self, **overrides: object) -> "Binding":
         """A binding with more overrides; the new ones win. Equal overrides give the same object, while it lives."""
-        key = frozenset((name, key_of(value)) for name, value in overrides.items())
+        key = frozenset((name, keys.key_of(value)) for name, value in overrides.items())
         derived = self._derived.get(key)
         if derived is None:
             derived = self._derived[key] = Binding(self.base, {**self.overrides, **overrides})
@@ -105,7 +104,7 @@ class Binding:
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
-            f"a binding is frozen: make another with binding.let(...), got {name} = {brief(value)}"
+            f"a binding is frozen: make another with binding.let(...), got {name} = {show.brief(value)}"
         )
 
     def __delattr__(self, name: str) -> NoReturn:
@@ -121,5 +120,5 @@ class Binding:
         return Binding, (self.base, dict(self.overrides))
 
     def __repr__(self) -> str:
-        overrides = "".join(f", {name}={brief(value)}" for name, value in self.overrides.items())
+        overrides = "".join(f", {name}={show.brief(value)}" for name, value in self.overrides.items())
         return f"Binding({self.base.__name__}{overrides})"

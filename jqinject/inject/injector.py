@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar
 
+from jqinject.inject import errors, resolver, specs
 from jqinject.inject.dependencies_library import DependencyError, Injector, InjectorType
-from jqinject.inject.errors import lines
-from jqinject.inject.resolver import resolve
-from jqinject.inject.specs import Spec, spec_of
 
 # The names that Python itself writes into a class body, 3.11 to 3.14.
 _PYTHONS_OWN = frozenset(
@@ -49,8 +47,8 @@ _HIDDEN = {*_NOTHING_DECLARED, "__wrapped__", "_subs_tree"}
 class InjectorMeta(InjectorType):
     """The metaclass of injectors: collects declarations, resolves attributes, refuses changes."""
 
-    __dependencies__: Mapping[str, Spec]
-    __declared__: Mapping[str, Spec]
+    __dependencies__: Mapping[str, specs.Spec]
+    __declared__: Mapping[str, specs.Spec]
     __defaults__: bool
     __made_by__: tuple[Any, ...]
     # The names that `let` redeclared on top of class statements, with the last value of each.
@@ -59,7 +57,7 @@ class InjectorMeta(InjectorType):
     # The injectors that this one consists of: the first that declares a name decides it.
     __deciders__: Sequence["InjectorMeta"]
     # What functions of `@choices` selected from its plain names, and its `Binding` without overrides: both remembered.
-    __chosen__: dict[str, Spec]
+    __chosen__: dict[str, specs.Spec]
     __binding__: Any
 
     def __new__(
@@ -71,7 +69,7 @@ class InjectorMeta(InjectorType):
         python_names = {name: namespace[name] for name in namespace if name in _PYTHONS_OWN}
         own = {name: namespace[name] for name in namespace if name not in _PYTHONS_OWN}
         _check_names(class_name, own)
-        declared = {name: spec_of(name, dependency) for name, dependency in own.items()}
+        declared = {name: specs.spec_of(name, dependency) for name, dependency in own.items()}
         facts = {**_NOTHING_DECLARED, "__declared__": declared, "__defaults__": defaults, "__chosen__": {}}
         cls = type.__new__(mcs, class_name, bases, {**python_names, **facts})
         injectors = [base for base in cls.__mro__ if isinstance(base, InjectorMeta)]
@@ -84,7 +82,7 @@ class InjectorMeta(InjectorType):
     def __getattr__(cls, attrname: str) -> Any:
         if attrname.startswith("__") and attrname.endswith("__"):
             raise AttributeError(f"injector {cls.__name__!r} has no attribute {attrname!r}")
-        return resolve(cls, attrname)
+        return resolver.resolve(cls, attrname)
 
     def __contains__(cls, attrname: object) -> bool:
         return attrname in cls.__dependencies__
@@ -185,7 +183,7 @@ def combine(left: InjectorMeta, right: InjectorMeta) -> Any:
     """`left & right`: the names of both, those of the left first; it has the left one's class name."""
     if left is not right and issubclass(right, left):
         raise DependencyError(
-            lines(
+            errors.lines(
                 f"{left.__name__} & {right.__name__}: the right one inherits from the left one",
                 f"cure: {right.__name__} alone has the names of both",
             )
@@ -235,6 +233,11 @@ def _declared_in(injector: InjectorMeta, name: str) -> Any:
 copyreg.pickle(InjectorMeta, reduced)  # type: ignore[arg-type]
 
 
+if TYPE_CHECKING:
+
+    def _of_any_type() -> Any: ...
+
+
 class ExtendedInjector(Injector, metaclass=InjectorMeta):
     """Base of all injectors: a flat list of named choices that assembles itself.
 
@@ -275,37 +278,15 @@ class ExtendedInjector(Injector, metaclass=InjectorMeta):
         # a name of any type.
         def __init__(self, *, a_declaration_is_never_instantiated: Never) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
-        def __call__(self, *args: Any, **kwargs: object) -> Any: ...
-        def __getitem__(self, index: object) -> Any: ...
-        def __iter__(self) -> Any: ...
         def __len__(self) -> int: ...
         def __index__(self) -> int: ...
         def __int__(self) -> int: ...
         def __float__(self) -> float: ...
-        def __lt__(self, operand: object) -> Any: ...
-        def __le__(self, operand: object) -> Any: ...
-        def __gt__(self, operand: object) -> Any: ...
-        def __ge__(self, operand: object) -> Any: ...
-        def __neg__(self) -> Any: ...
-        def __invert__(self) -> Any: ...
-        def __abs__(self) -> Any: ...
-        def __add__(self, operand: object) -> Any: ...
-        def __radd__(self, operand: object) -> Any: ...
-        def __sub__(self, operand: object) -> Any: ...
-        def __rsub__(self, operand: object) -> Any: ...
-        def __mul__(self, operand: object) -> Any: ...
-        def __rmul__(self, operand: object) -> Any: ...
-        def __truediv__(self, operand: object) -> Any: ...
-        def __rtruediv__(self, operand: object) -> Any: ...
-        def __floordiv__(self, operand: object) -> Any: ...
-        def __rfloordiv__(self, operand: object) -> Any: ...
-        def __mod__(self, operand: object) -> Any: ...
-        def __rmod__(self, operand: object) -> Any: ...
-        def __pow__(self, operand: object) -> Any: ...
-        def __rpow__(self, operand: object) -> Any: ...
-        def __lshift__(self, operand: object) -> Any: ...
-        def __rlshift__(self, operand: object) -> Any: ...
-        def __rshift__(self, operand: object) -> Any: ...
+
+        __call__ = __getitem__ = __iter__ = __lt__ = __le__ = __gt__ = __ge__ = _of_any_type()
+        __neg__ = __invert__ = __abs__ = __add__ = __radd__ = __sub__ = __rsub__ = _of_any_type()
+        __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _of_any_type()
+        __mod__ = __rmod__ = __pow__ = __rpow__ = __lshift__ = __rlshift__ = __rshift__ = _of_any_type()
 
     @classmethod
     def let(cls, /, **overrides: object) -> type[Self]:

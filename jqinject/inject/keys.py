@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.inject.arrays import ArrayLike
-from jqinject.inject.dependencies_library import This, Value
+from jqinject.inject import arrays, dependencies_library
 from jqinject.inject.injector import InjectorMeta
 
 
@@ -129,15 +128,15 @@ _TABLE: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
     (type, Same),
     (enum.Enum, lambda value: (type(value), value.name, key_of(value.value))),
     ((types.NoneType, bool, str, bytes, types.EllipsisType, np.dtype), _typed),
-    ((np.ndarray, np.generic, ArrayLike), _array),
+    ((np.ndarray, np.generic, arrays.ArrayLike), _array),
     (int, _typed),
     ((float, complex), _bits),
     ((list, tuple), _sequence),
     ((set, frozenset), _set),
     (Mapping, _mapping),
     (slice, lambda value: (slice, key_of((value.start, value.stop, value.step)))),
-    (This, lambda value: (This, key_of(value.__expression__))),
-    (Value, lambda value: (Value, Same(value.__function__))),
+    (dependencies_library.This, lambda value: (dependencies_library.This, key_of(value.__expression__))),
+    (dependencies_library.Value, lambda value: (dependencies_library.Value, Same(value.__function__))),
     (types.MethodType, lambda value: (types.MethodType, Same(value.__self__), Same(value.__func__))),
     (
         functools.partial,

@@ -3,16 +3,12 @@
 from collections import Counter
 from collections.abc import Set
 
-from jqinject.inject.arguments import arguments_of_class, arguments_of_function
-from jqinject.inject.errors import lines, misspelling_of
-from jqinject.inject.functions import ValueFunction
-from jqinject.inject.links import PARENT
-from jqinject.inject.specs import InjectorClass, Spec
+from jqinject.inject import arguments, errors, functions, links, specs
 
 _LIBRARY = __name__.partition(".")[0]
 
 
-def declared_names(injector: InjectorClass) -> frozenset[str]:
+def declared_names(injector: specs.InjectorClass) -> frozenset[str]:
     """The names that an injector declares, inherited ones included.
 
     >>> from jqinject.inject import ExtendedInjector
@@ -24,7 +20,7 @@ def declared_names(injector: InjectorClass) -> frozenset[str]:
     return frozenset(injector.__dependencies__)
 
 
-def requested_names(injector: InjectorClass) -> frozenset[str]:
+def requested_names(injector: specs.InjectorClass) -> frozenset[str]:
     """Every name that anything in the injector's graph declares or asks for, found without resolving anything.
 
     That is: declared names, the arguments of declared components, of `@value` functions, and of the classes
@@ -42,7 +38,7 @@ def requested_names(injector: InjectorClass) -> frozenset[str]:
     return declared_names(injector) | asked_at(injector, depth=0)
 
 
-def asked_at(injector: InjectorClass, depth: int) -> frozenset[str]:
+def asked_at(injector: specs.InjectorClass, depth: int) -> frozenset[str]:
     """The names that anything declared here asks of the injector `depth` levels around this one (0: of this one)."""
     requested: set[str] = set()
     for spec in injector.__dependencies__.values():
@@ -55,26 +51,26 @@ def asked_at(injector: InjectorClass, depth: int) -> frozenset[str]:
     return frozenset(requested)
 
 
-def _pointed_at(spec: Spec, depth: int) -> set[str]:
+def _pointed_at(spec: specs.Spec, depth: int) -> set[str]:
     steps = spec.target.__expression__
-    climbed = sum(1 for step in steps if step == PARENT)
+    climbed = sum(1 for step in steps if step == links.PARENT)
     return {steps[climbed][1]} if climbed == depth else set()
 
 
-def arguments_asked(spec: Spec) -> set[str]:
+def arguments_asked(spec: specs.Spec) -> set[str]:
     """The names that a declared component or function asks for, including those of the classes it may return."""
     if spec.kind == "COMPONENT":
-        return set(arguments_of_class(spec.target).names)
+        return set(arguments.arguments_of_class(spec.target).names)
     if spec.kind != "FUNCTION":
         return set()
-    requested = set(arguments_of_function(spec.target).names)
-    if isinstance(spec.declared, ValueFunction):
+    requested = set(arguments.arguments_of_function(spec.target).names)
+    if isinstance(spec.declared, functions.ValueFunction):
         for cls in spec.declared.choices or ():
-            requested.update(arguments_of_class(cls).names)
+            requested.update(arguments.arguments_of_class(cls).names)
     return requested
 
 
-def check_declarations(injector: InjectorClass, *, also_requested: Set[str] = frozenset()) -> None:
+def check_declarations(injector: specs.InjectorClass, *, also_requested: Set[str] = frozenset()) -> None:
     """Refuse a name in a class body that nothing asks for and that probably misspells a known one.
 
     A name that resembles no known one passes, since it may have another purpose; so do names that several classes of
@@ -103,15 +99,15 @@ def check_declarations(injector: InjectorClass, *, also_requested: Set[str] = fr
             for decider in injector.__deciders__[index + 1 :]
             for overridden in decider.__declared__
         }
-        near = misspelling_of(name, asked_at(injector, depth=0) | also_requested | behind)
+        near = errors.misspelling_of(name, asked_at(injector, depth=0) | also_requested | behind)
         if near:
             what = f"{cls.__name__} declares {name!r}, which would have no effect: nothing asks for it"
-            texts.append(lines(what, f"did you mean {near!r}?"))
+            texts.append(errors.lines(what, f"did you mean {near!r}?"))
     if texts:
         raise TypeError("\n".join(texts))
 
 
-def unasked_names(injector: InjectorClass) -> frozenset[str]:
+def unasked_names(injector: specs.InjectorClass) -> frozenset[str]:
     """The names that one class alone declares, not one of this library's, and that no declaration asks for."""
     declared = Counter(name for cls in injector.__deciders__ for name in cls.__declared__)
     own = {

@@ -5,13 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from itertools import combinations, product
 
-from jqinject.inject.arguments import arguments_of_class
-from jqinject.inject.errors import did_you_mean, lines
+from jqinject.inject import arguments, errors, functions, show
 from jqinject.inject.explain import Reach, WiringPart, parts_of, reach_of
-from jqinject.inject.functions import ValueFunction
 from jqinject.inject.injector import override
 from jqinject.inject.names import arguments_asked, asked_at, requested_names
-from jqinject.inject.show import brief
 from jqinject.inject.specs import InjectorClass, Spec
 
 Choices = tuple[tuple[str, object], ...]
@@ -128,11 +125,11 @@ def _top_lets(injector: InjectorClass) -> list[InjectorClass]:
 
 def _unknown(injector: InjectorClass, name: str, requested: Set[str], first: str, prefix: str) -> str:
     inner = _nested_in(injector, name)
-    return lines(
+    return errors.lines(
         f"{first}: {prefix + name!r} would have no effect: nothing in {injector.__name__!r} declares or asks for "
         f"{name!r}",
         f"it is a name of {' and '.join(inner[:2])}, nested in it: declare it there" if inner else "",
-        "" if inner else did_you_mean(name, requested - {name}, prefix),
+        "" if inner else errors.did_you_mean(name, requested - {name}, prefix),
     )
 
 
@@ -156,7 +153,7 @@ def _unread(
         choices, missing = conditions[0]
         added = [f"{prefix}{choice}={_shown(option)}" for choice, option in choices]
         cure = f"give {', '.join([*added, *(f'{prefix}{argument}=...' for argument in missing)])}, or {cure}"
-    return lines(
+    return errors.lines(
         f"{first}: {prefix + name!r} would have no effect: {injector.__name__!r} never reads {name!r} as it is wired "
         "here",
         said,
@@ -215,7 +212,7 @@ def _listed(conditions: list[Condition]) -> str:
 
 
 def _shown(option: object) -> str:
-    return repr(str(option.value)) if isinstance(option, enum.StrEnum) else brief(option)
+    return repr(str(option.value)) if isinstance(option, enum.StrEnum) else show.brief(option)
 
 
 def _who_asks(injector: InjectorClass, name: str) -> str:
@@ -236,6 +233,6 @@ def _who_asks(injector: InjectorClass, name: str) -> str:
 
 def _classes_asking(spec: Spec, name: str) -> set[str]:
     """The declared component, or those that a function chooses from, if they ask for a name."""
-    chosen = (spec.declared.choices or ()) if isinstance(spec.declared, ValueFunction) else ()
+    chosen = (spec.declared.choices or ()) if isinstance(spec.declared, functions.ValueFunction) else ()
     classes = chosen if spec.kind == "FUNCTION" else (spec.target,)
-    return {cls.__name__ for cls in classes if name in arguments_of_class(cls).names}
+    return {cls.__name__ for cls in classes if name in arguments.arguments_of_class(cls).names}

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from jqinject.inject import errors, functions, links
 from jqinject.inject.arguments import Arguments
 from jqinject.inject.dependencies_library import DependencyError, InjectorType, This
-from jqinject.inject.errors import MissingNameError, did_you_mean, lines
-from jqinject.inject.functions import ValueFunction
-from jqinject.inject.links import PARENT, Step, check_link, show
 from jqinject.inject.names import asked_at
 from jqinject.inject.specs import InjectorClass, Spec, is_component, is_ours, spec_of
 
@@ -79,7 +77,7 @@ class ResolvedName:
         if self.spec.kind == "COMPONENT":
             return f"{self.name} ({self.spec.target.__name__})"
         if self.spec.kind == "LINK":
-            return f"{self.name} (= {show(self.spec.target)})"
+            return f"{self.name} (= {links.show(self.spec.target)})"
         return f"{self.name} (@value)" if self.spec.kind == "FUNCTION" else self.name
 
 
@@ -135,7 +133,7 @@ class Resolution:
                 self._trace_nested(scope, spec.target)
                 return spec.target.__nested__(scope.injector, scope.given)
             result = self._call(scope, spec)
-            chooses = isinstance(spec.declared, ValueFunction) and spec.declared.choices is not None
+            chooses = isinstance(spec.declared, functions.ValueFunction) and spec.declared.choices is not None
             if not (chooses or isinstance(result, type | This)):
                 return result
             following = rewired(name, result)
@@ -172,7 +170,7 @@ class Resolution:
         try:
             arguments = spec.arguments
         except DependencyError as error:
-            raise DependencyError(lines(str(error), f"needed by: {self.chain()}")) from None
+            raise DependencyError(errors.lines(str(error), f"needed by: {self.chain()}")) from None
         values = self.arguments(scope, arguments) if arguments.named else {}
         try:
             return arguments.call(spec.target, values) if arguments.positional else spec.target(**values)
@@ -208,13 +206,13 @@ class Resolution:
             return where.injector.__nested__(outer.injector, outer.given) if outer else where.injector
         return where
 
-    def _enter(self, scope: Scope, steps: tuple[Step, ...]) -> Any:
+    def _enter(self, scope: Scope, steps: tuple[links.Step, ...]) -> Any:
         """The end of a link: a value, or the scope of a nested injector."""
         rest = list(steps)
-        while rest and rest[0] == PARENT:
+        while rest and rest[0] == links.PARENT:
             if scope.outer is None:
                 raise DependencyError(
-                    lines(
+                    errors.lines(
                         f"`this << n` climbs out of {scope.title}, which is not nested in another injector",
                         f"needed by: {self.chain()}",
                         "cure: one << less, or read the name through the injector that declares this one",
@@ -268,7 +266,7 @@ class Resolution:
         starts = [i for i, frame in enumerate(self.path) if frame.scope is scope and frame.name == name]
         circle = [str(frame) for frame in self.path[starts[-1] :]] if starts else []
         return DependencyError(
-            lines(
+            errors.lines(
                 f"{scope.title} has a circular dependency: {' -> '.join([*circle, name])}",
                 f"met while building {self.chain()}" if starts and starts[-1] > 0 else "",
                 "cure: one of these names has to be a plain value, or to ask for another name",
@@ -278,10 +276,10 @@ class Resolution:
     def _missing(self, scope: Scope, name: str) -> DependencyError:
         top = not self.path
         requested = self.path[0].name if self.path else name
-        near = did_you_mean(name, scope.specs)
-        error = MissingNameError if top else DependencyError
+        near = errors.did_you_mean(name, scope.specs)
+        error = errors.MissingNameError if top else DependencyError
         return error(
-            lines(
+            errors.lines(
                 f"{scope.title} has no name {name!r}",
                 f"needed by: {self.chain()} -> {name}" if self.path else "",
                 near,
@@ -302,7 +300,7 @@ def rewired(name: str, result: object) -> Spec:
     if isinstance(result, type) and is_component(name, result):
         return Spec("COMPONENT", result, result)
     if isinstance(result, This):
-        check_link(f"what @value {name!r} returned", result)
+        links.check_link(f"what @value {name!r} returned", result)
         return Spec("LINK", result, result)
     return Spec("PLAIN", result, result)
 

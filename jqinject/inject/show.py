@@ -5,9 +5,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jqinject.inject.arrays import ArrayLike
-from jqinject.inject.dependencies_library import This
-from jqinject.inject.links import show
+from jqinject.inject import arrays, dependencies_library, links
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, slice, range, type(Ellipsis))
 _LIMIT = 60
@@ -31,12 +29,12 @@ def _brief(value: object) -> str:
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, np.dtype):
         return value.name
-    if isinstance(value, ArrayLike):
+    if isinstance(value, arrays.ArrayLike):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if isinstance(value, _PLAIN):
         return repr(value)
-    if isinstance(value, This):
-        return show(value)
+    if isinstance(value, dependencies_library.This):
+        return links.show(value)
     if isinstance(value, (list, tuple, set, frozenset, Mapping)):
         return _container(value)
     name = getattr(value, "__qualname__", None)

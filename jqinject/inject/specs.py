@@ -20,10 +20,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from jqinject.inject import dependencies_library
+from jqinject.inject import dependencies_library, functions, links
 from jqinject.inject.arguments import Arguments, arguments_of_class, arguments_of_function
-from jqinject.inject.functions import check_function
-from jqinject.inject.links import check_link
 
 Kind = Literal["PLAIN", "COMPONENT", "FUNCTION", "LINK", "NESTED"]
 
@@ -98,11 +96,11 @@ def spec_of(name: str, declared: object) -> Spec:
         kind: Kind = "COMPONENT" if is_component(name, declared) else "PLAIN"
         return Spec(kind, declared, declared)
     if isinstance(declared, dependencies_library.This):
-        check_link(name, declared)
+        links.check_link(name, declared)
         return Spec("LINK", declared, declared)
     if isinstance(declared, dependencies_library.Value):
         function = declared.__function__
-        check_function(function)
+        functions.check_function(function)
         return Spec("FUNCTION", function, declared)
     if isinstance(declared, (dependencies_library.Operation, dependencies_library.Package)):
         kind_name = type(declared).__name__

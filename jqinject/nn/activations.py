@@ -1,7 +1,5 @@
 """Quantized activations: a function, then a quantizer; and activations kept for the backward pass in few bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar, Unpack, final
 
@@ -20,16 +18,10 @@ from jqinject.nn.base import (
     Results,
     binding_of,
     is_on,
+    keywords,
     through,
 )
-from jqinject.nn.base.keywords import (
-    QuantCheckpointKeywords,
-    QuantHardTanhKeywords,
-    QuantIdentityKeywords,
-    QuantReLUKeywords,
-)
-from jqinject.ops import tensor_clamp
-from jqinject.ops.packing import saved
+from jqinject.ops import packing, tensor_clamp
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8ActPerTensorFloatMinMaxInit,
@@ -71,7 +63,7 @@ class QuantActLayer(QuantLayer[Out]):
         input_quant: QuantizerLike = None,
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantReLUKeywords],
+        **more: Unpack[keywords.QuantReLUKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -128,14 +120,14 @@ class QuantIdentity(QuantActLayer[Out]):
     input_quant = None
     keeps_scale = True
 
-    _results: Results[QuantIdentity[jax.Array], QuantIdentity[AnyQuantTensor]]
+    _results: "Results[QuantIdentity[jax.Array], QuantIdentity[AnyQuantTensor]]"
 
     def __init__(
         self,
         act_quant: QuantizerLike = Int8ActPerTensorFloat,
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantIdentityKeywords],
+        **more: Unpack[keywords.QuantIdentityKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -167,7 +159,7 @@ class QuantReLU(QuantActLayer[Out]):
 
     keeps_scale = True
 
-    _results: Results[QuantReLU[jax.Array], QuantReLU[AnyQuantTensor]]
+    _results: "Results[QuantReLU[jax.Array], QuantReLU[AnyQuantTensor]]"
 
     def _activation(self, x: Any) -> Any:
         return relu(x) if is_quantized(x) else jax.nn.relu(x)
@@ -197,7 +189,7 @@ class QuantSigmoid(QuantActLayer[Out]):
 
     function = staticmethod(jax.nn.sigmoid)
 
-    _results: Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]
+    _results: "Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]"
 
 
 @final
@@ -224,7 +216,7 @@ class QuantTanh(QuantActLayer[Out]):
 
     function = staticmethod(jnp.tanh)
 
-    _results: Results[QuantTanh[jax.Array], QuantTanh[AnyQuantTensor]]
+    _results: "Results[QuantTanh[jax.Array], QuantTanh[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -232,7 +224,7 @@ class QuantTanh(QuantActLayer[Out]):
         input_quant: QuantizerLike = None,
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantReLUKeywords],
+        **more: Unpack[keywords.QuantReLUKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -261,7 +253,7 @@ class QuantHardSwish(QuantActLayer[Out]):
 
     function = staticmethod(jax.nn.hard_swish)
 
-    _results: Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]
+    _results: "Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]"
 
 
 @final
@@ -293,7 +285,7 @@ class QuantHardTanh(QuantActLayer[Out]):
 
     keeps_scale = True
 
-    _results: Results[QuantHardTanh[jax.Array], QuantHardTanh[AnyQuantTensor]]
+    _results: "Results[QuantHardTanh[jax.Array], QuantHardTanh[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -303,7 +295,7 @@ class QuantHardTanh(QuantActLayer[Out]):
         min_val: float | None = None,
         max_val: float | None = None,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantHardTanhKeywords],
+        **more: Unpack[keywords.QuantHardTanhKeywords],
     ) -> None:
         binding = binding_of(act_quant)
         self.min_val, self.max_val = _bounds(binding, min_val, max_val)
@@ -391,7 +383,7 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
         act_quant: QuantizerLike,
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantCheckpointKeywords],
+        **more: Unpack[keywords.QuantCheckpointKeywords],
     ) -> None:
         if act_quant is None:
             raise ValueError(
@@ -432,14 +424,14 @@ def _kept_small(x: jax.Array, quantized: object) -> jax.Array:
     value = jax.lax.stop_gradient(quantized.value)
     integers = jnp.round(pre_round_integers(value, quantized.scale, quantized.zero_point))
     payload = jax.lax.stop_gradient(integers).astype("int8" if quantized.signed else "uint8")
-    return saved(x, payload, quantized.scale, quantized.zero_point, quantized.grid)
+    return packing.saved(x, payload, quantized.scale, quantized.zero_point, quantized.grid)
 
 
 def _kept_floats(x: jax.Array, quantized: FloatQuantTensor) -> jax.Array:
     _check_few_bits(quantized.bit_width)
     form = quantized.format
     assert not form.is_learned, "a learned format has no constant bits"
-    return saved(x, quantized.narrow_numbers(), quantized.scale, None, form)
+    return packing.saved(x, quantized.narrow_numbers(), quantized.scale, None, form)
 
 
 def _check_few_bits(bits: object) -> None:

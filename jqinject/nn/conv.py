@@ -1,7 +1,5 @@
 """Quantized convolutions, plain and transposed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,10 +23,10 @@ from jqinject.nn.base import (
     Out,
     QuantWeightLayer,
     Results,
+    keywords,
     promoted,
     unallocated,
 )
-from jqinject.nn.base.keywords import QuantConvKeywords, QuantConvTransposeKeywords
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.program.jaxpr import Body, Equation
 from jqinject.proxy import GradQuantProxyFromInjector
@@ -105,8 +103,8 @@ class PlacedFilters:
 
     @classmethod
     def of(
-        cls, layer: QuantConv | QuantConvTranspose, ndim: int, terms: int, is_contracted: bool, filters: int
-    ) -> PlacedFilters:
+        cls, layer: "QuantConv | QuantConvTranspose", ndim: int, terms: int, is_contracted: bool, filters: int
+    ) -> "PlacedFilters":
         """Place the window of a layer on an input of `ndim` axes."""
         channel, free_axes = layer.geometry.channels[0], tuple(range(ndim - (layer.weight_ndim - 1)))
         dims = Filters(None, channel, shifted=False) if is_contracted and layer.mask is None else None
@@ -256,7 +254,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         "fp8": "a contraction of 8-bit floats, which convolutions do not have",
     }
 
-    _results: Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]
+    _results: "Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -266,7 +264,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         strides: int | Sequence[int] | None = 1,
         *,
         rngs: nnx.Rngs,
-        **more: Unpack[QuantConvKeywords],
+        **more: Unpack[keywords.QuantConvKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -338,7 +336,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
     }
 
-    _results: Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]
+    _results: "Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -348,7 +346,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         strides: int | Sequence[int] | None = None,
         *,
         rngs: nnx.Rngs,
-        **more: Unpack[QuantConvTransposeKeywords],
+        **more: Unpack[keywords.QuantConvTransposeKeywords],
     ) -> None:
         self._init_layer(locals())
 

@@ -1,7 +1,5 @@
 """Scaled dot-product attention between quantizers, as a function and as layers, and its float twin."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Unpack, final
 
@@ -23,9 +21,9 @@ from jqinject.nn.base import (
     Results,
     act_slot,
     is_on,
+    keywords,
     through,
 )
-from jqinject.nn.base.keywords import QuantScaledDotProductAttentionKeywords
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 Q_SCALED, K_TRANSPOSED, V = act_slot("q_scaled_"), act_slot("k_transposed_"), act_slot("v_")
@@ -289,9 +287,9 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
     options = (RETURN, CONTRACTION)
     contraction: ContractionKind
 
-    _results: Results[
-        QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]
-    ]
+    _results: (
+        "Results[QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]]"
+    )
 
     def __init__(
         self,
@@ -300,7 +298,7 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         pre_process_v: Process = identity,
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantScaledDotProductAttentionKeywords],
+        **more: Unpack[keywords.QuantScaledDotProductAttentionKeywords],
     ) -> None:
         self.pre_process_q = pre_process_q
         self.pre_process_k = pre_process_k

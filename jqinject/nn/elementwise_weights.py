@@ -1,7 +1,5 @@
 """Quantized layers that do not contract their weight: a table of rows, and a factor for each channel."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, Self, Unpack, final
 
@@ -85,7 +83,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         "fp8": "a contraction of 8-bit floats, which a lookup is not",
     }
 
-    _results: Results[QuantEmbed[jax.Array], QuantEmbed[AnyQuantTensor]]
+    _results: "Results[QuantEmbed[jax.Array], QuantEmbed[AnyQuantTensor]]"
 
     def __init__(
         self, num_embeddings: int, features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantEmbedKeywords]
@@ -201,7 +199,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         "fp8": "a contraction of 8-bit floats, which a product of elements is not",
     }
 
-    _results: Results[QuantScaleBias[jax.Array], QuantScaleBias[AnyQuantTensor]]
+    _results: "Results[QuantScaleBias[jax.Array], QuantScaleBias[AnyQuantTensor]]"
 
     def __init__(
         self,

@@ -4,8 +4,6 @@ A large weight is frozen slice by slice, so that what is computed on the way tak
 NumPy's is read in slices too, so that no device holds all of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

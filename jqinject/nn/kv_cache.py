@@ -4,8 +4,6 @@ What is stored is what attention contracts: a key or value as its quantizer made
 (no quantizer, or one whose numbers have no payload of at most 8 bits) is stored unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quantized dense layers: over one axis, over any axes, by an equation, and with a low-rank update in float."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from functools import cache
@@ -83,7 +81,7 @@ class QuantLinear(QuantWeightLayer[Out], nnx.Linear):
 
     options = WITH_SCHEME
 
-    _results: Results[QuantLinear[jax.Array], QuantLinear[AnyQuantTensor]]
+    _results: "Results[QuantLinear[jax.Array], QuantLinear[AnyQuantTensor]]"
 
     def __init__(
         self, in_features: int, out_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantLinearKeywords]
@@ -141,7 +139,7 @@ class QuantLinearGeneral(QuantWeightLayer[Out], nnx.LinearGeneral):
 
     options = WITH_SCHEME
 
-    _results: Results[QuantLinearGeneral[jax.Array], QuantLinearGeneral[AnyQuantTensor]]
+    _results: "Results[QuantLinearGeneral[jax.Array], QuantLinearGeneral[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -228,7 +226,7 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
     returns_accumulator = False
     _flax_forward = staticmethod(nnx.Linear.__call__)  # the parent's adds A and B to the kernel's own product
 
-    _results: Results[QuantLoRALinear[jax.Array], QuantLoRALinear[AnyQuantTensor]]
+    _results: "Results[QuantLoRALinear[jax.Array], QuantLoRALinear[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -308,7 +306,7 @@ class QuantEinsum(QuantWeightLayer[Out], nnx.Einsum):
         "equation that is a plain contraction",
     }
 
-    _results: Results[QuantEinsum[jax.Array], QuantEinsum[AnyQuantTensor]]
+    _results: "Results[QuantEinsum[jax.Array], QuantEinsum[AnyQuantTensor]]"
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
 """Layers that bring tensors together on one grid, sums and concatenations, and that enlarge images and sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Unpack, final
@@ -20,9 +18,9 @@ from jqinject.nn.base import (
     QuantTensorLayer,
     Results,
     hold_proxies,
+    keywords,
     through,
 )
-from jqinject.nn.base.keywords import QuantConcatKeywords
 from jqinject.ops.ste import round_ste
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
@@ -32,9 +30,9 @@ from jqinject.quant_tensor import (
     is_quantized,
     on_integers,
     pre_round_integers,
+    shaping,
 )
 from jqinject.quant_tensor.arithmetic import add
-from jqinject.quant_tensor.shaping import map_metadata
 
 
 class QuantMergeLayer(QuantLayer[Out]):
@@ -55,7 +53,7 @@ class QuantMergeLayer(QuantLayer[Out]):
         *,
         tie_input_output_quant: bool = False,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantConcatKeywords],
+        **more: Unpack[keywords.QuantConcatKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -130,7 +128,7 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
         (Array([ 0.7, -0. ], dtype=float32), 8)
     """
 
-    _results: Results[QuantEltwiseAdd[jax.Array], QuantEltwiseAdd[AnyQuantTensor]]
+    _results: "Results[QuantEltwiseAdd[jax.Array], QuantEltwiseAdd[AnyQuantTensor]]"
 
     def __call__(self, input: Any, other: Any) -> Out:
         """The sum.
@@ -176,7 +174,7 @@ class QuantConcat(QuantMergeLayer[Out]):
         Array([ 4, -8,  7], dtype=int8)
     """
 
-    _results: Results[QuantConcat[jax.Array], QuantConcat[AnyQuantTensor]]
+    _results: "Results[QuantConcat[jax.Array], QuantConcat[AnyQuantTensor]]"
 
     def __call__(self, tensors: Sequence[Any], axis: int = -1) -> Out:
         """The tensors joined.
@@ -232,7 +230,7 @@ class QuantUpsample(QuantTensorLayer[Out]):
         Array([0, 1, 3, 4], dtype=int8)
     """
 
-    _results: Results[QuantUpsample[jax.Array], QuantUpsample[Any]]
+    _results: "Results[QuantUpsample[jax.Array], QuantUpsample[Any]]"
 
     def __init__(
         self,
@@ -326,7 +324,7 @@ def _nearest(x: Any, axis: int, size: int, step: Fraction) -> Any:
 
     if not on_integers(x):
         return taken(x)
-    return map_metadata(
+    return shaping.map_metadata(
         x, taken(x.value), lambda varying: taken(varying) if varying.shape[axis] > 1 else varying
     )
 

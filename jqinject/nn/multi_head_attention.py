@@ -1,7 +1,5 @@
 """Quantized multi-head attention."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +11,7 @@ from flax import nnx
 
 from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.dot.tensors.choice import checked_contraction
-from jqinject.nn import kv_cache
+from jqinject.nn import kv_cache, linear
 from jqinject.nn.base import (
     BIAS,
     CONTRACTION,
@@ -33,9 +31,9 @@ from jqinject.nn.base import (
     check_features,
     hold_proxies,
     is_on,
+    keywords,
     through,
 )
-from jqinject.nn.base.keywords import QuantMultiHeadAttentionKeywords
 from jqinject.nn.dot_product_attention import (
     ATTN_OUTPUT_WEIGHTS,
     IN_ATTENTION,
@@ -46,7 +44,6 @@ from jqinject.nn.dot_product_attention import (
     V,
     attention,
 )
-from jqinject.nn.linear import QuantLinearGeneral
 from jqinject.quant_tensor import AnyQuantTensor
 
 IN_PROJ_INPUT = act_slot("in_proj_input_")
@@ -149,7 +146,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         """Those of the projections, and those within attention."""
         return (*PROJECTION_SLOTS, *IN_ATTENTION)
 
-    _results: Results[QuantMultiHeadAttention[jax.Array], QuantMultiHeadAttention[AnyQuantTensor]]
+    _results: "Results[QuantMultiHeadAttention[jax.Array], QuantMultiHeadAttention[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -162,7 +159,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         *,
         rngs: nnx.Rngs,
         packed_in_proj: bool = False,
-        **more: Unpack[QuantMultiHeadAttentionKeywords],
+        **more: Unpack[keywords.QuantMultiHeadAttentionKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -366,7 +363,7 @@ def _quantize(
     overrides: Mapping[str, object],
     rngs: nnx.Rngs | None,
 ) -> None:
-    change_class(layer, QuantLinearGeneral)
+    change_class(layer, linear.QuantLinearGeneral)
     layer._init_quantizers(arguments, overrides, rngs)
 
 

@@ -1,7 +1,5 @@
 """Quantized normalizations: Flax's, computed in float, between an input and an output quantizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack, final
 
@@ -112,7 +110,7 @@ class QuantLayerNorm(QuantNormLayer[base.Out], nnx.LayerNorm):
         dtype('int8')
     """
 
-    _results: base.Results[QuantLayerNorm[jax.Array], QuantLayerNorm[AnyQuantTensor]]
+    _results: "base.Results[QuantLayerNorm[jax.Array], QuantLayerNorm[AnyQuantTensor]]"
 
     def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantLayerNormKeywords]) -> None:
         self._init_layer(locals())
@@ -149,7 +147,7 @@ class QuantRMSNorm(QuantNormLayer[base.Out], nnx.RMSNorm):
         dtype('int8')
     """
 
-    _results: base.Results[QuantRMSNorm[jax.Array], QuantRMSNorm[AnyQuantTensor]]
+    _results: "base.Results[QuantRMSNorm[jax.Array], QuantRMSNorm[AnyQuantTensor]]"
 
     def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantRMSNormKeywords]) -> None:
         self._init_layer(locals())
@@ -189,7 +187,7 @@ class QuantGroupNorm(QuantNormLayer[base.Out], nnx.GroupNorm):
         dtype('int8')
     """
 
-    _results: base.Results[QuantGroupNorm[jax.Array], QuantGroupNorm[AnyQuantTensor]]
+    _results: "base.Results[QuantGroupNorm[jax.Array], QuantGroupNorm[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -241,7 +239,7 @@ class QuantBatchNorm(QuantNormLayer[base.Out], nnx.BatchNorm):
         offered = {} if self.axis_name is None else {"axis_name": self.axis_name}
         return super()._facts()._replace(offered={slot.name: offered for slot in base.slots_of(type(self))})
 
-    _results: base.Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]
+    _results: "base.Results[QuantBatchNorm[jax.Array], QuantBatchNorm[AnyQuantTensor]]"
 
     def __init__(self, num_features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantBatchNormKeywords]) -> None:
         self._init_layer(locals())

@@ -1,7 +1,5 @@
 """Pooling as a layer, on QuantTensors and arrays: maxima, means, and sums that are truncated instead of divided."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeAlias, Unpack, final
 
@@ -9,13 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base import INPUT, OUTPUT, TRUNC, Arguments, Out, QuantTensorLayer, Results, through
-from jqinject.nn.base.keywords import (
-    QuantAvgPoolKeywords,
-    QuantMaxPoolKeywords,
-    TruncAdaptiveAvgPool2dKeywords,
-    TruncAvgPool2dKeywords,
-    TruncAvgPoolKeywords,
+from jqinject.nn.base import (
+    INPUT,
+    OUTPUT,
+    TRUNC,
+    Arguments,
+    Out,
+    QuantTensorLayer,
+    Results,
+    keywords,
+    through,
 )
 from jqinject.quant import RoundTo8bit
 from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool, max_pool, on_integers
@@ -79,7 +80,7 @@ class QuantPoolLayer(QuantWindowLayer[Out]):
         padding: Padding = "VALID",
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantMaxPoolKeywords],
+        **more: Unpack[keywords.QuantMaxPoolKeywords],
     ) -> None:
         self._init_pool(locals())
 
@@ -126,7 +127,7 @@ class QuantMaxPool(QuantPoolLayer[Out]):
         ((1, 2, 2, 1), 8)
     """
 
-    _results: Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]
+    _results: "Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]"
 
     def _pooled(self, x: Any) -> Any:
         return max_pool(x, self.window_shape, self.strides, self.padding)
@@ -160,7 +161,7 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         ((1, 2, 2, 1), 10)
     """
 
-    _results: Results[QuantAvgPool[jax.Array], QuantAvgPool[Any]]
+    _results: "Results[QuantAvgPool[jax.Array], QuantAvgPool[Any]]"
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         count_include_pad: bool = True,
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[QuantAvgPoolKeywords],
+        **more: Unpack[keywords.QuantAvgPoolKeywords],
     ) -> None:
         self.count_include_pad = count_include_pad
         self._init_pool(locals())
@@ -248,7 +249,7 @@ class TruncAvgPool(QuantTruncLayer[Out]):
         ([3, 11], [1.5, 5.5])
     """
 
-    _results: Results[TruncAvgPool[jax.Array], TruncAvgPool[IntQuantTensor]]
+    _results: "Results[TruncAvgPool[jax.Array], TruncAvgPool[IntQuantTensor]]"
 
     def __init__(
         self,
@@ -257,7 +258,7 @@ class TruncAvgPool(QuantTruncLayer[Out]):
         padding: Padding = "VALID",
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[TruncAvgPoolKeywords],
+        **more: Unpack[keywords.TruncAvgPoolKeywords],
     ) -> None:
         self._init_pool(locals())
 
@@ -289,7 +290,7 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
         ((1, 2, 2, 3), 200, 8)
     """
 
-    _results: Results[TruncAvgPool2d[jax.Array], TruncAvgPool2d[IntQuantTensor]]
+    _results: "Results[TruncAvgPool2d[jax.Array], TruncAvgPool2d[IntQuantTensor]]"
 
     def __init__(
         self,
@@ -298,7 +299,7 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
         padding: Padding = "VALID",
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[TruncAvgPool2dKeywords],
+        **more: Unpack[keywords.TruncAvgPool2dKeywords],
     ) -> None:
         window_shape = _pair(window_shape, "window_shape")
         strides = None if strides is None else _pair(strides, "strides")
@@ -329,14 +330,14 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         (1, 1, 1, 3)
     """
 
-    _results: Results[TruncAdaptiveAvgPool2d[jax.Array], TruncAdaptiveAvgPool2d[IntQuantTensor]]
+    _results: "Results[TruncAdaptiveAvgPool2d[jax.Array], TruncAdaptiveAvgPool2d[IntQuantTensor]]"
 
     def __init__(
         self,
         output_size: int | Sequence[int],
         *,
         rngs: nnx.Rngs | None = None,
-        **more: Unpack[TruncAdaptiveAvgPool2dKeywords],
+        **more: Unpack[keywords.TruncAdaptiveAvgPool2dKeywords],
     ) -> None:
         self.output_size = _pair(output_size, "output_size")
         self._init_layer(locals())

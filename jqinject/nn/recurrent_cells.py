@@ -7,13 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base import Slot
-from jqinject.nn.base.keywords import (
-    QuantGRUCellKeywords,
-    QuantLSTMCellKeywords,
-    QuantOptimizedLSTMCellKeywords,
-    QuantSimpleCellKeywords,
-)
+from jqinject.nn.base import Slot, keywords
 from jqinject.nn.recurrent_cell import (
     CELL_STATE,
     GATE_ACC,
@@ -151,7 +145,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         shared_intra_layer_weight_quant: bool = False,
         shared_intra_layer_gate_acc_quant: bool = False,
         input_layers: Mapping[str, Any] = {},
-        **more: Unpack[QuantLSTMCellKeywords],
+        **more: Unpack[keywords.QuantLSTMCellKeywords],
     ) -> None:
         overrides = self._init_flax(locals(), more)
         if coupled_input_forget_gates:
@@ -210,7 +204,7 @@ class QuantOptimizedLSTMCell(QuantLSTMStep, nnx.OptimizedLSTMCell):
         *,
         rngs: nnx.Rngs,
         shared_intra_layer_gate_acc_quant: bool = False,
-        **more: Unpack[QuantOptimizedLSTMCellKeywords],
+        **more: Unpack[keywords.QuantOptimizedLSTMCellKeywords],
     ) -> None:
         self._init_layer(locals())
 
@@ -266,7 +260,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         use_bias: bool = True,
         bias_of_hidden: bool = False,
         input_layers: Mapping[str, Any] = {},
-        **more: Unpack[QuantSimpleCellKeywords],
+        **more: Unpack[keywords.QuantSimpleCellKeywords],
     ) -> None:
         overrides = self._init_flax(locals(), more)
         # Layers that share a quantizer are held in the order in which they share it, so that assembling it again finds
@@ -349,7 +343,7 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
         *,
         rngs: nnx.Rngs,
         shared_intra_layer_gate_acc_quant: bool = False,
-        **more: Unpack[QuantGRUCellKeywords],
+        **more: Unpack[keywords.QuantGRUCellKeywords],
     ) -> None:
         self._init_layer(locals())
 

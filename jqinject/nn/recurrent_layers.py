@@ -1,7 +1,5 @@
 """Recurrent layers over whole sequences, in layers and directions: weights are quantized once a sequence."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -12,10 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.flax_internals import canonicalize_dtype
-from jqinject.nn.base import Arguments, Out, QuantLayer, Results, Slot, check_features
-from jqinject.nn.base.keywords import QuantLSTMKeywords, QuantRNNKeywords
-from jqinject.nn.recurrent_cell import QuantRecurrentCell
-from jqinject.nn.recurrent_cells import QuantLSTMCell, QuantSimpleCell
+from jqinject.nn import recurrent_cell, recurrent_cells
+from jqinject.nn.base import Arguments, Out, QuantLayer, Results, Slot, check_features, keywords
 from jqinject.quant_tensor import AnyQuantTensor, as_array, concatenate, on_integers
 
 
@@ -34,7 +30,7 @@ class CellSequence(NamedTuple):
 
 
 def run(
-    cell: QuantRecurrentCell,
+    cell: recurrent_cell.QuantRecurrentCell,
     inputs: Any,
     initial: tuple[Any, ...],
     *,
@@ -296,13 +292,13 @@ class QuantLSTM(QuantRecurrentStack[Out]):
         ((2, 5, 4), (1, 2, 4), (1, 2, 4))
     """
 
-    cell_class = QuantLSTMCell
+    cell_class = recurrent_cells.QuantLSTMCell
     state_quantizers = ("io_quant", "cell_state_quant")
     # The input gate takes the kernel of the forget gate and the other way round, as in Brevitas, whose models would
     # give other numbers else.
     crossed = {"ii": "if_", "if_": "ii", "ig": "ig", "io": "io"}
 
-    _results: Results[QuantLSTM[jax.Array], QuantLSTM[AnyQuantTensor]]
+    _results: "Results[QuantLSTM[jax.Array], QuantLSTM[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -320,7 +316,7 @@ class QuantLSTM(QuantRecurrentStack[Out]):
         shared_intra_layer_gate_acc_quant: bool = False,
         shared_cell_state_quant: bool = True,
         rngs: nnx.Rngs,
-        **more: Unpack[QuantLSTMKeywords],
+        **more: Unpack[keywords.QuantLSTMKeywords],
     ) -> None:
         if (
             cat_output_cell_states
@@ -402,11 +398,11 @@ class QuantRNN(QuantRecurrentStack[Out]):
         ((5, 2, 8), (4, 2, 4))
     """
 
-    cell_class = QuantSimpleCell
+    cell_class = recurrent_cells.QuantSimpleCell
     state_quantizers = ("io_quant",)
     crossed = {"dense_i": "dense_i"}
 
-    _results: Results[QuantRNN[jax.Array], QuantRNN[AnyQuantTensor]]
+    _results: "Results[QuantRNN[jax.Array], QuantRNN[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -420,7 +416,7 @@ class QuantRNN(QuantRecurrentStack[Out]):
         *,
         shared_input_hidden_weights: bool = False,
         rngs: nnx.Rngs,
-        **more: Unpack[QuantRNNKeywords],
+        **more: Unpack[keywords.QuantRNNKeywords],
     ) -> None:
         if nonlinearity not in NONLINEARITIES:
             names = " or ".join(map(repr, NONLINEARITIES))

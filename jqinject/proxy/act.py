@@ -16,18 +16,16 @@ from jqinject.dot.tensors.backward_quantizer import (
     why_not_backward,
 )
 from jqinject.ops import FloatGrid
-from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.layer_links import PRE_TRANSFORM, check_range, transformed
-from jqinject.proxy.metadata import QuantMetadata
+from jqinject.proxy import base, layer_links, metadata
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
 
 DEQUANT_MODES = ("output", "this_input", "other_input")
 
 
-class FlowProxy(QuantProxyFromInjector):
+class FlowProxy(base.QuantProxyFromInjector):
     """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare."""
 
-    reads = QuantProxyFromInjector.reads | {PRE_TRANSFORM}
+    reads = base.QuantProxyFromInjector.reads | {layer_links.PRE_TRANSFORM}
 
     def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
         """Quantize an array that is no tensor of the model, without a transform; no state changes.
@@ -68,7 +66,7 @@ class ActQuantProxyFromInjector(FlowProxy):
     role = "activation"
     quantizes_activations = True
 
-    __call__ = QuantProxyFromInjector._activation_quantized
+    __call__ = base.QuantProxyFromInjector._activation_quantized
 
     def quantize_transformed(self, x: jax.Array) -> Any:
         """Quantize an activation that has been through the `pre_transform`; the caller checks its range.
@@ -96,7 +94,7 @@ class ActQuantProxyFromInjector(FlowProxy):
         return ("input", "the given tensor", "proxy(x)") if self.is_dynamic else None
 
 
-class OperandQuantProxyFromInjector(QuantProxyFromInjector):
+class OperandQuantProxyFromInjector(base.QuantProxyFromInjector):
     """Quantizes one operand of a contraction by a `Scheme`, whose axes the quantizer asks `module.axes` for.
 
     Training contracts the payload too. An injector's `dequant_mode` says whether a payload is contracted ("output"), or
@@ -117,7 +115,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
 
     role = "operand"
     quantizes_activations = True
-    reads = QuantProxyFromInjector.reads | {"dequant_mode", "calibration_axes", "narrow_range"}
+    reads = base.QuantProxyFromInjector.reads | {"dequant_mode", "calibration_axes", "narrow_range"}
 
     def __init__(
         self,
@@ -143,7 +141,7 @@ class OperandQuantProxyFromInjector(QuantProxyFromInjector):
         """
         if not self.is_quant_enabled:
             return x
-        check_range(self, x)
+        layer_links.check_range(self, x)
         tensor = self._quantized(x)
         return tensor if self.keeps_payload else tensor.value
 
@@ -193,7 +191,7 @@ class GradQuantProxyFromInjector(FlowProxy):
 
     def quantize_gradient(self, g: Any) -> Any:
         """A gradient on its way back, after the `pre_transform`, as a QuantTensor; no more if quantization is off."""
-        g = transformed(self, g)
+        g = layer_links.transformed(self, g)
         return self._quantized(g) if self.is_quant_enabled else g
 
     def on(self, y: jax.Array | QuantTensor) -> Any:
@@ -244,8 +242,8 @@ class GradQuantProxyFromInjector(FlowProxy):
         return GradientFormat(FloatGrid.of_dtype(form.dtype))
 
     def _read_metadata(
-        self, said: QuantMetadata, handed: Mapping[str, object], quantizer: object
-    ) -> QuantMetadata:
+        self, said: metadata.QuantMetadata, handed: Mapping[str, object], quantizer: object
+    ) -> metadata.QuantMetadata:
         why = why_not_backward(quantizer)
         if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
@@ -262,7 +260,7 @@ def _gradient_quantized(proxy: GradQuantProxyFromInjector, g: jax.Array) -> Quan
 
 
 @final
-class TruncQuantProxyFromInjector(QuantProxyFromInjector):
+class TruncQuantProxyFromInjector(base.QuantProxyFromInjector):
     """Requantizes integers to fewer bits; scale, zero point and sign come with them.
 
     Example:
@@ -294,7 +292,7 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         """
         if not self.is_quant_enabled:
             return x
-        check_range(self, as_array(x))
+        layer_links.check_range(self, as_array(x))
         return self._seen(self._truncated(self.tensor_quant, x), x)
 
     def scale(self, x: IntQuantTensor) -> jax.Array | None:  # type: ignore[override]
@@ -323,6 +321,6 @@ class TruncQuantProxyFromInjector(QuantProxyFromInjector):
         return result.quant_tensor(training=self.training)
 
     def _read_metadata(
-        self, said: QuantMetadata, handed: Mapping[str, object], quantizer: object
-    ) -> QuantMetadata:
+        self, said: metadata.QuantMetadata, handed: Mapping[str, object], quantizer: object
+    ) -> metadata.QuantMetadata:
         return replace(said, narrow_range=bool(said.narrow_range))  # the sign is that of what comes in

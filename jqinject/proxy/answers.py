@@ -1,7 +1,5 @@
 """What a proxy says of its quantizer: declared facts, the range, and the numbers that it makes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,9 +9,7 @@ from flax import nnx
 
 from jqinject.core import AmaxScaling, _protocols
 from jqinject.core.component import InnerModule
-from jqinject.proxy.assembly import set_mode
-from jqinject.proxy.layer_links import Linked, ranges_in
-from jqinject.proxy.metadata import QuantMetadata
+from jqinject.proxy import assembly, layer_links, metadata
 from jqinject.quant_tensor.array_methods import attribute
 
 
@@ -27,7 +23,7 @@ def asked(question: Callable[[Any], Any], doc: str) -> Any:
     return property(lambda proxy: question(proxy.tensor_quant), doc=doc)
 
 
-class Answers(Linked, InnerModule):
+class Answers(layer_links.Linked, InnerModule):
     """Abstract: holds a quantizer and answers for it.
 
     Attributes:
@@ -39,7 +35,7 @@ class Answers(Linked, InnerModule):
             protocol of `core.StaticRange` for the components that the quantizer holds).
     """
 
-    quant_metadata: QuantMetadata
+    quant_metadata: metadata.QuantMetadata
     disable_quant: bool = False
     quantizes_activations: ClassVar[bool] = False
 
@@ -67,25 +63,25 @@ class Answers(Linked, InnerModule):
         """Whether data were seen; None if nothing is collected: of weights, constant and dynamic ranges, and while
         quantization is off."""
         used = self.is_quant_enabled and self.quantizes_activations
-        ranges = ranges_in(self.tensor_quant) if used else []
+        ranges = layer_links.ranges_in(self.tensor_quant) if used else []
         return all(component.has_range() for component in ranges) if ranges else None
 
     def begin_calibration(self) -> None:
         """Switch to training mode and start to collect anew."""
         self.set_attributes(use_running_average=False, raise_if_not_found=False)
-        for component in ranges_in(self.tensor_quant):
+        for component in layer_links.ranges_in(self.tensor_quant):
             component.begin_calibration()
 
     def end_calibration(self) -> None:
         """Take what was collected as the range."""
-        for component in ranges_in(self.tensor_quant):
+        for component in layer_links.ranges_in(self.tensor_quant):
             component.end_calibration()
 
     def _copy(self, force_eval: bool = False) -> Any:
         """The quantizer as a copy, so that a call moves no state; with `force_eval`, in eval mode."""
         quantizer = nnx.clone(self.tensor_quant, graph=True)
         if force_eval:
-            set_mode(quantizer, use_running_average=True, deterministic=True)
+            assembly.set_mode(quantizer, use_running_average=True, deterministic=True)
         return quantizer
 
     # The numbers. Each answer is None if quantization is off.

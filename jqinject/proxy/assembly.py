@@ -1,7 +1,5 @@
 """Assemble quantizers, for stacked layers too, and write their state into the Variables of those in use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -11,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import QuantStat
+from jqinject.core import QuantStat, component
 from jqinject.core._protocols import ServedLayer, grid_of, has_zero_point
-from jqinject.core.component import InnerModule
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
@@ -22,7 +19,7 @@ ARRAYS = (jax.Array, np.ndarray)
 Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
 
 
-class Committed(InnerModule):
+class Committed(component.InnerModule):
     """A quantizer and the scale that it has now, as an assembly makes them; a proxy holds both.
 
     Args:
@@ -35,7 +32,7 @@ class Committed(InnerModule):
         self.record = record
 
     @classmethod
-    def of(cls, quantizer: Any, x: jax.Array) -> Committed:
+    def of(cls, quantizer: Any, x: jax.Array) -> "Committed":
         """With the scale and the zero point, float32, that a quantizer has for a weight.
 
         Raises:

@@ -11,8 +11,6 @@ Of a layer with a weight it asks:
 | `weight_ndim`        | the axes of one weight; a weight with more of them is a stack of layers             |
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,18 +23,16 @@ import numpy as np
 from flax import nnx
 
 from jqinject import inject
-from jqinject.core import Quantized, Quantizer, QuantStat
+from jqinject.core import Quantized, Quantizer, QuantStat, transforms
 from jqinject.core._protocols import ServedLayer, groups_of, needs_input_format
 from jqinject.core.component import Component, set_view
-from jqinject.core.transforms import Transform
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
-from jqinject.proxy import assembly, layer_links, metadata
-from jqinject.proxy.answers import Answers
+from jqinject.proxy import answers, assembly, layer_links, metadata
 from jqinject.quant_tensor import QuantTensor, as_array, in_groups
 
 
-class QuantProxyFromInjector(Answers):
+class QuantProxyFromInjector(answers.Answers):
     """Assembles the quantizer of one injector, for one layer or for several that share it.
 
     A proxy keeps what it was declared with (`binding`, static and equal by value) and the assembled quantizer
@@ -79,7 +75,7 @@ class QuantProxyFromInjector(Answers):
     keeps_payload: bool = False
     record: QuantStat | None = None
     served_layers: int = 1
-    pre_transform: Transform | None = None
+    pre_transform: transforms.Transform | None = None
     transform_axes: tuple[int, ...] = (-1,)
     role: ClassVar[str] = "parameter"
     parameter: ClassVar[str] = ""

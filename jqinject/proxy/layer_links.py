@@ -12,8 +12,6 @@ A read only completes what is missing: a proxy of which as many layers are known
 reading it changes nothing.
 """
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -23,9 +21,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import StaticRange, UncalibratedWarning
+from jqinject.core import StaticRange, UncalibratedWarning, state
 from jqinject.core._protocols import ServedLayer
-from jqinject.core.state import CURE, UNSEEN
 from jqinject.core.transforms import Chain, Sized, Transform, along
 from jqinject.inject import Binding
 from jqinject.quant_tensor import is_concrete
@@ -182,7 +179,7 @@ def check_range(proxy: Linked, x: jax.Array, held_as: str = "") -> None:
         return
     remember(proxy, CHECKED, True)
     if proxy.has_range() is False:
-        text = f"{name_of(proxy, held_as)} quantizes in evaluation, and {UNSEEN}.\n  cure: {CURE}"
+        text = f"{name_of(proxy, held_as)} quantizes in evaluation, and {state.UNSEEN}.\n  cure: {state.CURE}"
         warnings.warn(text, UncalibratedWarning, 3)
 
 

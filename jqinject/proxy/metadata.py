@@ -4,8 +4,6 @@ Notes on errors name the quantizer, its layer, and the parts that are the user's
 is used are checked: each must be read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

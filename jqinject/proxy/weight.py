@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import Factors
+from jqinject.proxy import assembly, metadata
 from jqinject.proxy.answers import said
-from jqinject.proxy.assembly import by_record
 from jqinject.proxy.base import QuantProxyFromInjector
 from jqinject.proxy.layer_links import first_parameters
-from jqinject.proxy.metadata import note_quantizer
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
@@ -149,7 +148,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             quant_input = layer.input_format()
         quantizer, weight = self._copy(), layer.weight.get_value()
         if self.record is not None:
-            return by_record(quantizer, self.record, weight)
+            return assembly.by_record(quantizer, self.record, weight)
         return quantizer(weight, *self._more(quant_input))
 
     def _more(self, quant_input: object) -> IntegerFormat | tuple[()]:
@@ -226,7 +225,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         try:
             scale = self._accumulator_scale(input, weight, weight_scale)
         except Exception as error:
-            note_quantizer(error, self)
+            metadata.note_quantizer(error, self)
             raise
         return self._quantized(x, scale)
 

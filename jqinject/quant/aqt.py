@@ -1,7 +1,5 @@
 """AQT's vocabulary: `OperandInjector`, the quantizer of one operand, and ready-made schemes with AQT's keywords."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -5,15 +5,12 @@ gradient passes where `gradient_mask_impl` says, for numbers that rounding moved
 rotation before the quantizer, `jqinject.core.transforms.Hadamard`.
 """
 
-from __future__ import annotations
-
 from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import NF4
 from jqinject.ops.grid import Codebook, half_integers, widest_gap
-from jqinject.quant import enums
+from jqinject.quant import enums, fragments
 from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, FpOCPMixin
-from jqinject.quant.fragments import DynamicPerRow, MaxStatsScaling
 from jqinject.quant.minifloat.blocks import Fp8e4m3Scales, MXActMixin, MXMixin
 from jqinject.quant.solver import ActQuantSolver, WeightQuantSolver
 
@@ -30,7 +27,7 @@ class NF4Quant(ExtendedInjector):
     signed = True
 
 
-class NF4WeightPerTensorFloat(NF4Quant, MaxStatsScaling, WeightQuantSolver):
+class NF4WeightPerTensorFloat(NF4Quant, fragments.MaxStatsScaling, WeightQuantSolver):
     """NormalFloat4 weights, scale = max |w| of the whole tensor, recomputed at every forward."""
 
     scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
@@ -139,7 +136,7 @@ class QuestWeightPerChannelFloat(QuestQuant, WeightQuantSolver):
     scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
 
-class QuestActPerRowFloat(DynamicPerRow, QuestQuant, ActQuantSolver):
+class QuestActPerRowFloat(fragments.DynamicPerRow, QuestQuant, ActQuantSolver):
     """QuEST's activations, 4 bits: clipped at 2.51 root mean squares of a row (the last axis).
 
     Source: as of `QuestWeightPerChannelFloat`.

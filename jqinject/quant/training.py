@@ -12,10 +12,7 @@ from jqinject import core
 from jqinject.dot import Scheme
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.quant import enums, float_base
-from jqinject.quant.aqt import ConfigV4, OperandInjector
-from jqinject.quant.codebook import MXFloat4e2m1QuestAct
-from jqinject.quant.fragments import DynamicPerRow
+from jqinject.quant import aqt, codebook, enums, float_base, fragments
 from jqinject.quant.minifloat import blocks, float8
 from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
 
@@ -155,11 +152,11 @@ class Fp8RowTrainingWeight(Fp8TrainingWeight):
     scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
 
-class Fp8RowTrainingAct(DynamicPerRow, Fp8TrainingAct):
+class Fp8RowTrainingAct(fragments.DynamicPerRow, Fp8TrainingAct):
     """e4m3 activations, a scale for each row: all numbers that are summed together."""
 
 
-class Fp8RowTrainingGrad(DynamicPerRow, float_base.Fp8e4m3, Fp8TrainingGrad):
+class Fp8RowTrainingGrad(fragments.DynamicPerRow, float_base.Fp8e4m3, Fp8TrainingGrad):
     """e4m3 gradients, a scale for each row: all numbers that are summed together."""
 
 
@@ -234,7 +231,7 @@ class Fp8BlockTraining(Scheme):
     dgrad_grad = wgrad_grad = Fp8BlockTrainingGrad
 
 
-class Int8Training(ConfigV4):
+class Int8Training(aqt.ConfigV4):
     """AQT's int8 training: `y = x w` and `dx = g w^T` are products of int8 numbers, `dw` is in float.
 
     Every operand is quantized for its product, scale = max |x| / 127.5 over what is summed; the gradient is rounded
@@ -250,7 +247,7 @@ class Int8Training(ConfigV4):
     """
 
 
-class TernaryWeight(OperandInjector):
+class TernaryWeight(aqt.OperandInjector):
     """-1, 0 or 1 times the mean magnitude of the weight, to nearest; the gradient passes unchanged."""
 
     bits = 2
@@ -259,7 +256,7 @@ class TernaryWeight(OperandInjector):
     preserve_max_val = True
 
 
-class Int8PerToken(OperandInjector):
+class Int8PerToken(aqt.OperandInjector):
     """int8 activations, scale = max |x| / 127 of all numbers that are summed; the gradient passes unchanged."""
 
     bits = 8
@@ -374,7 +371,7 @@ class QuartetThreeQuarters(
     pre_transform = (this << 1).hadamard
 
 
-class QuartetForward(StraightThrough, MXFloat4e2m1QuestAct):
+class QuartetForward(StraightThrough, codebook.MXFloat4e2m1QuestAct):
     """`x` and `w` of the forward product, transformed."""
 
     pre_transform = (this << 1).hadamard

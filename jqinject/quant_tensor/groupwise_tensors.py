@@ -1,18 +1,14 @@
 """The public classes of quantized tensors with a scale for each group: constructors, names, and smaller groups."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
 
+from jqinject.ops import float_grid, grid, lean
 from jqinject.ops.cut import Cut, cut_in_place
-from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.grid import Codebook
 from jqinject.ops.groups import elements_axis
-from jqinject.ops.lean import Bits
 from jqinject.quant_tensor.array_methods import attribute
 from jqinject.quant_tensor.group_layout import Groups, Layout
 from jqinject.quant_tensor.public_tensors import (
@@ -137,7 +133,7 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
         zero_point: jax.Array | None,
         group_size: int,
         group_dim: int,
-        bit_width: Bits,
+        bit_width: lean.Bits,
         signed: bool,
         training: bool,
         dequant_shape: tuple[int, ...] | None = None,
@@ -176,7 +172,7 @@ class GroupwiseFloatQuantTensor(FloatNames, GroupwiseQuantTensor):
         scale: jax.Array,
         group_size: int,
         group_dim: int,
-        format: FloatGrid,
+        format: float_grid.FloatGrid,
         training: bool = False,
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:
@@ -215,7 +211,7 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
         scale: jax.Array,
         group_size: int,
         group_dim: int,
-        codebook: Codebook,
+        codebook: grid.Codebook,
         training: bool = False,
         dequant_shape: tuple[int, ...] | None = None,
     ) -> None:

@@ -3,8 +3,6 @@
 Behaviour is in `jqinject.quant_tensor.quantized`.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, final
 
@@ -16,17 +14,14 @@ from jax.typing import DTypeLike
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Codebook, IntGrid
 from jqinject.ops.lean import Bits
-from jqinject.quant_tensor import arithmetic
+from jqinject.quant_tensor import arithmetic, quantized, tensor_fields, validity
 from jqinject.quant_tensor.array_methods import as_array, attribute
-from jqinject.quant_tensor.quantized import CONTRACTED, QuantTensor
-from jqinject.quant_tensor.tensor_fields import Levels
-from jqinject.quant_tensor.validity import BitWidth, dequantized
 
 int_grid = lru_cache(maxsize=256)(IntGrid)
 
 
 @final
-class IntQuantTensor(QuantTensor):
+class IntQuantTensor(quantized.QuantTensor):
     """A dequantized array with the scale, zero point, bit width and signedness of its integers.
 
     value = (integer - zero_point) * scale, where scale and zero point broadcast against the value by NumPy's
@@ -100,7 +95,7 @@ class IntQuantTensor(QuantTensor):
         signed: bool = True,
         training: bool = False,
         dtype: Any = jnp.float32,
-    ) -> IntQuantTensor:
+    ) -> "IntQuantTensor":
         """Return the tensor of these integers: value = (integers - zero_point) * scale, in `dtype`.
 
         Example:
@@ -109,17 +104,17 @@ class IntQuantTensor(QuantTensor):
         """
         scale = jnp.asarray(scale, jnp.float32)
         zero_point = None if zero_point is None else jnp.asarray(zero_point, jnp.float32)
-        value = dequantized(jnp.asarray(integers), scale, zero_point, IntGrid(8), dtype)
+        value = validity.dequantized(jnp.asarray(integers), scale, zero_point, IntGrid(8), dtype)
         return cls(value, scale, zero_point, bit_width, signed, training)
 
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
 
-    def __add__(self, operand: object) -> IntQuantTensor | jax.Array:
+    def __add__(self, operand: object) -> "IntQuantTensor | jax.Array":
         if isinstance(operand, IntQuantTensor):
             return arithmetic.add(self, operand)
         return (
             self.value + operand.value
-            if isinstance(operand, QuantTensor)
+            if isinstance(operand, quantized.QuantTensor)
             else arithmetic.shift(self, operand)
         )
 
@@ -157,13 +152,13 @@ class FloatNames:
     saturating: bool = attribute("_grid.saturating", "Whether numbers that are too large become the largest.")
     inf_values: tuple[str, ...] | None = attribute("_grid.inf_values", "Mantissas of inf; see `FloatGrid`.")
     nan_values: tuple[str, ...] | None = attribute("_grid.nan_values", "Mantissas of nan; see `FloatGrid`.")
-    payload = QuantTensor.low_bits
-    codes = QuantTensor.code_numbers
-    minifloat = QuantTensor.grid_numbers
+    payload = quantized.QuantTensor.low_bits
+    codes = quantized.QuantTensor.code_numbers
+    minifloat = quantized.QuantTensor.grid_numbers
 
 
 @final
-class FloatQuantTensor(FloatNames, QuantTensor):
+class FloatQuantTensor(FloatNames, quantized.QuantTensor):
     """A dequantized array with the scale and the format of its minifloats: `value = minifloat * scale`.
 
     It is immutable and a pytree: value and scale are children, the format (a child if its widths are learned) and
@@ -208,16 +203,16 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         format: Any,
         training: bool = False,
         payload: jax.Array | None = None,
-        levels: Levels | None = None,
+        levels: tensor_fields.Levels | None = None,
         scale_dtype: np.dtype | None = None,
     ) -> None:
         self._store(value, scale, None, _float_format(format, "FloatQuantTensor"), training, payload)
         self._levels, self._scale_dtype = levels, scale_dtype
 
-    def __neg__(self) -> FloatQuantTensor | jax.Array:
+    def __neg__(self) -> "FloatQuantTensor | jax.Array":
         return self.set(value=-self.value) if self.signed else -self.value
 
-    def __abs__(self) -> FloatQuantTensor:
+    def __abs__(self) -> "FloatQuantTensor":
         return self.set(value=jnp.abs(self.value))
 
     @classmethod
@@ -229,7 +224,7 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         format: FloatGrid | None = None,
         training: bool = False,
         dtype: DTypeLike = jnp.float32,
-    ) -> FloatQuantTensor:
+    ) -> "FloatQuantTensor":
         """Return the tensor of these minifloats: `value = payload * scale`, in `dtype`.
 
         Args:
@@ -247,8 +242,8 @@ class FloatQuantTensor(FloatNames, QuantTensor):
         """
         scale = jnp.asarray(scale, jnp.float32)
         form = _float_format(payload.dtype if format is None else format, "FloatQuantTensor.from_payload")
-        low_bits = payload if payload.dtype in CONTRACTED and format is None else None
-        return cls(dequantized(payload, scale, None, form, dtype), scale, form, training, low_bits)
+        low_bits = payload if payload.dtype in quantized.CONTRACTED and format is None else None
+        return cls(validity.dequantized(payload, scale, None, form, dtype), scale, form, training, low_bits)
 
 
 class CodebookNames:
@@ -257,11 +252,11 @@ class CodebookNames:
     __slots__ = ()
 
     codebook: Codebook = attribute("_grid", "The table.")
-    payload = codes = QuantTensor.code_numbers
+    payload = codes = quantized.QuantTensor.code_numbers
 
 
 @final
-class CodebookQuantTensor(CodebookNames, QuantTensor):
+class CodebookQuantTensor(CodebookNames, quantized.QuantTensor):
     """A dequantized array with its scale and the table of its numbers: `value = table[code] * scale`.
 
     It is immutable and a pytree: value and scale are children, codebook and `training` static. Used as an array,
@@ -307,7 +302,7 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
         *,
         training: bool = False,
         dtype: DTypeLike = jnp.float32,
-    ) -> CodebookQuantTensor:
+    ) -> "CodebookQuantTensor":
         """Return the tensor of these indices: `value = table[code] * scale`, in `dtype`.
 
         Example:
@@ -316,11 +311,11 @@ class CodebookQuantTensor(CodebookNames, QuantTensor):
             Array([-2.,  2.], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
-        value = dequantized(codes.astype(codebook.storage), scale, None, codebook, dtype)
+        value = validity.dequantized(codes.astype(codebook.storage), scale, None, codebook, dtype)
         return cls(value, scale, codebook, training)
 
 
-def _checked_bit_width(bit_width: Bits) -> BitWidth:
+def _checked_bit_width(bit_width: Bits) -> validity.BitWidth:
     """A Python int for a whole Python or NumPy number, else a float32 array."""
     if isinstance(bit_width, int | float | np.number) and float(bit_width).is_integer():
         if bit_width < 1:

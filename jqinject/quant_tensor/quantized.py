@@ -9,12 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.ops.float8_cast import FLOAT8_DTYPES, to_float8
-from jqinject.ops.minifloat import from_float_steps
-from jqinject.ops.processes import on_host
-from jqinject.ops.ste import round_ste
-from jqinject.quant_tensor import shaping
-from jqinject.quant_tensor.tensor_fields import TensorFields, grid_name
+from jqinject.ops import float8_cast, minifloat, processes, ste
+from jqinject.quant_tensor import shaping, tensor_fields
 from jqinject.quant_tensor.validity import (
     checked_integers,
     integer_bounds,
@@ -23,7 +19,7 @@ from jqinject.quant_tensor.validity import (
     validity,
 )
 
-CONTRACTED = tuple(np.dtype(dtype) for dtype in FLOAT8_DTYPES)
+CONTRACTED = tuple(np.dtype(dtype) for dtype in float8_cast.FLOAT8_DTYPES)
 _SMALLEST_NORMAL = float(jnp.finfo(jnp.float32).tiny)
 
 
@@ -45,7 +41,7 @@ def _moving(name: str, move: Any, doc: str, in_groups: bool = False) -> Any:
     return method
 
 
-class QuantTensor(TensorFields):
+class QuantTensor(tensor_fields.TensorFields):
     """A dequantized array that knows the low-bit numbers behind it: `value = (number - zero_point) * scale`.
 
     It works where a plain array is expected, in `jax.numpy`, `jax.nn`, NumPy and Flax layers, by decaying to `value`.
@@ -176,7 +172,7 @@ class QuantTensor(TensorFields):
         if jnp.issubdtype(form.storage, jnp.integer):
             return self.code_numbers()
         if payload is None:
-            return to_float8(self.value, self._divisor(), form.storage)
+            return float8_cast.to_float8(self.value, self._divisor(), form.storage)
         return payload if payload.dtype == form.storage else form.cast(form.decode(payload))
 
     def code_numbers(self) -> jax.Array:
@@ -248,7 +244,7 @@ class QuantTensor(TensorFields):
 
     def _on_grid(self, *, finite: bool) -> bool | jax.Array:
         value = self.value
-        again = from_float_steps(self.minifloats(), self._scale, self.dtype)
+        again = minifloat.from_float_steps(self.minifloats(), self._scale, self.dtype)
         near = jnp.abs(again - value) <= 2 * jnp.finfo(self.dtype).eps * jnp.abs(value)
         off = ~(near | (again == value))
         valid = ~jnp.any(off | ~jnp.isfinite(value) if finite else off & jnp.isfinite(value))
@@ -319,7 +315,7 @@ class QuantTensor(TensorFields):
                 raise ValueError(_why_invalid(self))
         else:
             integers = jnp.round(pre_round_integers(*arrays)).astype(dtype)
-        return round_ste(pre_round_integers(*arrays)).astype(jnp.float32) if as_float else integers
+        return ste.round_ste(pre_round_integers(*arrays)).astype(jnp.float32) if as_float else integers
 
 
 def _one_sequence(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -330,7 +326,7 @@ def _one_sequence(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _why_invalid(tensor: QuantTensor) -> str:
     """Return the error text of a concrete tensor whose value is not on its grid of integers."""
-    exact = on_host(pre_round_integers(tensor.value, tensor._scale, tensor._zero_point))
+    exact = processes.on_host(pre_round_integers(tensor.value, tensor._scale, tensor._zero_point))
     lower, upper = integer_bounds(tensor.bit_width, tensor.signed)
     with np.errstate(invalid="ignore"):  # inf - inf
         off = np.max(np.abs(exact - np.round(exact)))
@@ -338,7 +334,7 @@ def _why_invalid(tensor: QuantTensor) -> str:
     return (
         f"QuantTensor not valid: value / scale + zero_point lies up to {off:.3g} away from an integer and "
         f"runs from {exact.min():.6g} to {exact.max():.6g}, while "
-        f"{grid_name(tensor._grid)} holds integers from {float(lower):.0f} to "
+        f"{tensor_fields.grid_name(tensor._grid)} holds integers from {float(lower):.0f} to "
         f"{float(upper):.0f}{two}. Operands of different scales (allowed in training mode) and a scale along "
         "the wrong axis lead here. Quantize the tensor again, or use `.value` where no integers are needed."
     )

@@ -3,21 +3,13 @@
 Each class of quantized tensors is of one kind: its grid's, without or in groups.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeGuard
 
-from jqinject.quant_tensor.array_methods import kind_of
-from jqinject.quant_tensor.groupwise_tensors import (
-    GroupwiseFloatQuantTensor,
-    GroupwiseIntQuantTensor,
-    GroupwiseQuantTensor,
-)
+from jqinject.quant_tensor import array_methods, groupwise_tensors, quantized
 from jqinject.quant_tensor.public_tensors import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor
-from jqinject.quant_tensor.quantized import QuantTensor
 
 
-def is_quantized(x: object) -> TypeGuard[QuantTensor]:
+def is_quantized(x: object) -> TypeGuard[quantized.QuantTensor]:
     """Whether it is a quantized tensor of any format; the functions below answer False for anything else.
 
     Example:
@@ -27,34 +19,34 @@ def is_quantized(x: object) -> TypeGuard[QuantTensor]:
         >>> is_quantized(x), on_integers(x), on_minifloats(x), is_grouped(x), is_quantized(x.value)
         (True, True, False, False, False)
     """
-    return isinstance(x, QuantTensor)
+    return isinstance(x, quantized.QuantTensor)
 
 
-def is_grouped(x: object) -> TypeGuard[GroupwiseQuantTensor]:
+def is_grouped(x: object) -> TypeGuard[groupwise_tensors.GroupwiseQuantTensor]:
     """Whether it has a scale for each group along an axis."""
     return is_quantized(x) and x.is_grouped
 
 
 def on_integers(x: Any) -> TypeGuard[IntQuantTensor]:
     """Whether its grid is integers, without groups."""
-    return kind_of(x) == "integers"
+    return array_methods.kind_of(x) == "integers"
 
 
 def on_minifloats(x: Any) -> TypeGuard[FloatQuantTensor]:
     """Whether its grid is minifloats, without groups."""
-    return kind_of(x) == "minifloats"
+    return array_methods.kind_of(x) == "minifloats"
 
 
 def on_table(x: Any) -> TypeGuard[CodebookQuantTensor]:
     """Whether its grid is a table, without groups."""
-    return kind_of(x) == "table"
+    return array_methods.kind_of(x) == "table"
 
 
-def grouped_integers(x: Any) -> TypeGuard[GroupwiseIntQuantTensor]:
+def grouped_integers(x: Any) -> TypeGuard[groupwise_tensors.GroupwiseIntQuantTensor]:
     """Whether its grid is integers, in groups."""
-    return kind_of(x) == "grouped integers"
+    return array_methods.kind_of(x) == "grouped integers"
 
 
-def grouped_minifloats(x: Any) -> TypeGuard[GroupwiseFloatQuantTensor]:
+def grouped_minifloats(x: Any) -> TypeGuard[groupwise_tensors.GroupwiseFloatQuantTensor]:
     """Whether its grid is minifloats, in groups."""
-    return kind_of(x) == "grouped minifloats"
+    return array_methods.kind_of(x) == "grouped minifloats"

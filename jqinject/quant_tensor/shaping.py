@@ -18,14 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.quant_tensor.array_methods import as_array, kind_of
-from jqinject.quant_tensor.group_layout import whole_key, with_two_axes
-from jqinject.quant_tensor.tensor_fields import TensorFields
-from jqinject.quant_tensor.validity import product_sum_bit_width
+from jqinject.quant_tensor import array_methods, group_layout, tensor_fields, validity
 
 _Shape = tuple[int, ...]
 _Padding = str | Sequence[tuple[int, int]]
-Tensor = TypeVar("Tensor", bound=TensorFields)
+Tensor = TypeVar("Tensor", bound=tensor_fields.TensorFields)
 
 
 def map_metadata(
@@ -127,7 +124,7 @@ def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     if layout is None:
         return _moved(x, lambda array: jnp.transpose(array, order))
     cut = layout.groups.dim % ndim
-    wide = with_two_axes(order, cut)
+    wide = group_layout.with_two_axes(order, cut)
     moved = _moved(x._grouped, lambda array: jnp.transpose(array, wide))
     return moved._like(type(x), layout.at(order.index(cut) - ndim))
 
@@ -186,13 +183,13 @@ def pad(x: Tensor, pad_width: Any) -> Tensor:
     return map_metadata(x, jnp.pad(x.value, widths), extend)
 
 
-def index(x: TensorFields, key: object) -> Any:
+def index(x: tensor_fields.TensorFields, key: object) -> Any:
     """x[key] with any index that `jax.numpy` takes; scale and zero point follow.
 
     Slices, integers, None and Ellipsis keep axes on which nothing varies at size 1. An index by arrays
     expands varying metadata over all elements. In groups, a plain array for an index of the axis in groups.
     """
-    layout, keys = x._layout, whole_key(key, x.ndim)
+    layout, keys = x._layout, group_layout.whole_key(key, x.ndim)
     if layout is not None:
         cut = layout.groups.dim % x.ndim
         if keys is None or None in keys or keys[cut] != slice(None):
@@ -225,8 +222,8 @@ def relu(x: Any) -> Any:
         >>> relu(x).int()
         Array([0, 2], dtype=int8)
     """
-    value = jax.nn.relu(as_array(x))
-    return x.set(value=value) if kind_of(x) in ("integers", "minifloats") else value
+    value = jax.nn.relu(array_methods.as_array(x))
+    return x.set(value=value) if array_methods.kind_of(x) in ("integers", "minifloats") else value
 
 
 def max_pool(
@@ -247,9 +244,9 @@ def max_pool(
         ValueError: the window has more axes than x has spatial ones, or scale or zero point vary along one of
             them.
     """
-    value = as_array(x)
+    value = array_methods.as_array(x)
     pooled = _reduce_windows(value, -jnp.inf, jax.lax.max, window_shape, strides, padding)
-    if kind_of(x) not in ("integers", "minifloats"):
+    if array_methods.kind_of(x) not in ("integers", "minifloats"):
         return pooled
     _check_spatially_constant(x, len(window_shape), "max_pool")
     return x.set(value=pooled)
@@ -286,17 +283,17 @@ def avg_pool(
         >>> y.shape, y.bit_width, float(y.scale)
         ((1, 1, 1, 3), 10, 0.125)
     """
-    value = as_array(x)
+    value = array_methods.as_array(x)
     terms = math.prod(window_shape)
     pooled = _reduce_windows(value, 0.0, jax.lax.add, window_shape, strides, padding) / terms
-    if kind_of(x) != "integers":
+    if array_methods.kind_of(x) != "integers":
         return pooled
     _check_spatially_constant(x, len(window_shape), "avg_pool")
     return x.set(
         value=pooled,
         scale=x.scale / terms,
         zero_point=None if x._zero_point is None else x._zero_point * terms,
-        bit_width=product_sum_bit_width(terms, x.bit_width),
+        bit_width=validity.product_sum_bit_width(terms, x.bit_width),
     )
 
 
@@ -310,12 +307,12 @@ def adaptive_avg_pool(x: jax.Array, output_shape: Sequence[int]) -> Any:
     Raises:
         ValueError: a size is not divisible. The windows would differ in size, and with them the scales.
     """
-    spatial = as_array(x).shape[-1 - len(output_shape) : -1]
+    spatial = array_methods.as_array(x).shape[-1 - len(output_shape) : -1]
     if len(spatial) != len(output_shape) or any(n % m for n, m in zip(spatial, output_shape, strict=True)):
         raise ValueError(
             f"adaptive_avg_pool: output_shape {tuple(output_shape)} does not divide the spatial shape "
-            f"{spatial} of a tensor of shape {as_array(x).shape} (channels last). Windows of different size "
-            "would need different scales: choose a divisor, or pool `x.value`."
+            f"{spatial} of a tensor of shape {array_methods.as_array(x).shape} (channels last). Windows of different "
+            "size would need different scales: choose a divisor, or pool `x.value`."
         )
     window = [n // m for n, m in zip(spatial, output_shape, strict=True)]
     return avg_pool(x, window, strides=window)
@@ -339,7 +336,7 @@ def _reduce_windows(
     )
 
 
-def _check_spatially_constant(x: TensorFields, window_axes: int, operation: str) -> None:
+def _check_spatially_constant(x: tensor_fields.TensorFields, window_axes: int, operation: str) -> None:
     """Raise ValueError if scale or zero point vary along a pooled axis."""
     for name, metadata in (("scale", x.scale), ("zero_point", x.zero_point)):
         if any(n > 1 for n in metadata.shape[:-1][-window_axes:]):

@@ -10,12 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jqinject.ops import float_grid, lean, processes, ste
 from jqinject.ops.float8_cast import from_float8
-from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Grid
-from jqinject.ops.lean import known_zero
-from jqinject.ops.processes import on_host
-from jqinject.ops.ste import with_gradient_of
 from jqinject.quant_tensor.array_methods import ArrayMethods, as_array, attribute
 from jqinject.quant_tensor.group_layout import Layout
 from jqinject.quant_tensor.validity import brief, dequantized, hidden, is_concrete
@@ -39,7 +36,7 @@ class Levels(NamedTuple):
     block: jax.Array
     shared: jax.Array
 
-    def codes(self, form: FloatGrid) -> jax.Array:
+    def codes(self, form: float_grid.FloatGrid) -> jax.Array:
         """The codes of the minifloats; zeros keep their signs.
 
         Args:
@@ -208,7 +205,7 @@ class TensorFields(ArrayMethods):
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name, obj=self)
             array = self._array
             if self._carrier is not None:
-                array = with_gradient_of(self._carrier, from_float8(array, self._scale, self._dtype))
+                array = ste.with_gradient_of(self._carrier, from_float8(array, self._scale, self._dtype))
             elif self._is_stored:
                 array = dequantized(array, self._scale, self._zero_point, self._grid, self._dtype)
             return array if self._layout is None else self._layout.join(array)
@@ -233,7 +230,7 @@ class TensorFields(ArrayMethods):
     @property
     def zero_point(self) -> jax.Array:
         """The number of the grid, in steps, that represents 0.0; 0 if the tensor has no zero point."""
-        return known_zero() if self._zero_point is None else self._zero_point
+        return lean.known_zero() if self._zero_point is None else self._zero_point
 
     @property
     def has_zero_point(self) -> bool:
@@ -242,7 +239,7 @@ class TensorFields(ArrayMethods):
         False if the tensor has none, or one of concrete zeros; a traced zero point counts as one.
         """
         zero = self._zero_point
-        return zero is not None and not (is_concrete(zero) and not np.any(on_host(zero)))
+        return zero is not None and not (is_concrete(zero) and not np.any(processes.on_host(zero)))
 
     @property
     def carrier(self) -> jax.Array:

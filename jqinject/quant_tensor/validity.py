@@ -14,12 +14,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
-from jqinject.ops.fake_quant import in_range_of
+from jqinject.ops import fake_quant, minifloat, power, processes, ste
 from jqinject.ops.grid import Grid, IntGrid
-from jqinject.ops.minifloat import from_float_steps
-from jqinject.ops.power import log2, max_int, min_int
-from jqinject.ops.processes import lies_here, on_host
-from jqinject.ops.ste import with_gradient_of
 
 BitWidth = int | jax.Array
 
@@ -36,7 +32,7 @@ def known_different(a: Any, b: Any) -> bool:
     """
     if not is_concrete(a, b):
         return False
-    left, right = on_host(a).astype(np.float64), on_host(b).astype(np.float64)
+    left, right = processes.on_host(a).astype(np.float64), processes.on_host(b).astype(np.float64)
     try:
         return not np.allclose(left, right, rtol=1e-5, atol=1e-8)
     except ValueError:
@@ -45,14 +41,14 @@ def known_different(a: Any, b: Any) -> bool:
 
 def known_nonzero(array: Any) -> bool:
     """Whether `array` is known to hold a nonzero number; False for None and under tracing."""
-    return array is not None and is_concrete(array) and bool(np.any(on_host(array) != 0))
+    return array is not None and is_concrete(array) and bool(np.any(processes.on_host(array) != 0))
 
 
 def hidden(x: jax.Array) -> str:
     """Why the numbers of an array are not shown; empty if they are. Showing them never waits for other processes."""
     if not is_concrete(x):
         return "traced"
-    return "" if lies_here(x) else "spread over processes"
+    return "" if processes.lies_here(x) else "spread over processes"
 
 
 def brief(x: jax.Array) -> str:
@@ -90,7 +86,7 @@ def ceil_log2(span: int | jax.Array) -> BitWidth:
     # span = mantissa * 2^exponent with 1/2 <= mantissa < 1: correct even if log2 would round down to an integer.
     mantissa, exponent = jnp.frexp(span)
     exact = exponent.astype(jnp.float32) - (mantissa == 0.5).astype(jnp.float32)
-    return with_gradient_of(log2(span), exact)
+    return ste.with_gradient_of(power.log2(span), exact)
 
 
 def sum_bit_width(a: BitWidth, a_signed: bool, b: BitWidth, b_signed: bool) -> BitWidth:
@@ -101,8 +97,8 @@ def sum_bit_width(a: BitWidth, a_signed: bool, b: BitWidth, b_signed: bool) -> B
         9
     """
     a, b = same_kind(a, b)
-    largest = max_int(a_signed, False, a) + max_int(b_signed, False, b)
-    smallest = min_int(a_signed, False, a) + min_int(b_signed, False, b)
+    largest = power.max_int(a_signed, False, a) + power.max_int(b_signed, False, b)
+    smallest = power.min_int(a_signed, False, a) + power.min_int(b_signed, False, b)
     return ceil_log2(largest - smallest)
 
 
@@ -127,7 +123,7 @@ def product_sum_bit_width(terms: int, *bit_widths: BitWidth) -> BitWidth:
     """
     span: int | jax.Array = terms
     for bits in same_kind(*bit_widths):
-        span = span * max_int(signed=False, narrow_range=False, bit_width=bits)
+        span = span * power.max_int(signed=False, narrow_range=False, bit_width=bits)
     bits = ceil_log2(span)
     return max(1, bits) if isinstance(bits, int) else bits
 
@@ -167,8 +163,8 @@ def dequantized(
     """(numbers - zero_point) * scale, computed in float32; the numbers are those of a grid that a payload has."""
     steps = payload.astype(jnp.float32) if grid.is_integer else grid.decode(payload)
     if grid.is_minifloat:
-        return from_float_steps(steps, scale, dtype)
-    return in_range_of((steps if zero_point is None else steps - zero_point) * scale, scale, dtype)
+        return minifloat.from_float_steps(steps, scale, dtype)
+    return fake_quant.in_range_of((steps if zero_point is None else steps - zero_point) * scale, scale, dtype)
 
 
 def integer_bounds(bit_width: BitWidth, signed: bool) -> tuple[jax.Array, jax.Array]:

@@ -1,15 +1,12 @@
 """Quantizers that wait: the first calls return the tensor unchanged."""
 
-from __future__ import annotations
-
 from dataclasses import InitVar, field
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
+from jqinject.core import check, state
 from jqinject.core.component import Component, component
-from jqinject.core.state import QuantStat, float_array
 
 _STEPS = check.between(0, check.MOST_STEPS, check.integer)
 
@@ -34,11 +31,11 @@ class DelayWrapper(Component):
 
     is_scale_free = True
     quant_delay_steps: InitVar[int | None]
-    countdown: QuantStat | None = field(default=None, init=False)
+    countdown: state.QuantStat | None = field(default=None, init=False)
 
     def __post_init__(self, quant_delay_steps: int | None) -> None:
         if steps := delay_steps(quant_delay_steps, "DelayWrapper"):
-            self.countdown = QuantStat(float_array(steps))
+            self.countdown = state.QuantStat(state.float_array(steps))
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """`x` while the delay lasts, else `y`."""

@@ -1,7 +1,5 @@
 """Quantization to minifloats of any exponent and mantissa width."""
 
-from __future__ import annotations
-
 from dataclasses import InitVar, replace
 from functools import partial, reduce
 from typing import Any, cast

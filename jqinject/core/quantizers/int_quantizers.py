@@ -1,7 +1,5 @@
 """Quantizers to integers: by the scale of a component or of the call, by two scales, and truncation of accumulators."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import InitVar, replace

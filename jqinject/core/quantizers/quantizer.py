@@ -10,8 +10,6 @@ scale and zero point come from one range (`RangeScaling`) finds both at once, an
 ends of that range instead of the scale.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
@@ -46,11 +44,10 @@ from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.ranges import ClippingRange, through_ends
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
 from jqinject.core.views import beside, cut_of, in_layout
-from jqinject.ops import IntGrid
+from jqinject.ops import IntGrid, power
 from jqinject.ops.fake_quant import Offset, Steps, in_range_of, quantize_in_steps
 from jqinject.ops.grid import Grid
 from jqinject.ops.lean import Bits, known_zero
-from jqinject.ops.power import divide
 from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor, Levels
 from jqinject.quant_tensor.public_tensors import int_grid as shared_int_grid
 
@@ -96,7 +93,7 @@ class Quantized:
     carrier: jax.Array | None = None
 
     @classmethod
-    def cast(cls, x: jax.Array, payload: jax.Array, scale: jax.Array, grid: Any) -> Quantized:
+    def cast(cls, x: jax.Array, payload: jax.Array, scale: jax.Array, grid: Any) -> "Quantized":
         """The result of a cast of `x` to an 8-bit float, whose value is dequantized when it is read."""
         result = object.__new__(cls)
         vars(result).update(scale=scale, zero_point=None, grid=grid, payload=payload, carrier=x)
@@ -355,7 +352,7 @@ class IntQuant(Delayed):
 
     def steps_to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Bits, x: jax.Array) -> jax.Array:
         """Like `to_int`, for a tensor that is already viewed."""
-        y = divide(x.astype(jnp.float32), scale)
+        y = power.divide(x.astype(jnp.float32), scale)
         y = self.float_to_int_impl(y if zero_point is None else y + zero_point)
         low, high = int_grid(self, bit_width).bounds
         return self.tensor_clamp_impl(y, min_val=low, max_val=high)

@@ -1,7 +1,5 @@
 """Quantizers to tables of numbers: to two and three values, signs times a scale, and to any table."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from dataclasses import InitVar
@@ -10,20 +8,15 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
-from jqinject.core._protocols import Clamp, GradientMask, Scaling, View
-from jqinject.core.clamping import Identity, TensorClamp
+from jqinject.core import _protocols, check, clamping
 from jqinject.core.component import component
-from jqinject.core.quantizers.delay import Delayed
-from jqinject.core.quantizers.quantizer import Quantizer, Rounded
+from jqinject.core.quantizers import delay, quantizer
 from jqinject.core.statistics.ranges import ClippingRange
-from jqinject.ops.fake_quant import Offset
+from jqinject.ops import fake_quant, power, ste
 from jqinject.ops.grid import Codebook, Grid, IntGrid, TableGrid
-from jqinject.ops.power import divide
-from jqinject.ops.ste import binary_sign_ste, ternary_sign_ste, with_gradient_where
 
 
-class _SignQuant(Delayed, Quantizer):
+class _SignQuant(delay.Delayed, quantizer.Quantizer):
     """Abstract: signs times a scale that is called with the tensor alone; see `_values`."""
 
     bits = 1
@@ -47,11 +40,11 @@ class _SignQuant(Delayed, Quantizer):
         self,
         x: jax.Array,
         scale: jax.Array,
-        zero_point: Offset,
+        zero_point: fake_quant.Offset,
         ends: ClippingRange | None,
         grid: Grid,
         keep: bool,
-    ) -> Rounded:
+    ) -> quantizer.Rounded:
         y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
         return y if self.delay is None else self.delay(x, y), None
 
@@ -78,12 +71,12 @@ class BinaryQuant(_SignQuant):
     """
 
     grid = TableGrid((-1.0, 1.0))
-    scaling_impl: Scaling
+    scaling_impl: _protocols.Scaling
     signed: bool = True
     quant_delay_steps: InitVar[int | None] = 0
 
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
-        return binary_sign_ste(x)
+        return ste.binary_sign_ste(x)
 
 
 @component
@@ -109,13 +102,13 @@ class ClampedBinaryQuant(_SignQuant):
         Array([0.5, 0. , 0. ], dtype=float32)
     """
 
-    scaling_impl: Scaling
-    tensor_clamp_impl: Clamp = TensorClamp()
+    scaling_impl: _protocols.Scaling
+    tensor_clamp_impl: _protocols.Clamp = clamping.TensorClamp()
     signed: bool = True
     quant_delay_steps: InitVar[int | None] = 0
 
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
-        return binary_sign_ste(self.tensor_clamp_impl(x, -scale, scale))
+        return ste.binary_sign_ste(self.tensor_clamp_impl(x, -scale, scale))
 
 
 _FRACTION = check.between(0, math.inf, expected="is a fraction of the scale, expected >= 0")
@@ -142,17 +135,17 @@ class TernaryQuant(_SignQuant):
 
     bits = 2
     grid = TableGrid((-1.0, 0.0, 1.0))
-    scaling_impl: Scaling
+    scaling_impl: _protocols.Scaling
     threshold: Annotated[float, _FRACTION]
     quant_delay_steps: InitVar[int | None] = None
 
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         mask = (jnp.abs(x) > self.threshold * scale).astype(jnp.float32)
-        return mask * ternary_sign_ste(x)
+        return mask * ste.ternary_sign_ste(x)
 
 
 @component
-class CodebookQuant(Quantizer):
+class CodebookQuant(quantizer.Quantizer):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
     `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; ties go to the lower number; nan
@@ -177,11 +170,11 @@ class CodebookQuant(Quantizer):
         Array([ 0.5, -2. ], dtype=float32)
     """
 
-    scaling_impl: Scaling
+    scaling_impl: _protocols.Scaling
     codebook: Any
-    input_view_impl: View = Identity()
-    tensor_clamp_impl: Clamp = TensorClamp()
-    gradient_mask_impl: GradientMask | None = None
+    input_view_impl: _protocols.View = clamping.Identity()
+    tensor_clamp_impl: _protocols.Clamp = clamping.TensorClamp()
+    gradient_mask_impl: _protocols.GradientMask | None = None
 
     def __post_init__(self) -> None:
         vars(self)["codebook"] = Codebook.of(self.codebook)
@@ -200,16 +193,16 @@ class CodebookQuant(Quantizer):
         self,
         x: jax.Array,
         scale: jax.Array,
-        zero_point: Offset,
+        zero_point: fake_quant.Offset,
         ends: ClippingRange | None,
         grid: Grid,
         keep: bool,
-    ) -> Rounded:
-        steps = divide(x.astype(jnp.float32), scale)
+    ) -> quantizer.Rounded:
+        steps = power.divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, *grid.bounds)
         nearest = grid.round(inside)
         mask = self.gradient_mask_impl
         if mask is not None:
-            return with_gradient_where(x, (nearest * scale).astype(x.dtype), mask(steps, nearest)), None
+            return ste.with_gradient_where(x, (nearest * scale).astype(x.dtype), mask(steps, nearest)), None
         passed = jax.lax.stop_gradient(nearest) + (inside - jax.lax.stop_gradient(inside))
         return (passed * scale).astype(x.dtype), None

@@ -1,7 +1,5 @@
 """`FrozenForm`: what is static in the low-bit numbers of a weight. Next: `frozen_numbers` makes and reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -11,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops import Grid, IntGrid
+from jqinject.ops import Grid, IntGrid, packing
 from jqinject.ops.cut import Cut
-from jqinject.ops.packing import packed_grid
 from jqinject.quant_tensor import Groups
 
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")
@@ -35,7 +32,7 @@ class StoredForm:
     summed: tuple[int, ...]
 
     @classmethod
-    def of(cls, payload: jax.Array, summed: tuple[int, ...]) -> StoredForm:
+    def of(cls, payload: jax.Array, summed: tuple[int, ...]) -> "StoredForm":
         """The form of a payload."""
         axes = tuple(axis % payload.ndim for axis in summed)
         return cls(tuple(payload.shape), np.dtype(payload.dtype), axes)
@@ -53,7 +50,7 @@ class StoredForm:
     @cached_property
     def grid(self) -> IntGrid | None:
         """The integers that are packed into bytes; None for whole bytes."""
-        return packed_grid(self.dtype)
+        return packing.packed_grid(self.dtype)
 
     @property
     def packed_bits(self) -> int | None:
@@ -127,7 +124,7 @@ class FrozenForm:
         return groups if groups is None or cut is None else Groups(cut.piece, groups.dim, groups.length)
 
     @lru_cache(maxsize=1024)  # noqa: B019 (forms are compared by value and small)
-    def fitted(self, payload_shape: tuple[int, ...]) -> FrozenForm:
+    def fitted(self, payload_shape: tuple[int, ...]) -> "FrozenForm":
         """The form of numbers that were stacked, sliced or looked up: along axes in front, or other sizes.
 
         Args:

@@ -11,8 +11,6 @@
 A `FrozenParam` in the place of the weight keeps them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,9 +32,9 @@ from jqinject.quant_tensor import (
     is_grouped,
     is_quantized,
     on_integers,
+    public_tensors,
 )
 from jqinject.quant_tensor.group_layout import with_two_axes
-from jqinject.quant_tensor.public_tensors import int_grid
 
 
 @dataclass(frozen=True)
@@ -302,7 +300,7 @@ def _known_grid(weight: object) -> Any:
             "a learned bit width is not known in an abstract model, so the payload's dtype is not either.\n"
             "  cure: freeze the model itself"
         )
-    return int_grid(int(weight.bit_width), weight.signed)
+    return public_tensors.int_grid(int(weight.bit_width), weight.signed)
 
 
 def _full_rank(x: jax.Array, ndim: int) -> jax.Array:

@@ -1,7 +1,5 @@
 """`LowBitArray`, and `FrozenParam`: a parameter whose place holds low-bit numbers, dequantized when it is read."""
 
-from __future__ import annotations
-
 import math
 import sys
 from abc import abstractmethod
@@ -15,8 +13,7 @@ from flax import nnx
 from flax.nnx import reprlib
 from jax.typing import DTypeLike
 
-from jqinject.core import Frozen
-from jqinject.core.flax_internals import READER_OF_LINEN, READERS_OF_PURE_DICTS, metadata_of
+from jqinject.core import Frozen, flax_internals
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import (
     ScaleForms,
@@ -252,9 +249,9 @@ class FrozenParam(LowBitArray, Frozen):
         """
         numbers = self.get_raw_value()
         reader = sys._getframe(1).f_code
-        if reader is READER_OF_LINEN:
+        if reader is flax_internals.READER_OF_LINEN:
             return self
-        if reader in READERS_OF_PURE_DICTS:
+        if reader in flax_internals.READERS_OF_PURE_DICTS:
             return numbers
         kinds = {_kind(leaf) for leaf in jax.tree.leaves(numbers)}
         if kinds == {jax.ShapeDtypeStruct}:
@@ -284,7 +281,7 @@ class FrozenParam(LowBitArray, Frozen):
         return value
 
     def __getattr__(self, name: str) -> Any:
-        metadata = metadata_of(self)
+        metadata = flax_internals.metadata_of(self)
         if name in metadata:
             return metadata[name]
         if name.startswith("__") or getattr(jax.Array, name, None) is None:

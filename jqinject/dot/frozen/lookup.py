@@ -1,7 +1,5 @@
 """Indexing frozen numbers before they are dequantized: only what is read is dequantized."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -5,8 +5,6 @@ the scales are those of frozen weights (`frozen_numbers`), but for the scales' a
 so that rows are written and read one by one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -46,7 +44,7 @@ class LowBitCache(LowBitArray):
         self._numbers, self._form = dict(numbers), form
 
     @classmethod
-    def of(cls, x: Any, has_zero_point: bool = False) -> LowBitCache:
+    def of(cls, x: Any, has_zero_point: bool = False) -> "LowBitCache":
         """The rows of a quantized array.
 
         Args:
@@ -84,11 +82,11 @@ class LowBitCache(LowBitArray):
         """The numbers as an array of the cache's dtype."""
         return self.quant_tensor().value
 
-    def with_numbers(self, numbers: Mapping[str, object]) -> LowBitCache:
+    def with_numbers(self, numbers: Mapping[str, object]) -> "LowBitCache":
         """The same form with other numbers."""
         return LowBitCache(numbers, self.form)
 
-    def fits(self, rows: LowBitCache) -> bool:
+    def fits(self, rows: "LowBitCache") -> bool:
         """Whether rows are stored in the same form: they may have other sizes, but for the features."""
         shape = tuple(rows.numbers["value"].shape)
         same_names = self.numbers.keys() == rows.numbers.keys()
@@ -133,7 +131,7 @@ class LowBitCache(LowBitArray):
         return [(jax.tree_util.DictKey(name), self.numbers[name]) for name in names], (names, self.form)
 
     @classmethod
-    def tree_unflatten(cls, static: tuple[tuple[str, ...], FrozenForm], leaves: Any) -> LowBitCache:
+    def tree_unflatten(cls, static: tuple[tuple[str, ...], FrozenForm], leaves: Any) -> "LowBitCache":
         """See `jax.tree_util.register_pytree_with_keys_class`."""
         names, form = static
         return cls(dict(zip(names, leaves, strict=True)), form)

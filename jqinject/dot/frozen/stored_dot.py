@@ -1,7 +1,5 @@
 """Floats contracted with a frozen weight: dequantized in registers by the compiled kernels where they are used."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -18,9 +16,8 @@ from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, scale_of, stores
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.integer import Affine
 from jqinject.dot.kernels.stored_rows import TABLES, StoredOperand, stored_product
+from jqinject.ops import processes, ste
 from jqinject.ops.groups import split_groups
-from jqinject.ops.processes import on_one_device
-from jqinject.ops.ste import custom_jvp
 
 FLOATS = tuple(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 BYTES = (np.dtype(np.int8), np.dtype(np.uint8))
@@ -91,12 +88,12 @@ def _table(form: FrozenForm) -> tuple[float, ...] | None:
         return tuple(np.asarray(table, np.float32).tolist())
 
 
-@custom_jvp(0)
+@ste.custom_jvp(0)
 def _dot(static: StoredDot, x: jax.Array, *arrays: jax.Array) -> jax.Array:
     meshes = (jax.typeof(array).sharding.mesh for array in (x, *arrays))
     if static.out_sharding is not None or any(not mesh.empty and mesh.explicit_axes for mesh in meshes):
         return _Plain(static)(x, *arrays)
-    return on_one_device(_Alone(static), _Plain(static), x, *arrays)
+    return processes.on_one_device(_Alone(static), _Plain(static), x, *arrays)
 
 
 @partial(_dot.defjvp, symbolic_zeros=True)

@@ -12,8 +12,6 @@
 Labels of both operands are summed, or batch axes if the output has them: forward and backward alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -46,7 +44,7 @@ class Dimensions:
     out: Labels
 
     @classmethod
-    def of(cls, lhs_ndim: int, rhs_ndim: int, dimension_numbers: Any) -> Dimensions:
+    def of(cls, lhs_ndim: int, rhs_ndim: int, dimension_numbers: Any) -> "Dimensions":
         """From `lax.dot_general`'s `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`.
 
         Example:
@@ -59,7 +57,7 @@ class Dimensions:
 
     @classmethod
     @lru_cache(maxsize=1024)
-    def of_equation(cls, lhs: str, rhs: str, out: str) -> Dimensions:
+    def of_equation(cls, lhs: str, rhs: str, out: str) -> "Dimensions":
         """From the letters of an einsum.
 
         Example:
@@ -126,7 +124,7 @@ class Dimensions:
         return tuple(map(self.result.index, self.out))
 
     @cached_property
-    def plain(self) -> Dimensions:
+    def plain(self) -> "Dimensions":
         """With the output in the order of `result`."""
         return self if self.is_ordered else Dimensions(self.lhs, self.rhs, self.result)
 
@@ -144,12 +142,12 @@ class Dimensions:
         sizes = dict(zip(self.rhs, rhs, strict=True)) | dict(zip(self.lhs, lhs, strict=True))
         return tuple(map(sizes.__getitem__, self.out))
 
-    def swapped(self) -> Dimensions:
+    def swapped(self) -> "Dimensions":
         """With the operands in the other order, and the same output."""
         return Dimensions(self.rhs, self.lhs, self.out)
 
     @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
-    def with_right(self, places: tuple[int, ...]) -> Dimensions:
+    def with_right(self, places: tuple[int, ...]) -> "Dimensions":
         """With the right operand's axes in another order.
 
         Args:
@@ -159,12 +157,12 @@ class Dimensions:
         return Dimensions(self.lhs, tuple(labels[place] for place in range(len(places))), self.out)
 
     @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
-    def along(self, pairs: tuple[int, ...]) -> Dimensions:
+    def along(self, pairs: tuple[int, ...]) -> "Dimensions":
         """With some summed axes as leading batch axes instead."""
         return Dimensions(self.lhs, self.rhs, (*(self.summed[pair] for pair in pairs), *self.out))
 
     @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
-    def in_groups(self, left: int) -> Dimensions:
+    def in_groups(self, left: int) -> "Dimensions":
         """Of operands whose summed axis, `left` of the left one, has become two: groups, and their elements."""
         label = self.lhs[left]
         lhs, rhs = (

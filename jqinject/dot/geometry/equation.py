@@ -3,8 +3,6 @@
 The operands always keep their order, so that each keeps its configuration.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ class EinsumLabels:
     out: str
 
     @classmethod
-    def parse(cls, equation: str, lhs_shape: Sequence[int], rhs_shape: Sequence[int]) -> EinsumLabels:
+    def parse(cls, equation: str, lhs_shape: Sequence[int], rhs_shape: Sequence[int]) -> "EinsumLabels":
         """From a `jnp.einsum` string, with optional `...` and output.
 
         Raises:
@@ -98,7 +96,7 @@ class EinsumLabels:
             and all(lengths.get(label, n) == n for label, n in zip(self.rhs, rhs_shape, strict=True))
         )
 
-    def prepared(self, lhs: Operand, rhs: Operand) -> tuple[Operand, Operand, EinsumLabels]:
+    def prepared(self, lhs: Operand, rhs: Operand) -> "tuple[Operand, Operand, EinsumLabels]":
         """Operands without repeated labels, axes to broadcast, or labels to sum alone."""
         lengths = dict(zip(self.lhs, lhs.shape, strict=True))
         for label, length in zip(self.rhs, rhs.shape, strict=True):

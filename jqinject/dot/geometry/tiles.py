@@ -1,7 +1,5 @@
 """Contractions cut into tiles with their own scales, summed after scaling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

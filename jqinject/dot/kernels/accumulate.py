@@ -3,8 +3,6 @@
 Sums of more products than an int32 holds are cut into parts that fit and are added without rounding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache

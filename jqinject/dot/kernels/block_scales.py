@@ -8,8 +8,6 @@
 Which GPU a program will run on is not known while it is traced or lowered, so XLA decides when it compiles.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

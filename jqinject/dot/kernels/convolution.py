@@ -1,7 +1,5 @@
 """One convolution of low-bit numbers, without a derivative."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +84,7 @@ class Convolution:
         dtype: DTypeLike,
         accumulator_dtype: DTypeLike | None = None,
         out_sharding: OutSharding = None,
-    ) -> Convolution:
+    ) -> "Convolution":
         """From the arguments of `lax.conv_general_dilated`."""
         numbers = jax.lax.conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
         space = len(lhs_shape) - 2
@@ -117,7 +115,7 @@ class Convolution:
 
     def of_gradient(
         self, number: int, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype
-    ) -> Convolution | None:
+    ) -> "Convolution | None":
         """The convolution that gives the gradient of an operand; None with groups, where it is not a plain one.
 
         That of the left operand convolves the gradient with the right operand, its spatial axes reversed; that of the
@@ -236,7 +234,7 @@ class Convolution:
 
     def _of_block(
         self, lhs: jax.Array, rhs_shape: tuple[int, ...], block: dict[int, tuple[int, int]]
-    ) -> tuple[Convolution, jax.Array]:
+    ) -> "tuple[Convolution, jax.Array]":
         """The convolution for a part of the right operand, and the matching part of the left one."""
         lhs_spec, rhs_spec, _ = self.specs
         options = dict(self.options)

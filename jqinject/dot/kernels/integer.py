@@ -7,8 +7,6 @@ dequantized, because each makes a whole output: (256, 1024) x (1024, 1024) in gr
 ms dequantized. Elsewhere, and in a program for several devices, the integers of each group are one contraction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,13 +19,9 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding, scale_in_output, varying_pairs
-from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
-from jqinject.dot.kernels.kernel_table import Alone, Divisible, settled
-from jqinject.dot.kernels.stored_rows import TABLES, StoredOperand, stored_product
+from jqinject.dot.kernels import accumulate, kernel_table, stored_rows
+from jqinject.ops import processes, sharding, ste
 from jqinject.ops.grid import IntGrid
-from jqinject.ops.processes import on_one_device
-from jqinject.ops.sharding import sharded_as
-from jqinject.ops.ste import nearest
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor
 
 LEAST_GROUP = 128
@@ -52,7 +46,7 @@ class Affine(NamedTuple):
     sums: jax.Array | None = None
     packed: jax.Array | None = None
 
-    def signed(self) -> Affine:
+    def signed(self) -> "Affine":
         """The same numbers as signed bytes: `q - 128` for unsigned ones, with the zero point shifted likewise.
 
         Products of unsigned with signed bytes have no fast path.
@@ -90,9 +84,9 @@ class Affine(NamedTuple):
             return self.sums
         return jnp.sum(self.payload, axis=axes, keepdims=True, dtype=accumulator)
 
-    def part(self, axes: tuple[int, ...], block: Block) -> Affine:
+    def part(self, axes: tuple[int, ...], block: accumulate.Block) -> "Affine":
         """The part in a block along some axes, over which neither scale nor zero point varies."""
-        payload = part(self.payload, axes, block)
+        payload = accumulate.part(self.payload, axes, block)
         return self if payload is self.payload else self._replace(payload=payload, sums=None, packed=None)
 
 
@@ -130,7 +124,7 @@ class IntegerOperand:
         assert self.integers is not None, "an operand has integers or floats"
         return self.integers
 
-    def for_backward(self, as_integers: bool) -> IntegerOperand | IntQuantTensor:
+    def for_backward(self, as_integers: bool) -> "IntegerOperand | IntQuantTensor":
         """What a backward pass keeps: what is stored, or the floats.
 
         Args:
@@ -162,7 +156,7 @@ def affine_of(x: IntQuantTensor) -> Affine:
     integers = x.int() if x.payload is None else x.payload
     # Stored integers lie as they are contracted, and outside a program nothing could be fused.
     just_rounded = isinstance(integers, jax.core.Tracer) and not x.is_stored
-    integers = settled(integers) if just_rounded else integers
+    integers = kernel_table.settled(integers) if just_rounded else integers
     return Affine(integers, x.scale, x.zero_point if x.has_zero_point else None)
 
 
@@ -200,22 +194,22 @@ def affine_dot_general(
         return dims.ordered(_contract_groups(lhs, rhs, dims, grouped, accumulator_dtype).astype(dtype))
     lengths = tuple(map(lhs.payload.shape.__getitem__, dims.lhs_contract))
     dtypes = (lhs.payload.dtype, lhs.zero_point is not None), (rhs.payload.dtype, rhs.zero_point is not None)
-    accumulator, longest = accumulation(lengths, *dtypes, accumulator_dtype)
+    accumulator, longest = accumulate.accumulation(lengths, *dtypes, accumulator_dtype)
     if math.prod(lengths) <= longest and plain:
         y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding, rhs.packed)
     else:
 
-        def contract(block: Block) -> jax.Array:
+        def contract(block: accumulate.Block) -> jax.Array:
             left, right = lhs.part(dims.lhs_contract, block), rhs.part(dims.rhs_contract, block)
             return _exact(left, right, dims, accumulator, out_sharding)
 
-        y = in_parts(lengths, longest, contract)
+        y = accumulate.in_parts(lengths, longest, contract)
     of_lhs = scale_in_output(lhs.scale, dims.lhs, dims.result)
     of_rhs = scale_in_output(rhs.scale, dims.rhs, dims.result)
     assert of_lhs is not None and of_rhs is not None, "no scale varies along a sum, or it is a batch axis"
     mesh, of_scales = jax.typeof(y).sharding.mesh, (jax.typeof(of_lhs).sharding, jax.typeof(of_rhs).sharding)
     if not (mesh.empty and of_scales[0].mesh.empty and of_scales[1].mesh.empty):
-        of_lhs, of_rhs = sharded_as(of_lhs, y), sharded_as(of_rhs, y)
+        of_lhs, of_rhs = sharding.sharded_as(of_lhs, y), sharding.sharded_as(of_rhs, y)
     y = (y.astype(jnp.float32) * (of_lhs * of_rhs)).astype(dtype)
     return y if dims.is_ordered else dims.ordered(y)
 
@@ -236,12 +230,12 @@ def integer_contraction(
         accumulator: a signed integer dtype that holds the sums.
         packed: the right operand as `Affine.packed`, for a kernel that reads it so.
     """
-    divisible = Divisible(dims, accumulator, out_sharding)
+    divisible = kernel_table.Divisible(dims, accumulator, out_sharding)
     unsharded = jax.typeof(lhs).sharding.mesh.empty and jax.typeof(rhs).sharding.mesh.empty
     if out_sharding is not None or (not unsharded and are_sharded(lhs, rhs)):
         return divisible(lhs, rhs)
     arrays = (lhs, rhs) if packed is None else (lhs, rhs, packed)
-    return on_one_device(Alone(dims, accumulator), divisible, *arrays)
+    return processes.on_one_device(kernel_table.Alone(dims, accumulator), divisible, *arrays)
 
 
 def are_sharded(lhs: jax.Array, rhs: jax.Array) -> bool:
@@ -259,11 +253,11 @@ def _exact(
     def expanded(x: jax.Array, of: Affine) -> jax.Array:
         layout = scale_in_output(x, dims.lhs if of is lhs else dims.rhs, dims.result)
         assert layout is not None, "zero points and sums vary along axes of the output alone"
-        return sharded_as(layout, y)
+        return sharding.sharded_as(layout, y)
 
     def offset(operand: Affine) -> jax.Array | None:
         zero = operand.zero_point
-        return None if zero is None else expanded(nearest(zero), operand).astype(accumulator)
+        return None if zero is None else expanded(ste.nearest(zero), operand).astype(accumulator)
 
     def summed(operand: Affine, axes: tuple[int, ...]) -> jax.Array:
         return expanded(operand.summed(axes, accumulator), operand)
@@ -316,7 +310,7 @@ def _contract_groups(
     by_group = _GroupByGroup(tree, dims.plain.along(pairs), len(pairs), accumulator_dtype)
     if len(pairs) != 1 or accumulator_dtype is not None or are_sharded(lhs.payload, rhs.payload):
         return by_group(*leaves)
-    return on_one_device(_ByPlatform(by_group, dims, pairs), by_group, *leaves)
+    return processes.on_one_device(_ByPlatform(by_group, dims, pairs), by_group, *leaves)
 
 
 @dataclass(frozen=True)
@@ -347,10 +341,10 @@ class _ByPlatform:
 
     def _on_cpu(self, *leaves: jax.Array) -> jax.Array:
         lhs, rhs = jax.tree.unflatten(self.by_group.tree, leaves)
-        packed, table = rhs.packed, TABLES.get(rhs.payload.dtype.name)
-        right = StoredOperand(rhs.payload, packed, table, rhs.scale, rhs.zero_point)
+        packed, table = rhs.packed, stored_rows.TABLES.get(rhs.payload.dtype.name)
+        right = stored_rows.StoredOperand(rhs.payload, packed, table, rhs.scale, rhs.zero_point)
         integers = (lhs.payload, lhs.scale) if _is_signed_bytes(lhs) else None
-        y = stored_product(lhs.dequantized(), right, self.dims, self.pairs, integers)
+        y = stored_rows.stored_product(lhs.dequantized(), right, self.dims, self.pairs, integers)
         if y is not None:
             return y
         sizes = [lhs.payload.shape[axis] for axis in self.dims.lhs_contract]

@@ -13,8 +13,6 @@ bits are widened first. JAX would widen operands of two dtypes to the accumulato
 int32.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -27,10 +25,8 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.stored_rows import TABLES, as_rows, packed_rows, rows_of
-from jqinject.native import int8_matmul, takes
-from jqinject.native.stored_matmul import int4_matmul
-from jqinject.ops.processes import on_one_device
-from jqinject.ops.sharding import varying_with
+from jqinject.native import int8_matmul, stored_matmul, takes
+from jqinject.ops import processes, sharding
 
 Kernel = Callable[..., jax.Array]
 Convolve = Callable[[jax.Array, jax.Array], jax.Array]
@@ -153,7 +149,7 @@ def integer_convolution(
     """
     if window is None or XLA_CONVOLVES:
         return plain(lhs, rhs)
-    return on_one_device(_AsMatrices(accumulator, plain, window), plain, lhs, rhs)
+    return processes.on_one_device(_AsMatrices(accumulator, plain, window), plain, lhs, rhs)
 
 
 @dataclass(frozen=True)
@@ -186,7 +182,7 @@ def settled(payload: jax.Array) -> jax.Array:
     """
     if not jnp.issubdtype(payload.dtype, jnp.integer) or payload.ndim < 2:
         return payload
-    return on_one_device(_laid_out_on_cpu, _identity, payload)
+    return processes.on_one_device(_laid_out_on_cpu, _identity, payload)
 
 
 def _identity(x: jax.Array) -> jax.Array:
@@ -260,13 +256,13 @@ def _packed_on_cpu(
     left = as_rows(lhs.astype(jnp.int8), rows.lhs, len(dims.lhs_free))
     if right is None or not takes(left, left, accumulator, len(left)):
         return None
-    y = varying_with(int4_matmul(left, right, table), left, right)
+    y = sharding.varying_with(stored_matmul.int4_matmul(left, right, table), left, right)
     shape = [lhs.shape[axis] for axis in dims.lhs_free] + [rhs.shape[axis] for axis in dims.rhs_free]
     return y.reshape(shape)
 
 
 def _by_kernel(left: jax.Array, right: jax.Array) -> jax.Array:
-    return varying_with(int8_matmul(left, right), left, right)
+    return sharding.varying_with(int8_matmul(left, right), left, right)
 
 
 def _at_least_a_byte(x: jax.Array) -> jax.Array:

@@ -1,7 +1,5 @@
 """Ragged contractions of integers: each row of the left operand with the part of the right one that its group has."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
-from jqinject.dot.kernels.accumulate import accumulation
-from jqinject.dot.kernels.integer import Affine, corrected
+from jqinject.dot.kernels import accumulate, integer
 from jqinject.ops.ste import nearest
 from jqinject.quant_tensor.shaping import full_rank
 
@@ -39,7 +36,7 @@ class Ragged:
     @classmethod
     def of(
         cls, lhs: Any, rhs: Any, numbers: Any, dtype: DTypeLike, precision: jax.lax.PrecisionLike = None
-    ) -> Ragged | None:
+    ) -> "Ragged | None":
         """From `lax.ragged_dot_general`'s dimension numbers; None if they have batch axes or cut a summed axis.
 
         Args:
@@ -73,13 +70,13 @@ class Ragged:
             lhs, rhs, group_sizes, numbers, precision, preferred_element_type=dtype
         )
 
-    def take(self, lhs: Affine, rhs: Affine) -> bool:
+    def take(self, lhs: integer.Affine, rhs: integer.Affine) -> bool:
         """Whether int32 holds every sum of products of these integers."""
         lengths = tuple(lhs.payload.shape[axis] for axis in self.axes.lhs_contract)
         dtypes = ((x.payload.dtype, x.zero_point is not None) for x in (lhs, rhs))
-        return math.prod(lengths) <= accumulation(lengths, *dtypes, None)[1]
+        return math.prod(lengths) <= accumulate.accumulation(lengths, *dtypes, None)[1]
 
-    def integers(self, lhs: Affine, rhs: Affine, group_sizes: jax.Array) -> jax.Array:
+    def integers(self, lhs: integer.Affine, rhs: integer.Affine, group_sizes: jax.Array) -> jax.Array:
         """`sum (q_l - z_l) s_l (q_r - z_r) s_r`, the sum taken over integers; rows of no group are 0.
 
         The right operand's scale and zero point may vary along experts and free axes, the left one's along free axes.
@@ -104,7 +101,7 @@ class Ragged:
             return scale_in_output(x, labels, axes.out)
 
         if lhs.zero_point is not None or rhs.zero_point is not None:
-            y = corrected(
+            y = integer.corrected(
                 y,
                 None if lhs.zero_point is None else of_lhs(nearest(lhs.zero_point).astype(jnp.int32)),
                 None if rhs.zero_point is None else of_rhs(nearest(rhs.zero_point).astype(jnp.int32)),

@@ -1,7 +1,5 @@
 """Contractions of rows with stored numbers by the compiled kernels: which fit, and how they are laid out."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

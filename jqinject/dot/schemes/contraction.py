@@ -1,7 +1,5 @@
 """`Contraction`: a contraction by a scheme, with the quantizers of its six operands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -11,7 +9,7 @@ from flax import nnx
 
 from jqinject.core.component import InnerModule
 from jqinject.dot.geometry.dimensions import Labels
-from jqinject.dot.schemes.product_transforms import random_signs, transformed
+from jqinject.dot.schemes import product_transforms, scheme_fits
 from jqinject.dot.schemes.quant_operand import (
     MODES,
     PARAMETERS,
@@ -21,7 +19,6 @@ from jqinject.dot.schemes.quant_operand import (
     sampled,
 )
 from jqinject.dot.schemes.scheme import OPERANDS, SchemeSpec
-from jqinject.dot.schemes.scheme_fits import RANDOM_SIGNS, MissingRngsError
 from jqinject.dot.tensors.backward_quantizer import for_backward
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_by
 from jqinject.inject import Binding
@@ -138,7 +135,7 @@ class Contraction(InnerModule):
             return None, x
         proxy = self._operand(name, binding, x, summed).quant
         if proxy.role in PARAMETERS:  # those of activations and gradients transform it themselves
-            x = transformed(binding, x, summed)
+            x = product_transforms.transformed(binding, x, summed)
         more = (partner,) if proxy.requires_quant_input and partner is not None else ()
         return proxy, quantized_by(proxy, x, summed, *more, in_rows=in_rows)
 
@@ -176,8 +173,8 @@ class Contraction(InnerModule):
         if self.deterministic:
             return jnp.ones(count, jnp.float32)
         if self.stream is None:
-            raise MissingRngsError(self._where(name), RANDOM_SIGNS)
-        return random_signs(self.stream(), count)
+            raise scheme_fits.MissingRngsError(self._where(name), scheme_fits.RANDOM_SIGNS)
+        return product_transforms.random_signs(self.stream(), count)
 
     def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:
         """Switch between training and evaluation.
@@ -220,7 +217,7 @@ class Contraction(InnerModule):
         operand = make(name, binding, axes, self._where(name), self.modes) if own is None else own
         draws = operand.draws and not self.deterministic
         if draws and self.stream is None:
-            raise MissingRngsError(self._where(name))
+            raise scheme_fits.MissingRngsError(self._where(name))
         if own is not None or not operand.keeps_state:
             return operand.drawing_from(self.stream) if draws and own is None else operand
         if self.record is None:

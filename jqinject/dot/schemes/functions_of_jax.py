@@ -1,7 +1,5 @@
 """`dot_general`, `einsum` and `conv_general_dilated`: like JAX's, for QuantTensors and for arrays with a scheme."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax
@@ -10,8 +8,7 @@ from jax.typing import DTypeLike
 from jqinject.dot.geometry.dimensions import Operand, OutSharding
 from jqinject.dot.geometry.equation import einsum_by
 from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.schemes.modules import QConvGeneralDilated, QDotGeneral
-from jqinject.dot.schemes.scheme import SchemeLike
+from jqinject.dot.schemes import modules, scheme
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.dot.tensors.contract import contract, output_dtype
 from jqinject.quant_tensor import is_quantized
@@ -24,7 +21,7 @@ def dot_general(
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
     *,
-    config: SchemeLike | None = None,
+    config: scheme.SchemeLike | None = None,
     contraction: ContractionKind = "auto",
     accumulator_dtype: DTypeLike | None = None,
     key: jax.Array | None = None,
@@ -66,7 +63,7 @@ def dot_general(
     """
     if config is not None:
         _check_beside_config(lhs, rhs, contraction, accumulator_dtype)
-        by_scheme = QDotGeneral.of_one_call(config, key, "dot_general")
+        by_scheme = modules.QDotGeneral.of_one_call(config, key, "dot_general")
         return by_scheme(lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding)
     return contract(
         lhs,
@@ -84,7 +81,7 @@ def einsum(
     lhs: Operand,
     rhs: Operand,
     *,
-    config: SchemeLike | None = None,
+    config: scheme.SchemeLike | None = None,
     contraction: ContractionKind = "auto",
     preferred_element_type: DTypeLike | None = None,
     key: jax.Array | None = None,
@@ -132,7 +129,7 @@ def conv_general_dilated(
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
     *,
-    config: SchemeLike | None = None,
+    config: scheme.SchemeLike | None = None,
     contraction: ContractionKind = "auto",
     key: jax.Array | None = None,
 ) -> jax.Array:
@@ -167,7 +164,7 @@ def conv_general_dilated(
     groups = feature_group_count, batch_group_count
     if config is not None:
         _check_beside_config(lhs, rhs, contraction)
-        convolve = QConvGeneralDilated.of_one_call(config, key, "conv_general_dilated")
+        convolve = modules.QConvGeneralDilated.of_one_call(config, key, "conv_general_dilated")
         return convolve(lhs, rhs, *windows, *groups, precision, preferred_element_type)
     dtype = output_dtype(lhs, rhs, preferred_element_type)
     where = Convolution.of(lhs.shape, rhs.shape, *windows, *groups, dtype=dtype)

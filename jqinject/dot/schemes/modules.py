@@ -1,7 +1,5 @@
 """Modules that replace `lax.dot_general`, `jnp.einsum` and `lax.conv_general_dilated` in Flax's layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

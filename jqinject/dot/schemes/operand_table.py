@@ -1,13 +1,10 @@
 """What `explain` shows of a scheme: its six operands, as a table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
-from jqinject.inject import Binding, explain
-from jqinject.inject.tree import Node
+from jqinject.inject import Binding, explain, tree
 
 PLACES = {
     "fprop_lhs": "x in y = x w",
@@ -19,7 +16,7 @@ PLACES = {
 }
 
 
-class OperandTable(Node):
+class OperandTable(tree.Node):
     """The six operands of a scheme: a node each, printed as a table."""
 
     __slots__ = ()

@@ -1,7 +1,5 @@
 """The transform before the quantizers of both operands of a product: `pre_transform`, and signs drawn before it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any

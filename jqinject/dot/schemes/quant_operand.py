@@ -1,7 +1,5 @@
 """One operand of a contraction: the axes that its quantizer sees, and the quantizer, assembled once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,8 +14,7 @@ from jqinject.core.state import QuantParam
 from jqinject.dot.geometry.dimensions import Labels
 from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.scheme import FORWARD, GRADIENTS, Kept, SchemeSpec
-from jqinject.dot.tensors.backward_quantizer import why_not_backward
-from jqinject.dot.tensors.labelled_tensor import LabelledTensor
+from jqinject.dot.tensors import backward_quantizer, labelled_tensor
 from jqinject.inject import Binding
 
 PARAMETERS = ("weight", "parameter")
@@ -40,7 +37,7 @@ class OperandAxes:
     free: tuple[int, ...]
 
     @classmethod
-    def of(cls, x: LabelledTensor, summed: Labels) -> OperandAxes:
+    def of(cls, x: labelled_tensor.LabelledTensor, summed: Labels) -> "OperandAxes":
         """The axes of a labelled tensor in a product that sums over some labels."""
         over = tuple(x.axis(label) for label in x.labels if label in summed)
         free = [label for label in x.labels if label not in summed and label[0] not in ("batch", "tile")]
@@ -56,7 +53,7 @@ class OperandAxes:
         """The shape of a per-feature scale: the last summed axis comes last."""
         return (self.shape[self.summed[-1]],) if self.summed else self.shape[-1:]
 
-    def without_rows(self, name: str) -> OperandAxes:
+    def without_rows(self, name: str) -> "OperandAxes":
         """What the state of an activation or a gradient may depend on: the features, and no number of rows.
 
         Args:
@@ -124,7 +121,7 @@ class QuantOperand(InnerModule):
         self.keeps_state = bool(jax.tree.leaves(others))
         self.set_attributes(**modes, raise_if_not_found=False, graph=True)
 
-    def drawing_from(self, stream: nnx.RngStream) -> QuantOperand:
+    def drawing_from(self, stream: nnx.RngStream) -> "QuantOperand":
         """A copy whose random streams begin at the next keys of another one.
 
         Args:
@@ -196,7 +193,7 @@ def _why_misplaced(name: str, binding: Binding, proxy: Any) -> str:
     if name in GRADIENTS:
         if proxy.role in PARAMETERS:
             return "it quantizes weights, and this operand is a gradient"
-        return why_not_backward(proxy)
+        return backward_quantizer.why_not_backward(proxy)
     if name not in FORWARD and any(isinstance(x, QuantParam) for _, x in nnx.iter_graph(proxy, graph=True)):
         return "it learns a parameter, which no derivative reaches from a backward product"
     return ""

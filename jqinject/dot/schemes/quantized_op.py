@@ -1,7 +1,5 @@
 """What `QDotGeneral`, `QEinsum` and `QConvGeneralDilated` share: AQT's modes and stored operands."""
 
-from __future__ import annotations
-
 import enum
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,9 +12,7 @@ from flax import nnx
 from jax.core import Tracer
 from jax.typing import DTypeLike
 
-from jqinject.core import Frozen
-from jqinject.core.component import InnerModule
-from jqinject.core.state import QuantStat, float_array
+from jqinject.core import Frozen, component, state
 from jqinject.dot.frozen.frozen_form import PER_AXIS, FrozenForm
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
@@ -41,7 +37,7 @@ class QuantMode(enum.Enum):
     """The `Freezer`'s stored operand is used instead."""
 
 
-class Freezer(InnerModule):
+class Freezer(component.InnerModule):
     """Hold one operand as a `FrozenParam`: `set` stores it, `get` returns it.
 
     Given shapes, the parameter exists from the start as zeros, sharded by `metadata`, also under `nnx.eval_shape`;
@@ -157,7 +153,7 @@ Axes = tuple[int, ...]
 class QuantizedOp(Contraction):
     """The common base: a contraction by a scheme whose operands have modes and can be stored."""
 
-    countdown: QuantStat | None
+    countdown: state.QuantStat | None
     lhs_quant_mode: QuantMode
     rhs_quant_mode: QuantMode
 
@@ -178,7 +174,7 @@ class QuantizedOp(Contraction):
         if scheme.before is not None:
             scheme = scheme.replaced(before=self._fitted(scheme.before))
         super().__init__(scheme, type(self).__name__, rngs)
-        self.countdown = nnx.data(QuantStat(float_array(scheme.delay)) if scheme.delay else None)
+        self.countdown = nnx.data(state.QuantStat(state.float_array(scheme.delay)) if scheme.delay else None)
         self.lhs_quant_mode = _checked(lhs_quant_mode, "lhs_quant_mode")
         self.rhs_quant_mode = _checked(rhs_quant_mode, "rhs_quant_mode")
         self.lhs_freezer = _freezer(lhs_freezer)

@@ -1,7 +1,5 @@
 """`Scheme`: the quantizers of the six operands of a contraction and its gradients."""
 
-from __future__ import annotations
-
 import enum
 import inspect
 from dataclasses import dataclass, replace
@@ -142,7 +140,7 @@ class SchemeSpec:
 
     @classmethod
     @lru_cache(maxsize=256)
-    def of(cls, scheme: type[Scheme] | Binding) -> SchemeSpec:
+    def of(cls, scheme: type[Scheme] | Binding) -> "SchemeSpec":
         """Resolve a scheme, once for all its contractions.
 
         Raises:
@@ -163,7 +161,7 @@ class SchemeSpec:
                 _check_payload(spec[forward], again, forward, name)
         return spec._with_before()
 
-    def _with_before(self) -> SchemeSpec:
+    def _with_before(self) -> "SchemeSpec":
         delay, before = self.delay, self.before
         if before is None:
             return self.replaced(before=SchemeSpec.of(Scheme)) if delay else self
@@ -208,7 +206,7 @@ class SchemeSpec:
         return self["quant_delay_steps"]
 
     @property
-    def before(self) -> SchemeSpec | None:
+    def before(self) -> "SchemeSpec | None":
         """The scheme of these; None without a delay."""
         return self["before"]
 
@@ -218,15 +216,15 @@ class SchemeSpec:
         return f"by {self.name}" if self.quantizers else "in float"
 
     @property
-    def both(self) -> tuple[SchemeSpec, ...]:
+    def both(self) -> "tuple[SchemeSpec, ...]":
         """It, and the scheme of the first calls, if any."""
         return (self,) if self.before is None else (self, self.before)
 
-    def replaced(self, **changes: object) -> SchemeSpec:
+    def replaced(self, **changes: object) -> "SchemeSpec":
         """Another one, with some names changed."""
         return replace(self, values=tuple({**self.by_name, **changes}.items()))
 
-    def of_convolution(self) -> SchemeSpec:
+    def of_convolution(self) -> "SchemeSpec":
         """For a convolution: without tiles; where its gradients are float, of the original operands."""
         changes: dict[str, Any] = dict.fromkeys(TILES)
         if not self["conv_gradients"]:
@@ -234,7 +232,7 @@ class SchemeSpec:
             changes |= dict.fromkeys(("dgrad_use_fwd_quant", "wgrad_use_fwd_quant"), False)
         return self.replaced(**changes)
 
-    def beside_quantized_weight(self) -> SchemeSpec:
+    def beside_quantized_weight(self) -> "SchemeSpec":
         """For a weight that comes quantized: the scheme leaves it as it is in the forward product."""
         return self.replaced(fprop_rhs=None)
 

@@ -1,7 +1,5 @@
 """Contractions by a scheme: `dot_general`, convolutions and ragged contractions of six operands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -258,7 +256,7 @@ class ExplainedScheme(tuple[ExplainedProduct, ...]):
         delay: how many calls that are.
     """
 
-    first: ExplainedScheme | None = None
+    first: "ExplainedScheme | None" = None
     delay: int = 0
 
     def __str__(self) -> str:

@@ -1,7 +1,5 @@
 """What a scheme needs of a layer: features that fill its blocks, random numbers, a weight that can be stored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

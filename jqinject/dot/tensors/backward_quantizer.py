@@ -5,8 +5,6 @@ merges it. What it records (the amax of a delayed scale) is the cotangent of its
 streams advance in the forward pass, once per call.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,11 +22,7 @@ from jqinject.core.quantizers.delay import DelayWrapper
 from jqinject.core.state import QuantParam, warn_of_lost_amax
 from jqinject.dot.kernels.integer import has_integers
 from jqinject.inject import Binding
-from jqinject.ops import FloatGrid, IntGrid
-from jqinject.ops.float8_cast import to_float8_again
-from jqinject.ops.lean import known_zeros
-from jqinject.ops.observe import SLOT_SIZE, mapped_beside
-from jqinject.ops.ste import backward_only, nearest
+from jqinject.ops import FloatGrid, IntGrid, float8_cast, lean, observe, ste
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     Groups,
@@ -60,7 +54,7 @@ class GradientFormat:
     groups: Groups | None = None
 
     @classmethod
-    def of_integers(cls, x: QuantTensor | jax.ShapeDtypeStruct) -> GradientFormat | None:
+    def of_integers(cls, x: QuantTensor | jax.ShapeDtypeStruct) -> "GradientFormat | None":
         """The format of a quantized gradient; None unless it is one of integers that backends contract.
 
         Args:
@@ -78,7 +72,7 @@ class GradientFormat:
         """Whether the numbers are integers."""
         return self.grid.is_integer
 
-    def in_one(self) -> GradientFormat | None:
+    def in_one(self) -> "GradientFormat | None":
         """The format of one scale; None of several."""
         return self if math.prod(self.scale_shape) == 1 and self.groups is None else None
 
@@ -96,10 +90,10 @@ class GradientFormat:
         """
         grid = self.grid
         if isinstance(grid, FloatGrid):
-            payload = to_float8_again(g, scale, grid.dtype)
+            payload = float8_cast.to_float8_again(g, scale, grid.dtype)
             return FloatQuantTensor.stored(payload, scale, None, grid, g.dtype)
         x = g if self.groups is None else self.groups.split(g)
-        payload = nearest(x.astype(jnp.float32) / scale).astype(grid.storage)
+        payload = ste.nearest(x.astype(jnp.float32) / scale).astype(grid.storage)
         tensor = IntQuantTensor(x, scale, None, grid.bit_width, grid.signed, training=False).keeping(payload)
         if self.groups is None:
             return tensor
@@ -164,13 +158,13 @@ def for_backward(quantizer: nnx.Module) -> tuple[BackwardQuantizer, jax.Array | 
     scaling = reporting(quantizer)
     graphdef, slots, rest = nnx.split(quantizer, GradSlot, ..., graph=True)
     # The live slot's value adds by maximum and is not read here.
-    zeros = jax.tree.map(lambda x: known_zeros(x, jnp.float32), slots)
+    zeros = jax.tree.map(lambda x: lean.known_zeros(x, jnp.float32), slots)
     taken = BackwardQuantizer((zeros, rest), graphdef)
     _advance(quantizer)
     if scaling is None:
         return taken, None
     if scaling.use_running_average:  # evaluation: nothing is recorded
-        return taken, jnp.zeros((*scaling.scale.get_value().shape, SLOT_SIZE), jnp.float32)
+        return taken, jnp.zeros((*scaling.scale.get_value().shape, observe.SLOT_SIZE), jnp.float32)
     return taken, scaling.claim_slot()
 
 
@@ -213,7 +207,7 @@ def quantize_gradient_by(
         token: its cotangent becomes the scale, for a contraction that uses the payload.
     """
     taken, slot = for_backward(quantizer)
-    with backward_only("a gradient quantizer"):
+    with ste.backward_only("a gradient quantizer"):
         return _unchanged(quantize, y, token, slot, taken)
 
 
@@ -235,7 +229,7 @@ def _fwd(
     slot: jax.Array | None,
     taken: BackwardQuantizer,
 ) -> Any:
-    return y if slot is None else mapped_beside(y, slot), (token, slot, taken)
+    return y if slot is None else observe.mapped_beside(y, slot), (token, slot, taken)
 
 
 def _bwd(quantize: Quantize, residuals: tuple[Any, Any, BackwardQuantizer], g: jax.Array) -> Any:

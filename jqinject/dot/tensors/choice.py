@@ -18,8 +18,6 @@ Everything that contracts asks `choose`: layers, sites, attention, stored parame
 scheme, forward and backward. The files of `kernels/` decide what a kernel does on each platform. Next: `contract`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -27,13 +25,11 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax
 import numpy as np
 
-from jqinject.dot.frozen.frozen_param import LowBitArray
-from jqinject.dot.frozen.stored_dot import reads_stored
+from jqinject.dot.frozen import frozen_param, stored_dot
 from jqinject.dot.geometry.dimensions import Dimensions, scaled_axes
-from jqinject.dot.kernels.block_scales import has_blocks
+from jqinject.dot.kernels import block_scales, ragged
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.kernels.integer import LEAST_GROUP, Affine, IntegerOperand, affine_of, has_integers
-from jqinject.dot.kernels.ragged import Ragged
 from jqinject.quant_tensor import (
     Groups,
     QuantTensor,
@@ -78,7 +74,7 @@ class ChosenKernel:
 
     kernel: str
     numbers: str
-    where: Dimensions | Filters | Ragged | None
+    where: Dimensions | Filters | ragged.Ragged | None
     lhs: Any
     rhs: Any
     why: str = ""
@@ -128,7 +124,7 @@ class ChosenKernel:
 def choose(
     lhs: Any,
     rhs: Any,
-    where: Dimensions | Convolution | Filters | Ragged | None,
+    where: Dimensions | Convolution | Filters | ragged.Ragged | None,
     numbers: ContractionKind = "auto",
     *,
     rounded: bool = True,
@@ -154,7 +150,7 @@ def choose(
     """
     where = where.filters if isinstance(where, Convolution) else where
     dims = where if isinstance(where, Dimensions) and numbers != "float" else None
-    stored, why = isinstance(rhs, LowBitArray), ""
+    stored, why = isinstance(rhs, frozen_param.LowBitArray), ""
     both = has_integers(lhs, in_groups=True) and (
         rhs.form.has_integers if stored else has_integers(rhs, in_groups=True)
     )
@@ -170,7 +166,7 @@ def choose(
         if row is not None:
             return row
         why = why or UNFIT
-    reads = dims is not None and stored and reads_stored(rhs.form, lhs.dtype)
+    reads = dims is not None and stored and stored_dot.reads_stored(rhs.form, lhs.dtype)
     if reads and not is_quantized(lhs):
         return ChosenKernel("stored", "float", where, lhs, rhs, OTHER_IS_FLOAT)
     tensor = rhs.operand() if stored else rhs
@@ -178,7 +174,7 @@ def choose(
         why = _why_not_float8(lhs, tensor, dims)
         if why is None and numbers != "int":
             return ChosenKernel("float8", "fp8", where, lhs, tensor)
-    if blocks and dims is not None and has_blocks(lhs, tensor, dims):
+    if blocks and dims is not None and block_scales.has_blocks(lhs, tensor, dims):
         return ChosenKernel("blocks", "float", where, lhs, tensor, f"{why}; {BY_BLOCKS}")
     if gradient and dims is not None and not stored and (has_integers(lhs) or has_integers(rhs)):
         pair: Any = lhs, rhs
@@ -206,7 +202,7 @@ def checked_contraction(where: str, contraction: ContractionKind) -> Contraction
 
 
 def check_choice(
-    choice: ChosenKernel, where: Dimensions | Convolution | Ragged | None, numbers: ContractionKind
+    choice: ChosenKernel, where: Dimensions | Convolution | ragged.Ragged | None, numbers: ContractionKind
 ) -> None:
     """Raise unless a choice has the numbers that were asked for; `where` is None of an unusual ragged contraction.
 
@@ -250,10 +246,10 @@ def varies_along(x: QuantTensor, axes: Sequence[int]) -> bool:
 
 
 def _integers(
-    lhs: Any, rhs: Any, where: Dimensions | Filters | Ragged, numbers: ContractionKind, swaps: bool
+    lhs: Any, rhs: Any, where: Dimensions | Filters | ragged.Ragged, numbers: ContractionKind, swaps: bool
 ) -> ChosenKernel | None:
     """The choice for two operands of integers; None if their scales or groups do not fit."""
-    stored = isinstance(rhs, LowBitArray)
+    stored = isinstance(rhs, frozen_param.LowBitArray)
     groups = rhs.form.contracted_groups if stored else rhs.groups if rhs.is_grouped else None
     grouped = groups is not None or lhs.is_grouped
     if isinstance(where, Dimensions):
@@ -298,7 +294,7 @@ def _in_groups(
         pays = groups.size >= LEAST_GROUP or numbers == "int"
         if not pays or groups.dim % len(dims.rhs) not in dims.rhs_contract:
             return None
-    pieces: Any = rhs if groups is None or isinstance(rhs, LowBitArray) else in_pieces(rhs)
+    pieces: Any = rhs if groups is None or isinstance(rhs, frozen_param.LowBitArray) else in_pieces(rhs)
     groups = groups if pieces is rhs else pieces.groups
     common = _common_groups(lhs, groups, dims)
     if common is None or (common[1].size < LEAST_GROUP and numbers != "int"):
@@ -307,7 +303,7 @@ def _in_groups(
     left = _integers_in(x, of_left)
     if left is None:
         return None
-    if isinstance(rhs, LowBitArray):
+    if isinstance(rhs, frozen_param.LowBitArray):
         right = rhs.integers(dims.rhs_contract)
     else:
         right = affine_of(pieces if groups is None else pieces.grouped)

@@ -1,7 +1,5 @@
 """`contract`: two operands in the numbers that they have in common, by the kernel that the table of `choice` has."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An operand of one of the three products: a tensor with labelled axes, laid out for its quantizer, cut into tiles."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,7 +26,7 @@ class LabelledTensor(NamedTuple):
         """Where an axis is."""
         return self.labels.index(label)
 
-    def in_order(self, labels: Labels) -> LabelledTensor:
+    def in_order(self, labels: Labels) -> "LabelledTensor":
         """With its axes in another order; dequantized if its scales do not follow."""
         if labels == self.labels:
             return self
@@ -37,7 +35,7 @@ class LabelledTensor(NamedTuple):
         moved = shaping.transpose(x, order) if follows else as_array(x).transpose(order)
         return LabelledTensor(moved, labels)
 
-    def with_last(self, last: Labels) -> LabelledTensor:
+    def with_last(self, last: Labels) -> "LabelledTensor":
         """With some axes last."""
         return self.in_order((*(label for label in self.labels if label not in last), *last))
 

@@ -1,7 +1,5 @@
 """One product of two operands, in the numbers that the table of `choice` has for them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +12,7 @@ from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Dimensions, Labels, OutSharding, scale_in_output
 from jqinject.dot.geometry.tiles import LocalAqt
-from jqinject.dot.kernels.block_scales import block_product, levels_of
-from jqinject.dot.kernels.integer import affine_dot_general, affine_of, has_integers
+from jqinject.dot.kernels import block_scales, integer
 from jqinject.dot.tensors.choice import ChosenKernel, choose, varies_along
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.residuals import first_level, float32_of, floats_of
@@ -72,13 +69,13 @@ def product(
     if choice.kernel == "blocks":
 
         def by_blocks() -> jax.Array:
-            return block_product(a.tensor, b.tensor, dims).astype(dtype)
+            return block_scales.block_product(a.tensor, b.tensor, dims).astype(dtype)
 
         plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, like)
         return platform_dependent(default=plain, cuda=by_blocks)
     sharding = out_sharding if like is None else _sharding_before(dims.order, like)
     if integers is not None:
-        return affine_dot_general(*integers, dims, dtype, sums.accumulator_dtype, sharding)
+        return integer.affine_dot_general(*integers, dims, dtype, sums.accumulator_dtype, sharding)
     left, right, scales = _operands(choice.kernel, a, b, dims, sums.floats)
     wide = scales or sums.floats == "float32"
     y = jax.lax.dot_general(
@@ -122,7 +119,7 @@ def _operands(
     if kernel == "float8":
         scales = [scale_in_output(x.tensor.scale, x.labels, dims.result) for x in (a, b)]
         return a.tensor.payload(), b.tensor.payload(), scales
-    levels = [levels_of(x) for x in pair]
+    levels = [block_scales.levels_of(x) for x in pair]
     if levels != [None, None]:
         # The level that a tensor shares comes after the sum.
         split = [
@@ -155,14 +152,14 @@ def _scales_after(x: LabelledTensor, partner: LabelledTensor, dims: Dimensions) 
         return False
     payload = (
         not tensor.has_zero_point
-        if has_integers(tensor)
+        if integer.has_integers(tensor)
         else on_minifloats(tensor) and tensor.is_contractible
     )
     return payload and not varies_along(tensor, [x.axis(label) for label in dims.summed])
 
 
 def _payload(x: Any) -> jax.Array:
-    return x.payload() if on_minifloats(x) else affine_of(x).payload
+    return x.payload() if on_minifloats(x) else integer.affine_of(x).payload
 
 
 def _sharding_before(permutation: tuple[int, ...], like: jax.Array) -> Any:

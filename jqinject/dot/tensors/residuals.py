@@ -5,8 +5,6 @@ product of an e2m1 number and an e4m3 scale has at most 6 significant bits, so i
 alike, and the sum is that of dequantized float32 numbers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,9 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.kernels.integer import IntegerOperand
-from jqinject.ops.minifloat import from_float_steps
-from jqinject.ops.packing import LowBitTree, as_bits
-from jqinject.ops.sharding import is_split
+from jqinject.ops import minifloat, packing, sharding
 from jqinject.quant_tensor import (
     FloatQuantTensor,
     GroupwiseFloatQuantTensor,
@@ -77,7 +73,7 @@ def shape_alone(x: Any) -> Any:
     if isinstance(x, IntegerOperand):
         return x
     array = shaped_like(x)
-    if is_split(array) or getattr(jax.typeof(array), "vma", None):
+    if sharding.is_split(array) or getattr(jax.typeof(array), "vma", None):
         return x
     return ShapeAlone(tuple(array.shape), np.dtype(x.dtype))
 
@@ -90,7 +86,7 @@ def floats_of(x: object) -> jax.Array:
 def float32_of(x: object) -> jax.Array:
     """The numbers in float32; those of a payload are rounded once."""
     if on_minifloats(x) and x.is_contractible:
-        return from_float_steps(x.payload().astype(jnp.float32), x.scale, jnp.float32)
+        return minifloat.from_float_steps(x.payload().astype(jnp.float32), x.scale, jnp.float32)
     return floats_of(x).astype(jnp.float32)
 
 
@@ -126,13 +122,13 @@ class KeptOperands(NamedTuple):
     quantizers: tuple[Any, Any]
     folded: tuple[Any, Any]
 
-    def without_unused(self) -> KeptOperands:
+    def without_unused(self) -> "KeptOperands":
         """Without the numbers of forward operands in whose place backward products have others."""
         of_dgrad, of_wgrad = self.others
         left = self.lhs if of_wgrad is None else shape_alone(self.lhs)
         return self._replace(lhs=left, rhs=self.rhs if of_dgrad is None else shape_alone(self.rhs))
 
-    def for_backward(self, as_integers: bool = False) -> LowBitTree:
+    def for_backward(self, as_integers: bool = False) -> packing.LowBitTree:
         """What a backward pass keeps; `from_forward` reads it.
 
         Args:
@@ -142,9 +138,9 @@ class KeptOperands(NamedTuple):
             x.for_backward(as_integers) if isinstance(x, IntegerOperand) else x for x in (self.lhs, self.rhs)
         )
         operands = self._replace(lhs=left, rhs=right)
-        return as_bits(jax.tree.map(_narrow, operands, is_leaf=on_minifloats))
+        return packing.as_bits(jax.tree.map(_narrow, operands, is_leaf=on_minifloats))
 
     @staticmethod
-    def from_forward(residuals: LowBitTree) -> KeptOperands:
+    def from_forward(residuals: packing.LowBitTree) -> "KeptOperands":
         """What `for_backward` kept."""
         return jax.tree.map(_wide, residuals.floats(), is_leaf=on_minifloats)

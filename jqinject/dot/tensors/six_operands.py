@@ -5,8 +5,6 @@ axes meet: `Dimensions`, a `Convolution` or a `Ragged` in one `Plan`. What a bac
 `BackwardProduct`: by default the forward product's operand, its payload if it fits, else the dequantized value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,14 +19,11 @@ from jqinject.dot.geometry.dimensions import Dimensions, Labels, Operand, OutSha
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import IntegerOperand, affine_dot_general
 from jqinject.dot.kernels.ragged import Ragged
-from jqinject.dot.tensors.backward_quantizer import GradientFormat
-from jqinject.dot.tensors.choice import choose
+from jqinject.dot.tensors import backward_quantizer, choice
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.dot.tensors.residuals import KeptOperands, floats_of, shaped_like
-from jqinject.ops.observe import mapped_with, summed_like
-from jqinject.ops.packing import LowBitTree
-from jqinject.ops.ste import backward_only, explain_forward_mode, first_order
+from jqinject.ops import observe, packing, ste
 from jqinject.quant_tensor import as_array, is_quantized, on_integers, on_minifloats
 
 ProductName = Literal["fprop", "dgrad", "wgrad"]
@@ -58,7 +53,7 @@ class Plan:
     dgrad: Sums = PLAIN
     wgrad: Sums = PLAIN
     out_sharding: OutSharding = None
-    gradient_format: GradientFormat | None = None
+    gradient_format: backward_quantizer.GradientFormat | None = None
     what: str = "a quantized contraction"
 
     @cached_property
@@ -161,7 +156,7 @@ def _convolved(conv: Convolution, lhs: object, rhs: object, reverses: bool = Fal
         lhs, rhs: the operands.
         reverses: whether the window is reversed.
     """
-    integers = choose(lhs, rhs, conv).integers
+    integers = choice.choose(lhs, rhs, conv).integers
     if integers is None:
         return None
     left, right = integers
@@ -226,7 +221,7 @@ def contract_integers(
     try:
         return _contract(static, left, right, (None, None), operands, rest)
     except TypeError as error:
-        explain_forward_mode(error, plan.what)
+        ste.explain_forward_mode(error, plan.what)
         raise
 
 
@@ -265,7 +260,7 @@ def contract_operands(
         (dgrad.quantizer, wgrad.quantizer),
         (dgrad.folded, wgrad.folded),
     )
-    with backward_only(plan.what):
+    with ste.backward_only(plan.what):
         return _contract(static, left, right, (dgrad.slot, wgrad.slot), operands, rest)
 
 
@@ -289,7 +284,7 @@ def _forward(
         y = plan.forward(LabelledTensor(left, static.lhs), LabelledTensor(right, static.rhs), *rest)
     if plan.gradient_format is None:
         return y, None
-    return y, mapped_with(plan.gradient_format.token(), shaped_like(left), shaped_like(right))
+    return y, observe.mapped_with(plan.gradient_format.token(), shaped_like(left), shaped_like(right))
 
 
 _contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
@@ -297,18 +292,18 @@ _contract = jax.custom_vjp(_forward, nondiff_argnums=(0,))
 
 def _fwd(
     static: _Static, lhs: jax.Array, rhs: jax.Array | None, slots: Slots, operands: KeptOperands, rest: Rest
-) -> tuple[tuple[jax.Array, jax.Array | None], tuple[Slots, Rest, LowBitTree]]:
+) -> tuple[tuple[jax.Array, jax.Array | None], tuple[Slots, Rest, packing.LowBitTree]]:
     # This forward pass is only differentiated by a second derivative.
-    *_, operands = first_order((lhs, rhs, operands), static.plan.no_second_derivative)
+    *_, operands = ste.first_order((lhs, rhs, operands), static.plan.no_second_derivative)
     gradient = static.plan.gradient_format
     residuals = operands.without_unused().for_backward(gradient is not None and gradient.is_integer)
     return _forward(static, lhs, rhs, slots, operands, rest), (slots, rest, residuals)
 
 
-def _bwd(static: _Static, residuals: tuple[Slots, Rest, LowBitTree], cotangents: Any) -> Any:
+def _bwd(static: _Static, residuals: tuple[Slots, Rest, packing.LowBitTree], cotangents: Any) -> Any:
     plan, (slots, rest, bits) = static.plan, residuals
     operands = KeptOperands.from_forward(bits)
-    g: Any = first_order(cotangents[0], plan.no_second_derivative)
+    g: Any = ste.first_order(cotangents[0], plan.no_second_derivative)
     if plan.gradient_format is not None:
         g = plan.gradient_format.tensor(g, cotangents[1])
     forward = LabelledTensor(operands.lhs, static.lhs), LabelledTensor(operands.rhs, static.rhs)
@@ -353,7 +348,7 @@ def _gradient(
     joined_like = joined(LabelledTensor(array, like.labels))
     g, partner, report = quantized_gradient(plan, number, g, by, partner)
     product_sum = plan.gradient(number, (g, partner), joined_like, like.tensor.dtype, *rest)
-    return summed_like(product_sum.reshape(array.shape), array).astype(like.tensor.dtype), report
+    return observe.summed_like(product_sum.reshape(array.shape), array).astype(like.tensor.dtype), report
 
 
 def quantized_gradient(

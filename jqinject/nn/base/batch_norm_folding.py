@@ -1,7 +1,5 @@
 """Merging a batch normalization into the layer before it."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import jax
@@ -11,11 +9,9 @@ from flax import nnx
 
 from jqinject.core._protocols import groups_of
 from jqinject.core.state import RecordPart
-from jqinject.nn.base.layer_geometry import DeclaresGeometry
-from jqinject.nn.base.slots import is_on
+from jqinject.nn.base import layer_geometry, slots
 from jqinject.ops.processes import on_host
-from jqinject.proxy import QuantProxyFromInjector, write
-from jqinject.proxy.assembly import borrowed_paths, variables_of
+from jqinject.proxy import QuantProxyFromInjector, assembly, write
 
 FLOAT_LAYERS = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
 
@@ -98,7 +94,7 @@ def merge_bn(layer: Any, norm: nnx.BatchNorm) -> None:
             write(variable, value)
 
 
-def check_merges(layer: object, norm: nnx.BatchNorm) -> RescaledState:
+def check_merges(layer: object, norm: nnx.BatchNorm) -> "RescaledState":
     """Raise where `merge_bn` would.
 
     Returns:
@@ -129,17 +125,14 @@ def _sizes(weight: nnx.Variable[Any], channel: int) -> list[int]:
 
 
 def _is_ours(layer: object) -> bool:
-    return isinstance(layer, DeclaresGeometry)
-
-
-def _is_flaxs(layer: object) -> bool:
-    return isinstance(layer, FLOAT_LAYERS) and not isinstance(layer, nnx.LoRALinear)
+    return isinstance(layer, layer_geometry.DeclaresGeometry)
 
 
 def _weight_of(layer: Any) -> tuple[nnx.Variable[Any], int]:
     """The weight of a layer and the axis of its output channels."""
     ours = _is_ours(layer)
-    if not (layer.takes_batch_norm if ours else _is_flaxs(layer)):
+    is_float = isinstance(layer, FLOAT_LAYERS) and not isinstance(layer, nnx.LoRALinear)
+    if not (layer.takes_batch_norm if ours else is_float):
         raise TypeError(
             f"a batch norm can be merged into a layer that contracts its input with a weight (QuantLinear, QuantConv, "
             f"QuantConvTranspose, ...), not into a {type(layer).__name__}"
@@ -173,7 +166,7 @@ def _check_fits(layer: Any, weight: nnx.Variable[Any], channel: int, norm: nnx.B
         )
     if not _is_ours(layer):
         return
-    if is_on(layer.output_quant):
+    if slots.is_on(layer.output_quant):
         raise ValueError(
             f"this {name} quantizes its output before the batch norm, which would come after it once merged.\n"
             "  cure: give the output quantizer to the batch norm: QuantBatchNorm(..., output_quant=...)"
@@ -241,8 +234,8 @@ def rescaled_state(proxy: QuantProxyFromInjector, factors: np.ndarray | None) ->
     channels = None if factors is None else ChannelFactors(factors, groups_of(quantizer))
     if record is not None:  # what the quantizer itself learned does not count until it is released
         return [(RecordPart(record, "scale"), _changes(proxy, channels, "record")["scale"])]
-    borrowed, untrained = borrowed_paths(quantizer, layers), variables_of(fresh)
-    variables = {path: v for path, v in variables_of(quantizer).items() if path not in borrowed}
+    borrowed, untrained = assembly.borrowed_paths(quantizer, layers), assembly.variables_of(fresh)
+    variables = {path: v for path, v in assembly.variables_of(quantizer).items() if path not in borrowed}
     owners = {path: path[: -2 if isinstance(v, RecordPart) else -1] for path, v in variables.items()}
     learned = {owners[path] for path, v in variables.items() if not _is_equal(v, untrained.get(path))}
     state: RescaledState = []

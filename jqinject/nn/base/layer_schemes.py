@@ -1,7 +1,5 @@
 """The contraction of a layer by a scheme, with the quantizers of all its operands."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -10,10 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QEinsum, Scheme
+from jqinject.dot.schemes import quantized_op, scheme_fits
 from jqinject.dot.schemes.product_transforms import transform_of
-from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.dot.schemes.scheme import SchemeSpec, checked_scheme
-from jqinject.dot.schemes.scheme_fits import check_features
 from jqinject.inject import Binding
 from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.proxy import build_stacked
@@ -74,11 +71,11 @@ def _check_layer(geometry: LayerGeometry, shape: tuple[int, ...], scheme: Scheme
     is_matrix, summed, channels = bool(geometry.features), geometry.summed, geometry.channels
     inputs = shape[summed[-1]] if len(summed) == 1 or (summed and is_matrix) else None
     outputs = shape[channels[-1]] if summed and (len(channels) == 1 or is_matrix) else None
-    check_features(scheme, inputs, outputs, where)
+    scheme_fits.check_features(scheme, inputs, outputs, where)
 
 
 def build_op(
-    kind: type[QuantizedOp],
+    kind: type[quantized_op.QuantizedOp],
     scheme: object,
     call: Callable[[object], object],
     stack: tuple[int, ...],

@@ -1,9 +1,6 @@
 """`ParameterSite`: holds the weight quantizer of a parameter that belongs to no quantized layer."""
 
-from __future__ import annotations
-
 import copy
-import weakref
 from typing import Any, Self
 
 import jax
@@ -13,10 +10,18 @@ from jqinject.core.component import InnerModule
 from jqinject.dot.schemes.quant_operand import OperandAxes
 from jqinject.nn.base.slots import WEIGHT
 
-BOUND: weakref.WeakKeyDictionary[nnx.Module, nnx.Variable[Any]] = weakref.WeakKeyDictionary()
+
+class BoundParameter:
+    """Mixin: the Variable that a walk of the model has bound. NNX neither sees nor copies it: a copy has none."""
+
+    __slots__ = ("_bound",)
+    _bound: nnx.Variable[jax.Array]
 
 
-class ParameterSite(InnerModule):
+del BoundParameter.__slots__  # NNX refuses classes that have the name; the slot stays
+
+
+class ParameterSite(BoundParameter, InnerModule):
     """Holds the quantizer of a parameter that a model contracts by itself, in `model.op_quant.weights`.
 
     The parameter stays where it is; the site knows its path, and the Variable once a walk of the model has bound it.
@@ -40,18 +45,16 @@ class ParameterSite(InnerModule):
 
     weight_quant = WEIGHT
     weight_name = "parameter"
-    parameter: nnx.Variable[Any] | None = None
+    parameter: nnx.Variable[jax.Array] | None = None
     bias = None
     input_quant = None
-    master: nnx.Variable[Any] | None = None
+    master: nnx.Variable[jax.Array] | None = None
     rounded_again: bool = False
-    free: tuple[int, ...] = ()
-    summed: tuple[int, ...] = ()
 
     def __init__(
         self,
-        variable: nnx.Variable[Any],
-        path: tuple[Any, ...],
+        variable: nnx.Variable[jax.Array],
+        path: tuple[str | int, ...],
         shared: tuple[int, ...],
         stacked: int = 0,
         free: tuple[int, ...] = (),
@@ -61,25 +64,23 @@ class ParameterSite(InnerModule):
         self.shape = tuple(variable.shape)
         self.shared = shared
         self.stacked = stacked
-        if free:
-            self.free = free
-        if summed:
-            self.summed = summed
+        self.free = free
+        self.summed = summed
         self.weight_ndim = len(self.shape) - stacked
         self.bind(variable)
 
-    def bind(self, variable: nnx.Variable[object]) -> None:
+    def bind(self, variable: nnx.Variable[jax.Array]) -> None:
         """Note which Variable the parameter is."""
-        BOUND[self] = variable
+        object.__setattr__(self, "_bound", variable)
 
     @property
-    def weight(self) -> nnx.Variable[Any]:
+    def weight(self) -> nnx.Variable[jax.Array]:
         """The parameter.
 
         Raises:
             ValueError: no walk of this copy of the model has found it yet.
         """
-        variable = BOUND.get(self) if self.parameter is None else self.parameter
+        variable = getattr(self, "_bound", None) if self.parameter is None else self.parameter
         if variable is None:
             raise ValueError(
                 f"the site of {'.'.join(map(str, self.weight_path))} belongs to a copy of a model and does not know "

@@ -1,7 +1,5 @@
 """How a layer contracts its input with its weight: the protocol, and a single `lax.dot_general` with its axes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -15,21 +13,13 @@ from flax.typing import PromoteDtypeFn
 
 from jqinject.dot import FrozenParam, contraction_output
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
-from jqinject.dot.kernels.convolution import Filters
-from jqinject.dot.kernels.integer import are_sharded
+from jqinject.dot.kernels import convolution, integer
 from jqinject.dot.tensors.choice import ChosenKernel, ContractionKind, choose, describe
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
 from jqinject.proxy import GradQuantProxyFromInjector
-from jqinject.quant_tensor import (
-    IntQuantTensor,
-    QuantTensor,
-    as_array,
-    is_quantized,
-    on_integers,
-)
-from jqinject.quant_tensor.quantized import joined_payload
+from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, is_quantized, on_integers, quantized
 
 LayerArrays: TypeAlias = tuple[Any, Any, jax.Array | None]
 """Input, weight and bias of a call; None for no bias."""
@@ -56,7 +46,7 @@ class Placement(Protocol):
     """
 
     @property
-    def dims(self) -> Dimensions | Filters | None: ...
+    def dims(self) -> Dimensions | convolution.Filters | None: ...
 
     def contract(
         self,
@@ -141,7 +131,7 @@ class PlacedContraction:
         if grad_quant is not None:
             shape = axes.out_shape(x.shape, choice.rhs.shape)
             gradient = grad_quant.gradient_format(jax.ShapeDtypeStruct(shape, dtype))
-            if gradient is not None and (not axes.is_ordered or are_sharded(x, weight)):
+            if gradient is not None and (not axes.is_ordered or integer.are_sharded(x, weight)):
                 gradient = gradient.in_one()
         y, token = contract_as(
             choice, self.dims, dtype, (x, weight), gradient=gradient, out_sharding=sharding
@@ -274,7 +264,7 @@ def contracted_at_once(static: StaticContraction, lhs: object, rhs: object, bias
         lhs, rhs: arrays of input and weight, as `split_payload` returns them.
         bias: an array or a QuantTensor; None for no bias.
     """
-    x, weight = map(joined_payload, (lhs, rhs), static.operands)
+    x, weight = map(quantized.joined_payload, (lhs, rhs), static.operands)
     choice = static.choice(x, weight)
     if choice.kernel == "floats" or static.placed is None:
         return None

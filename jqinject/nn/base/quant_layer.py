@@ -1,7 +1,5 @@
 """What all quantized layers share: a signature that `inspect` reads, the list of their overrides, what they return."""
 
-from __future__ import annotations
-
 import html
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,13 +22,11 @@ from typing import (
 from flax import nnx
 
 from jqinject.core.flax_internals import flax_layer, flax_parameters, init_flax
-from jqinject.inject import Node, explain, requested_names
+from jqinject.inject import Node, explain, requested_names, show
 from jqinject.inject.errors import did_you_mean, lines
-from jqinject.inject.show import brief
 from jqinject.nn.base.slots import RETURN, LayerFacts, Option, Slot, binding_of, hold_proxies, slots_of
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant import QuantizerLike
-from jqinject.quant.override_names import NAMES, PASSED
+from jqinject.quant import QuantizerLike, override_names
 
 OWN_NAME = "a name of your own injector"
 
@@ -141,7 +137,7 @@ def _injector(layer: type, argument: str, quantizer: object) -> object:
     if binding is None:
         raise TypeError(
             f"{layer.__name__}.overrides({argument}=...) takes an injector (a class that derives from "
-            f"ExtendedInjector), a proxy or None, got {brief(quantizer)}"
+            f"ExtendedInjector), a proxy or None, got {show.brief(quantizer)}"
         )
     return binding.injector
 
@@ -149,7 +145,7 @@ def _injector(layer: type, argument: str, quantizer: object) -> object:
 def keywords_of(slot: Slot, slots: Sequence[Slot], names: Iterable[str]) -> dict[str, str]:
     """The keyword of each name of a quantizer: that with the longest prefix of the layer takes a keyword."""
     longer = tuple(rival.prefix for rival in slots if len(rival.prefix) > len(slot.prefix))
-    keywords = {slot.prefix + name: name for name in sorted(set(names) - PASSED)}
+    keywords = {slot.prefix + name: name for name in sorted(set(names) - override_names.PASSED)}
     return {name: keyword for keyword, name in keywords.items() if not keyword.startswith(longer)}
 
 
@@ -158,7 +154,7 @@ def _rows(injector: Any, slot: Slot, slots: Sequence[Slot]) -> list[Override]:
     read = {node.name: node for node in explain(injector).walk()}
     rows = []
     for name, keyword in keywords_of(slot, slots, requested_names(injector)).items():
-        type_, meaning = NAMES.get(name, ("", OWN_NAME))
+        type_, meaning = override_names.NAMES.get(name, ("", OWN_NAME))
         node = read.get(name)
         now = _declared(injector, name) if node is None else _now(node)
         rows.append(Override(keyword, name, type_, now, meaning, node is not None))
@@ -166,14 +162,14 @@ def _rows(injector: Any, slot: Slot, slots: Sequence[Slot]) -> list[Override]:
 
 
 def _now(node: Node) -> str:
-    return "of the layer" if node.error else brief(node.value)
+    return "of the layer" if node.error else show.brief(node.value)
 
 
 def _declared(injector: Any, name: str) -> str:
     spec = injector.__dependencies__.get(name)
     if spec is None:
         return ""
-    return "computed" if spec.kind == "FUNCTION" else brief(spec.target)
+    return "computed" if spec.kind == "FUNCTION" else show.brief(spec.target)
 
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ import jax
 from flax import nnx
 
 from jqinject.core.flax_internals import note_child
-from jqinject.inject import Binding, ExtendedInjector
-from jqinject.inject.errors import did_you_mean, lines
+from jqinject.inject import Binding, ExtendedInjector, errors
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
     BiasQuantProxyFromInjector,
@@ -33,8 +32,7 @@ from jqinject.proxy import (
     complete,
     links_of,
 )
-from jqinject.quant import QuantizerLike
-from jqinject.quant.enums import ScalingPerOutputType
+from jqinject.quant import QuantizerLike, enums
 from jqinject.quant_tensor import on_integers
 
 
@@ -139,6 +137,7 @@ class Slot:
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
         argument: the argument of the layer; if it is not given, it is called as the attribute.
         default: the quantizer without that argument.
+        also: other roles of quantizers that fit, by `proxy_class`.
         annotation: the type of the argument.
     """
 
@@ -149,6 +148,7 @@ class Slot:
     of_parameter: bool = False
     argument: str = ""
     default: QuantizerLike = field(default=None, compare=False)
+    also: tuple[str, ...] = ()
     annotation: ClassVar[str] = "QuantizerLike"
 
     def __post_init__(self) -> None:
@@ -261,7 +261,7 @@ def split_overrides(
             )
             arguments = [*inspect.signature(kind).parameters, *(slot.argument for slot in longest_first)]
             cure = f"{kind.__name__}.overrides() lists them; a name of your own: Mine.let({keyword}=...)"
-            raise TypeError(lines(text + prefixes, did_you_mean(keyword, arguments) or cure))
+            raise TypeError(errors.lines(text + prefixes, errors.did_you_mean(keyword, arguments) or cure))
         by_argument[slot.argument][keyword.removeprefix(slot.prefix)] = override
     return by_argument
 
@@ -283,6 +283,7 @@ def make_proxy(
     overrides: Mapping[str, object],
     rngs: nnx.Rngs | None,
     facts: LayerFacts,
+    where: str = "",
 ) -> Any:
     """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
 
@@ -295,12 +296,14 @@ def make_proxy(
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
         facts: what the layer knows.
+        where: what the quantizer is of, for error texts; empty for the layer's argument.
 
     Raises:
         TypeError: what was given is not a quantizer, or is one of another kind; or overrides have nothing to act on.
         ValueError: a proxy to share has a scale for each of other channels.
     """
-    where = f"{type(layer).__name__}({slot.name}=...)"
+    called = (where, "") if where else (f"{type(layer).__name__}({slot.prefix}...)", slot.prefix)
+    where = where or f"{type(layer).__name__}({slot.name}=...)"
     channel_shape, offered = facts.channel_shapes.get(slot.name), facts.offered.get(slot.name, {})
     if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
         if overrides:
@@ -318,19 +321,15 @@ def make_proxy(
     named = binding.let(**overrides) if overrides else binding
     if channel_shape is not None and named.declares("scaling_per_output"):
         shares = named.resolve("scaling_per_output", module=layer)
-        if isinstance(shares, str) and shares.lower() == ScalingPerOutputType.CHANNEL.value:
+        if isinstance(shares, str) and shares.lower() == enums.ScalingPerOutputType.CHANNEL.value:
             offered = {**offered, CHANNEL_SHAPE: channel_shape}
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
-    _check_kind(where, slot, proxy_class, binding.base.__name__)
-    called = (
-        f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
-        slot.prefix,
-    )
+    proxy_class = _check_kind(where, slot, proxy_class, binding.base.__name__)
     make = partial(
         proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=facts.stack
     )
     proxy = make(offered=offered)
-    if slot == WEIGHT and proxy.group_dim is not None:
+    if slot.name == WEIGHT.name and proxy.group_dim is not None:
         warn_of_cut_groups(proxy, layer, called[0])
     if "axis_name" in offered and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
@@ -389,14 +388,18 @@ def hold_proxies(
             shared.add_tracked_module(layer)
 
 
-def _check_kind(where: str, slot: Slot, proxy_class: object, name: str) -> None:
+def _check_kind(where: str, slot: Slot, proxy_class: object, name: str) -> type[QuantProxyFromInjector]:
+    """Return the class of the proxy of a quantizer that names `proxy_class`."""
     if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
         raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
+    if proxy_class.role in slot.also:
+        return slot.proxy_class
     if proxy_class.role not in (slot.proxy_class.role, QuantProxyFromInjector.role):
         raise TypeError(
             f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
             f"expected a {slot.proxy_class.__name__}"
         )
+    return proxy_class
 
 
 def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tuple[int, ...] | None) -> None:

@@ -1,7 +1,5 @@
 """What layers with a weight share: quantizers for weight, bias, input and output around their parent's own forward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,10 +12,7 @@ from jqinject.core.flax_internals import ParameterView, promote_dtype
 from jqinject.dot import FrozenParam
 from jqinject.dot.tensors.choice import ChosenKernel, checked_contraction
 from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
-from jqinject.nn.base import slots
-from jqinject.nn.base.batch_norm_folding import merge_bn
-from jqinject.nn.base.layer_geometry import DeclaresGeometry, check_features
-from jqinject.nn.base.layer_schemes import DEFAULT_WEIGHT, by_scheme
+from jqinject.nn.base import batch_norm_folding, layer_geometry, layer_schemes, slots
 from jqinject.nn.base.placed_contraction import (
     Placement,
     StaticContraction,
@@ -58,7 +53,7 @@ def contracted(parameter_view: Any, inputs: jax.Array, *, out_sharding: Any = No
     return y if bias is None else y + bias.reshape(placed.shape_of_bias(y.shape))
 
 
-class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
+class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
     """Abstract: a Flax layer whose weight, bias, input, output and output gradient may each have a quantizer.
 
     The parent's forward pass runs unchanged on the quantized numbers, so that with no quantizer the output is the
@@ -76,7 +71,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             outside of a trace.
     """
 
-    weight_quant = slots.WEIGHT.by_default(DEFAULT_WEIGHT)
+    weight_quant = slots.WEIGHT.by_default(layer_schemes.DEFAULT_WEIGHT)
     bias_quant = slots.BIAS
     input_quant = slots.INPUT
     output_quant = slots.OUTPUT
@@ -103,7 +98,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
 
     def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
         if arguments.get("scheme") is not None:
-            arguments = by_scheme(self, arguments["scheme"], arguments, rngs)
+            arguments = layer_schemes.by_scheme(self, arguments["scheme"], arguments, rngs)
         contraction = arguments.get("contraction", "auto")
         super()._init_quantizers(arguments, overrides, rngs)
         if contraction != "auto":
@@ -141,7 +136,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
             TypeError: no batch normalization, or a layer that can take none.
             ValueError: channels differ, or the layer is frozen or quantizes its output. Nothing is changed then.
         """
-        merge_bn(self, norm)
+        batch_norm_folding.merge_bn(self, norm)
 
     # --- weight and bias
 
@@ -272,7 +267,7 @@ class QuantWeightLayer(QuantLayer[Out], DeclaresGeometry):
         if shape[-1:] != (self.in_features,):
             geometry = self.geometry
             expected = geometry.expected_features(len(shape))
-            check_features(self, inputs, expected, channels_last=geometry.channels_last)
+            layer_geometry.check_features(self, inputs, expected, channels_last=geometry.channels_last)
 
     def __call__(self, inputs: Any, out_sharding: Any = None) -> Out:
         """The parent's forward on quantized input, weight and bias, then the output quantizer.

@@ -13,12 +13,11 @@ from jqinject.core import (
     SimpleMovingAverage,
 )
 from jqinject.proxy import ActQuantProxyFromInjector, WeightQuantProxyFromInjector
-from jqinject.quant.enums import ScalingPerOutputType
-from jqinject.quant.fragments import InRange
+from jqinject.quant import enums, fragments
 from jqinject.quant.solver import solve_shapes
 
 
-class CalibratedAct(InRange):
+class CalibratedAct(fragments.InRange):
     """Signed integers in a range that `calibration_impl` finds, averaged over batches; declare it."""
 
     proxy_class = ActQuantProxyFromInjector
@@ -80,7 +79,7 @@ class Int8DynamicActPerRowAbsMax(Int8DynamicActPerTensorAbsMax):
     shared_axes = (-1,)
 
 
-class CalibratedWeight(InRange):
+class CalibratedWeight(fragments.InRange):
     """Signed integers in a range that `calibration_impl` finds in the weight; a scale for each output channel."""
 
     proxy_class = WeightQuantProxyFromInjector
@@ -94,7 +93,7 @@ class CalibratedGroupWeight(CalibratedWeight):
     the others share their ranges.
     """
 
-    scaling_per_output_type = ScalingPerOutputType.GROUP
+    scaling_per_output_type = enums.ScalingPerOutputType.GROUP
     group_dim = solve_shapes.weight_group_dim
 
 
