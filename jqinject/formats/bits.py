@@ -75,25 +75,6 @@ def words_of(count: int, bits: int) -> tuple[int, int]:
     return -(-count * bits // 32), -(-count // (32 // bits))
 
 
-def is_padded(streams: list[tuple[np.ndarray, int]], bits: int) -> bool:
-    """Return whether words hold whole numbers, as `unpack_padded_words` reads them; else they are dense streams.
-
-    By how many words there are; where both ways fit, by the bits that padding leaves.
-
-    Args:
-        streams: words that are packed in the same way, each with how many numbers a row holds.
-        bits: of a number.
-    """
-    for words, count in streams:
-        dense, padded = words_of(count, bits)
-        if dense != padded:
-            return words.shape[-1] == padded
-    used = 32 // bits * bits  # of a word; the last one of a dense stream has unused bits too
-    before = [np.ascontiguousarray(words).view(np.uint32)[..., :-1] for words, _ in streams]
-    has_numbers = any(words.size for words in before)
-    return used < 32 and has_numbers and not any(np.any(words >> np.uint32(used)) for words in before)
-
-
 def pack_stream(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Pack numbers into words of 32 bits, the last of which is padded with zeros: the inverse of `unpack_stream`.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.formats.checkpoint_errors import PICKLES, CheckpointError, broken, nearest
+from jqinject.formats.checkpoint_errors import KINDS, CheckpointError, broken, existing, file_kind, nearest
 from jqinject.formats.layouts.compressed_tensors import (
     cache_format,
     read_compressed_tensors,
@@ -38,7 +38,7 @@ from jqinject.formats.layouts.weight_only_layouts import (
     write_bitsandbytes,
 )
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values, open_safetensors
-from jqinject.formats.stored_matrix import InputFormat, StoredMatrix
+from jqinject.formats.stored_matrix import InputFormat, SavedMatrix, StoredMatrix
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,13 @@ class Method:
 
     Attributes:
         read: from tensors and settings to matrices.
-        write: from the numbers of a matrix, the path of its weight, its name and the format of its input to tensors,
-            and how it is quantized; None if it is not written.
+        write: from a matrix to tensors, and how it is quantized; None if it is not written.
         settings: from how each is quantized, by name, and the modules whose weights are matrices of floats to
             `quantization_config`.
     """
 
     read: Callable[[Tensors, Settings], list[StoredMatrix]]
-    write: Callable[..., tuple[dict[str, np.ndarray], object]] | None = None
+    write: Callable[[SavedMatrix], tuple[dict[str, np.ndarray], object]] | None = None
     settings: Callable[[Mapping[str, Any], Sequence[str]], Values] | None = None
 
 
@@ -158,21 +157,16 @@ def read_checkpoint(path: str | Path | Tree) -> Checkpoint:
     if isinstance(path, Mapping):
         method, matrices, arrays = read_tree(path)
         return Checkpoint("the tree", method, _by_name(matrices), arrays, {}, is_tree=True)
-    place = Path(path)
-    if not place.exists():
-        raise FileNotFoundError(
-            f"there is no file or folder {str(path)!r}.\n  cure: a folder of safetensors, or a GGUF"
-        )
+    place = existing(path)
     if place.is_dir() and not any(place.glob("*.safetensors")) and len(files := [*place.glob("*.gguf")]) == 1:
         place = files[0]
-    if place.is_file() and place.suffix.lower() != ".safetensors":
-        return _gguf(place)
+    if place.is_file() and file_kind(place) == "GGUF":
+        matrices, arrays, values = read_gguf(place)
+        return Checkpoint(str(place), "gguf", _by_name(matrices), arrays, values)
     tensors = open_safetensors(place)
     if not tensors.by_name:
-        pickles = sorted(file.name for end in PICKLES for file in place.glob(f"*{end}"))
-        reason = f"; {pickles[0]} may hold code (a pickle) and is not opened" if pickles else ""
         raise CheckpointError(
-            f"{place} has no tensors{reason}.\n  cure: a folder with .safetensors files, or a .gguf file"
+            f"{place} has no tensors; pickles may hold code, and are not opened.\n  cure: give {KINDS}"
         )
     folder = place if place.is_dir() else place.parent
     config = _json(folder / "config.json")
@@ -189,21 +183,6 @@ def read_checkpoint(path: str | Path | Tree) -> Checkpoint:
 
 def _by_name(matrices: Iterable[StoredMatrix]) -> dict[str, StoredMatrix]:
     return {matrix.name: matrix for matrix in matrices}
-
-
-def _gguf(place: Path) -> Checkpoint:
-    if place.suffix.lower() in PICKLES:
-        raise CheckpointError(
-            f"{place} may hold code (a pickle): it is not opened.\n  cure: convert it to safetensors"
-        )
-    with place.open("rb") as file:
-        is_gguf = place.suffix.lower() == ".gguf" or file.read(4) == b"GGUF"
-    if not is_gguf:
-        raise CheckpointError(
-            f"{place} is not a checkpoint.\n  cure: a folder with .safetensors files, one of them, or a .gguf file"
-        )
-    matrices, arrays, values = read_gguf(place)
-    return Checkpoint(str(place), "gguf", _by_name(matrices), arrays, values)
 
 
 def _json(path: Path) -> Values:
@@ -236,8 +215,7 @@ def _method(config: Mapping[str, Any], folder: Path, tensors: Tensors) -> tuple[
     method = settings.values.get("quant_method", default)
     if method not in METHODS:
         raise CheckpointError(
-            f"{settings.where}: quant_method is {method!r}{nearest(str(method), METHODS)}\n"
-            f"  known are {', '.join(METHODS)}"
+            f"{settings.where}: quant_method is {method!r}, not {' or '.join(METHODS)}{nearest(str(method), METHODS)}"
         )
     return str(method), settings
 

@@ -17,6 +17,8 @@ POINTER = b"version https://git-lfs"
 """How a file begins that a clone of a repository left out."""
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
 """Endings of files that may hold code, and are never opened."""
+KINDS = "an Orbax folder, a .safetensors file (or a folder of them) or a .gguf file"
+"""What can be inspected; `read_checkpoint` takes no Orbax folder, whose arrays `load_state` takes."""
 
 
 class CheckpointError(ValueError):
@@ -46,6 +48,39 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """
     hint = did_you_mean(name, list(names))
     return f"; {hint}" if hint else ""
+
+
+def existing(path: str | Path) -> Path:
+    """Return a path at which there is something.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(f"there is no file or folder {str(path)!r}.\n  cure: give {KINDS}")
+    return place
+
+
+def file_kind(path: Path) -> str:
+    """Return whether a file is "safetensors" or "GGUF", by how it begins, or else by its name.
+
+    Raises:
+        CheckpointError: it is neither, or may hold code.
+    """
+    with path.open("rb") as file:
+        start = file.read(9)
+    suffix = path.suffix.lower()
+    if suffix in PICKLES or start[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
+        raise CheckpointError(
+            f"{path} looks like a pickle or an archive, which may hold code: it is not opened.\n"
+            f"  cure: convert it, and give {KINDS}"
+        )
+    if start[:4] == b"GGUF" or suffix == ".gguf":
+        return "GGUF"
+    if suffix == ".safetensors" or start[8:] == b"{":
+        return "safetensors"
+    raise CheckpointError(f"{path} is not a checkpoint.\n  cure: give {KINDS}")
 
 
 def library(name: str, path: Path) -> Any:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from jqinject.formats.checkpoint_errors import PICKLES, broken, library
+from jqinject.formats.checkpoint_errors import KINDS, broken, existing, file_kind, library
 from jqinject.formats.gguf_files import gguf_reader, gguf_shape
 from jqinject.formats.safetensors_files import header_of
 from jqinject.terminal import table
 
-KINDS = "an Orbax folder, a .safetensors file (or a folder of them) or a .gguf file"
 # Formats of more than 8 bits, by their names in all three kinds of files; every other one is low-bit.
 WIDE = {
     *("f64", "f32", "f16", "bf16", "i64", "u64", "i32", "u32", "i16", "u16", "c64", "bool"),
@@ -158,29 +156,14 @@ def inspect_checkpoint(path: str | Path) -> Contents:
         ValueError: it is not such a checkpoint, or not a complete one.
         MissingLibraryError: its library is not installed.
     """
-    place = Path(path)
-    if not place.exists():
-        raise FileNotFoundError(f"there is no file or folder {str(path)!r}.\n  cure: give {KINDS}")
-    if place.is_dir():
-        shards = sorted(place.glob("*.safetensors"))
-        if shards and not _is_orbax(place):
-            arrays = [array for shard in shards for array in _in_safetensors(shard)]
-            return Contents(str(path), "safetensors", tuple(arrays))
-        return Contents(str(path), "Orbax", tuple(_in_orbax(place)))
-    with place.open("rb") as file:
-        start = file.read(9)
-    if start[:4] == b"GGUF":
-        return Contents(str(path), "GGUF", tuple(_in_gguf(place)))
-    if place.suffix.lower() in PICKLES or start[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
-        raise ValueError(
-            f"{place} looks like a pickle or an archive, which may hold code: it is not opened.\n"
-            f"  cure: convert it, and give {KINDS}"
-        )
-    if place.suffix.lower() == ".safetensors" or start[8:] == b"{":
-        return Contents(str(path), "safetensors", tuple(_in_safetensors(place)))
-    if place.suffix.lower() == ".gguf":
-        raise broken(place, "a GGUF file", f"it begins with {start[:4]!r}, not with b'GGUF'")
-    raise ValueError(f"{place} cannot be read as a checkpoint.\n  cure: give {KINDS}")
+    place = existing(path)
+    if place.is_file():
+        kind, shards = file_kind(place), [place]
+    else:
+        shards = [] if _is_orbax(place) else sorted(place.glob("*.safetensors"))
+        kind = "safetensors" if shards else "Orbax"
+    read = {"GGUF": _in_gguf, "safetensors": _in_safetensors, "Orbax": _in_orbax}[kind]
+    return Contents(str(path), kind, tuple(array for shard in shards or [place] for array in read(shard)))
 
 
 def _in_safetensors(path: Path) -> Iterator[StoredArray]:
@@ -211,25 +194,16 @@ def _in_orbax(path: Path) -> Iterator[StoredArray]:
         tree = handler.metadata(path.absolute())
     except Exception as error:  # of a broken folder: whatever its storage raises
         raise broken(path, "an Orbax checkpoint", error) from None
-    yield from _leaves(getattr(tree, "tree", tree), ())
+    jax = library("jax", path)
+    for names, leaf in jax.tree_util.tree_flatten_with_path(getattr(tree, "tree", tree))[0]:
+        name = jax.tree_util.keystr(names, simple=True, separator=".")
+        if getattr(leaf, "shape", None) is not None:
+            size = -(-math.prod(leaf.shape) * jax.dtypes.itemsize_bits(leaf.dtype) // 8)
+            yield StoredArray(name, str(leaf.dtype), tuple(leaf.shape), size)
 
 
 def _is_orbax(path: Path) -> bool:
     return (path / "_METADATA").is_file() or (path / "manifest.ocdbt").is_file()
-
-
-def _leaves(tree: Any, at: tuple[str, ...]) -> Iterator[StoredArray]:
-    import jax
-
-    if isinstance(tree, Mapping):
-        for name, below in tree.items():
-            yield from _leaves(below, (*at, str(name)))
-    elif isinstance(tree, list | tuple):
-        for place, below in enumerate(tree):
-            yield from _leaves(below, (*at, str(place)))
-    elif getattr(tree, "shape", None) is not None:
-        size = -(-math.prod(tree.shape) * jax.dtypes.itemsize_bits(tree.dtype) // 8)
-        yield StoredArray(".".join(at), str(tree.dtype), tuple(tree.shape), size)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -81,9 +81,7 @@ def check_gguf(tensors: Mapping[str, np.ndarray | Block], values: Mapping[str, A
     for name, value in values.items():
         parts = value if isinstance(value, list | tuple) else [value]
         if not parts or not all(isinstance(part, str | bool | int | float) for part in parts):
-            raise CheckpointError(
-                f"config: {name} is {value!r:.80}, expected texts, numbers, or a list of them"
-            )
+            raise CheckpointError(f"config: {name} is {value!r:.80}, expected texts or numbers")
     for name, tensor in tensors.items():
         if len(name.encode()) > LONGEST_NAME:
             raise CheckpointError(

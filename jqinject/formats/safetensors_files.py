@@ -135,14 +135,18 @@ class Tensors:
         self._used.add(name)
         return tensor
 
-    def text(self, name: str) -> str:
+    def text(self, name: str, why: str = "") -> str:
         """Return a tensor of bytes as text.
 
+        Args:
+            name: its name.
+            why: what it says.
+
         Raises:
-            CheckpointError: it is no UTF-8 text.
+            CheckpointError: it is missing, or no UTF-8 text.
         """
         try:
-            return self.take(name, (None,), "uint8").read().tobytes().decode()
+            return self.take(name, (None,), "uint8", why).read().tobytes().decode()
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{name} is no UTF-8 text: {error}") from None
 
@@ -185,9 +189,7 @@ def open_safetensors(path: Path) -> Tensors:
         metadata |= texts
     for name, file in (listed or {}).items():
         if name not in tensors:
-            raise CheckpointError(
-                f"{path / INDEX} says that {name} is in {file.name}, which does not have it"
-            )
+            raise CheckpointError(f"{path / INDEX}: {name} is not in {file.name}")
     return Tensors(tensors, metadata)
 
 
@@ -224,9 +226,7 @@ def _listed(path: Path) -> dict[str, Path] | None:
         if file.parent.resolve() != path.resolve():
             raise CheckpointError(f"{index} names {file}, which is not in its folder")
         if not file.is_file():
-            raise CheckpointError(
-                f"{index} names {file.name}, which is not there.\n  cure: fetch the missing shard"
-            )
+            raise CheckpointError(f"{index}: {file.name} is missing.\n  cure: fetch it")
     return listed
 
 

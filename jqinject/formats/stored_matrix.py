@@ -171,12 +171,10 @@ class Matrix:
             CheckpointError: rows lie in turn.
         """
         if self.in_turn:
-            raise CheckpointError(
-                "rows of groups that lie in turn (HQQ's axis 0) cannot be cut, joined or stacked"
-            )
+            raise CheckpointError("rows in turn (HQQ's axis 0) are not cut or joined")
         rows = self.codes.shape[-2]
         return self.map(
-            lambda x: x if x.shape[-2] == rows else np.repeat(x, rows, axis=-2), "scale", "zero_point"
+            lambda x: np.broadcast_to(x, (*x.shape[:-2], rows, x.shape[-1])), "scale", "zero_point"
         )
 
     def signed(self) -> Matrix:
@@ -192,6 +190,10 @@ class Matrix:
             zero = zero.astype(np.float32) - np.float32(half)
         codes = (self.codes.astype(np.int16) - half).astype(np.int8)
         return replace(self, codes=codes, zero_point=zero, grid=IntGrid(self.grid.bit_width))
+
+    def without_zeros(self) -> Matrix:
+        """Return the same without zero points that are all 0."""
+        return self if self.zero_point is None or np.any(self.zero_point) else replace(self, zero_point=None)
 
     def cut(self, rows: slice | np.ndarray) -> Matrix:
         """Return some of its rows, or all of them in another order."""
@@ -289,7 +291,46 @@ class StoredMatrix:
             return None
         rows = rows if rows.minimum is None else _without_minimum(rows)
         rows = rows if self.keeps_unsigned else rows.signed()
-        return rows if rows.zero_point is None or np.any(rows.zero_point) else replace(rows, zero_point=None)
+        return rows.without_zeros()
+
+
+@dataclass(frozen=True)
+class SavedMatrix:
+    """A matrix, or another array, that is written to a file.
+
+    Attributes:
+        name: in the file.
+        path: of its weight.
+        numbers: in low bits, or floats.
+        inputs: how its input is quantized.
+    """
+
+    name: str
+    path: str
+    numbers: Matrix | np.ndarray
+    inputs: InputFormat | None
+
+    @property
+    def module(self) -> str:
+        """The name without `.weight`."""
+        return self.name.removesuffix(".weight")
+
+    @property
+    def matrix(self) -> Matrix:
+        """The numbers in low bits."""
+        assert isinstance(self.numbers, Matrix), "in low bits"
+        return self.numbers
+
+    def refused(self, method: str, expected: str, cure: str) -> CheckpointError:
+        """Return the error of a matrix that a format cannot hold."""
+        matrix, inputs = self.matrix, self.inputs
+        text = f"{matrix.label}{'' if matrix.zero_point is None else ' with zero points'}"
+        text += f" ({matrix.scale.dtype.name} scales), in groups of {matrix.group} in rows of {matrix.codes.shape[-1]}"
+        text += "" if matrix.group_of_column is None else ", columns in activation order"
+        text += (
+            "" if inputs is None else f", its input quantized as {inputs.strategy} {inputs.kind}{inputs.bits}"
+        )
+        return CheckpointError(f"{self.path} is {text}; {method} has {expected}.\n  cure: {cure}")
 
 
 def order_of_groups(groups: np.ndarray) -> np.ndarray | None:
@@ -358,58 +399,52 @@ def cut(numbers: Matrix | np.ndarray, rows: slice | np.ndarray) -> Matrix | np.n
     return numbers[rows] if isinstance(numbers, np.ndarray) else numbers.cut(rows)
 
 
-def joined(parts: Sequence[Matrix | np.ndarray], name: str) -> Matrix | np.ndarray:
-    """Return matrices, or arrays, above one another, as one.
+def gathered(
+    parts: Sequence[Matrix | np.ndarray], name: str, depth: tuple[int, ...] = ()
+) -> Matrix | np.ndarray:
+    """Return matrices, or arrays, above one another, as one; or as a stack of such.
+
+    Args:
+        parts: of the first place of the stack from above, then of the next one.
+        name: of what is made, for errors.
+        depth: sizes of the axes of a stack, which come in front.
 
     Raises:
         CheckpointError: they have different formats, groups or factors.
     """
-    if len(parts) == 1:
+    layers = math.prod(depth)
+    if len(parts) == 1 and not depth:
         return parts[0]
-    rows = [part.by_row() for part in parts if isinstance(part, Matrix)]
-    if not rows:
-        return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
-    matrix = _combined(rows, name, "joined", lambda arrays: np.concatenate(arrays, axis=-2))
-    if any(part.factor != rows[0].factor for part in rows):
-        raise CheckpointError(f"{name}: matrices whose scales have different factors cannot be joined")
-    return matrix
 
-
-def stacked(parts: Sequence[Matrix | np.ndarray], name: str, depth: tuple[int, ...]) -> Matrix | np.ndarray:
-    """Return matrices, or arrays, behind one another, along new axes in front, of the sizes `depth`.
-
-    Raises:
-        CheckpointError: they have different formats or groups.
-    """
-
-    def stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        return np.stack(arrays).reshape(*depth, *np.shape(arrays[0]))
+    def combined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        rows = np.concatenate([np.atleast_1d(array) for array in arrays])
+        return rows.reshape(*depth, rows.shape[0] // layers, *rows.shape[1:])
 
     matrices = [part for part in parts if isinstance(part, Matrix)]
     if not matrices:
-        return stack([part for part in parts if isinstance(part, np.ndarray)])
-    factors = [part.factor for part in matrices if part.factor is not None]
-    return replace(_combined(matrices, name, "stacked", stack), factor=stack(factors) if factors else None)
-
-
-def _combined(
-    parts: Sequence[Matrix], name: str, verb: str, combine: Callable[[Sequence[np.ndarray]], np.ndarray]
-) -> Matrix:
-    first = parts[0]
-    for part in parts:
-        if _kind(part) != _kind(first):
-            shown = [f"{matrix.label} in groups of {matrix.group}" for matrix in (first, part)]
-            raise CheckpointError(f"{name}: {shown[0]} and {shown[1]} cannot be {verb}")
-    zeros = [np.zeros_like(part.scale) if part.zero_point is None else part.zero_point for part in parts]
+        return combined([part for part in parts if isinstance(part, np.ndarray)])
+    first = matrices[0]
+    for matrix in matrices:
+        if _kind(matrix) != _kind(first):
+            shown = [f"{matrix.label} in groups of {matrix.group}" for matrix in (first, matrix)]
+            raise CheckpointError(f"{name}: {shown[0]} and {shown[1]} cannot be joined or stacked")
+    matrices = matrices if len(parts) == layers else [matrix.by_row() for matrix in matrices]
+    factors = np.asarray([1 if matrix.factor is None else matrix.factor for matrix in matrices], np.float32)
+    factor = factors.reshape(*depth, -1)
+    if np.any(factor != factor[..., :1]):
+        raise CheckpointError(f"{name}: matrices whose scales have different factors cannot be joined")
+    zeros = [np.zeros_like(part.scale) if part.zero_point is None else part.zero_point for part in matrices]
     return replace(
         first,
-        codes=combine([part.codes for part in parts]),
-        scale=combine([part.scale for part in parts]),
-        zero_point=combine(zeros) if any(part.zero_point is not None for part in parts) else None,
+        codes=combined([matrix.codes for matrix in matrices]),
+        scale=combined([matrix.scale for matrix in matrices]),
+        zero_point=combined(zeros) if any(part.zero_point is not None for part in matrices) else None,
+        factor=None if first.factor is None else factor[..., 0],
     )
 
 
 def _kind(matrix: Matrix) -> tuple[object, ...]:
     """Return what matrices that are combined have in common."""
     scaled = SCALED.get(matrix.scale.dtype.name)
-    return matrix.grid, matrix.block, scaled, matrix.codes.shape[-1], matrix.in_turn
+    has_factor = matrix.factor is not None
+    return matrix.grid, matrix.block, scaled, matrix.codes.shape[-1], matrix.in_turn, has_factor

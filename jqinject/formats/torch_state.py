@@ -10,7 +10,7 @@ import numpy as np
 
 Layers: TypeAlias = dict[str, Any]
 """Arrays by the names of layers and parameters, nested."""
-PARTS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
+PARTS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
 NOT_HERE = ("bias_k", "bias_v")
 
 
@@ -42,47 +42,44 @@ def attention_from_torch(
         >>> {name: layer["kernel"].shape for name, layer in attention_from_torch(state, 2).items()}
         {'query': (8, 2, 4), 'key': (8, 2, 4), 'value': (8, 2, 4), 'out': (2, 4, 8)}
     """
-    own = {n.removeprefix(prefix): np.asarray(x) for n, x in state.items() if n.startswith(prefix)}
+    own = {
+        name.removeprefix(prefix).replace(".", "_"): np.asarray(x)
+        for name, x in state.items()
+        if name.startswith(prefix)
+    }
     extra = [name for name in NOT_HERE if name in own]
     if extra:
         raise ValueError(
             f"attention_from_torch: {', '.join(extra)} (add_bias_kv=True): Flax's attention appends no key and value"
         )
     kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    heads = {"query": num_heads, "key": kv_heads, "value": kv_heads}
+    heads = {"query": num_heads, "key": kv_heads, "value": kv_heads, "out": num_heads}
     layers: dict[str, dict[str, np.ndarray]] = {}
-    for name in PARTS:
+    for name, part in PARTS.items():
         weight, bias = _part(own, name, "weight"), _part(own, name, "bias")
         if weight is None:
+            names = f"{part}_weight or {part}.weight" + (name != "out") * ", in_proj_weight or in_proj.weight"
             raise KeyError(
-                f"attention_from_torch: no weight of the {name} projection (in_proj_weight, in_proj.weight, "
-                f"{PARTS[name]}_weight or {PARTS[name]}.weight) with the prefix {prefix!r} in {sorted(state)}"
+                f"attention_from_torch: no weight of the {name} projection ({names}) with the prefix {prefix!r} in "
+                f"{sorted(state)}"
             )
-        layers[name] = {"kernel": _by_head(weight.T, heads[name], name)}
-        if bias is not None:
-            layers[name]["bias"] = _by_head(bias, heads[name], name)
-    if "out_proj.weight" not in own:
-        raise KeyError(f"attention_from_torch: no {prefix}out_proj.weight in {sorted(state)}")
-    out = own["out_proj.weight"]
-    layers["out"] = {"kernel": np.moveaxis(_by_head(out, num_heads, "out"), 0, -1)}
-    if "out_proj.bias" in own:
-        layers["out"]["bias"] = own["out_proj.bias"]
+        if name == "out":
+            layers[name] = {"kernel": np.moveaxis(_by_head(weight, heads[name], name), 0, -1)}
+            layers[name] |= {} if bias is None else {"bias": bias}
+        else:
+            layers[name] = {"kernel": _by_head(weight.T, heads[name], name)}
+            layers[name] |= {} if bias is None else {"bias": _by_head(bias, heads[name], name)}
     return layers
 
 
 def _part(state: Mapping[str, np.ndarray], name: str, kind: str) -> np.ndarray | None:
     """The weight or bias of one projection: its own, or its third of the packed one."""
-    for own in (f"{PARTS[name]}_{kind}", f"{PARTS[name]}.{kind}"):
-        if own in state:
-            return state[own]
-    for packed in (f"in_proj_{kind}", f"in_proj.{kind}"):
-        if packed in state:
-            if len(state[packed]) % 3:
-                raise ValueError(
-                    f"attention_from_torch: {packed} of shape {state[packed].shape} is not three of a size"
-                )
-            return np.split(state[packed], 3)[list(PARTS).index(name)]
-    return None
+    own, packed = state.get(f"{PARTS[name]}_{kind}"), state.get(f"in_proj_{kind}")
+    if own is not None or packed is None or name == "out":
+        return own
+    if len(packed) % 3:
+        raise ValueError(f"attention_from_torch: in_proj of shape {packed.shape} is not three of a size")
+    return np.split(packed, 3)[list(PARTS).index(name)]
 
 
 def _by_head(x: np.ndarray, heads: int, name: str) -> np.ndarray:

@@ -13,7 +13,6 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat, StaticRange
-from jqinject.core.state import flat_parts
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.walk import ModelIndex, check_module, listed, static_ranges
 from jqinject.ops.processes import on_host
@@ -268,12 +267,8 @@ def _observers(index: ModelIndex) -> dict[str, StaticRange]:
 
 
 def _has_statistics(holder: StaticRange) -> bool:
-    if not (isinstance(holder, ActQuantProxyFromInjector) and holder.is_quant_enabled):
-        return False
-    leaves = (
-        nnx.iter_graph(holder.tensor_quant, graph=True) if isinstance(holder.tensor_quant, nnx.Module) else ()
-    )
-    return any(isinstance(leaf, QuantStat) for _, leaf in leaves)
+    is_on = isinstance(holder, ActQuantProxyFromInjector) and holder.is_quant_enabled
+    return is_on and bool(jax.tree.leaves(nnx.state(holder, QuantStat)))
 
 
 def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:
@@ -322,12 +317,10 @@ def _take_over(
         if has_range is False:
             missed.append(path)
             continue
-        new = flat_parts(nnx.state(theirs[path], (QuantStat, QuantParam)))
-        variables = dict(flat_parts(nnx.state(holder, (QuantStat, QuantParam))))
-        changed = False
-        for name, variable in new:
-            changed |= not np.array_equal(on_host(variables[name].get_value()), on_host(variable.get_value()))
-            variables[name].set_value(variable.get_value())
+        before, after = (nnx.state(side, (QuantStat, QuantParam)) for side in (holder, theirs[path]))
+        arrays = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        changed = any(not np.array_equal(on_host(old), on_host(new)) for old, new in arrays)
+        nnx.update(holder, after)
         if has_range or changed:
             reached.append(path)
     return tuple(reached), tuple(missed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,17 +10,15 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import FrozenParam
-from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import Numbers, in_two_levels, quant_tensor_of, scale_of
+from jqinject.dot.frozen.frozen_numbers import in_two_levels, quant_tensor_of, scale_of
 from jqinject.inject import ExtendedInjector
-from jqinject.model.frozen_weights import put_in_place, without_masters
+from jqinject.model.frozen_weights import WeightHolder, float_param, put_in_place, without_masters
 from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
 from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.base.slots import warn_of_cut_groups
+from jqinject.nn.base.slots import WEIGHT, make_proxy
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
-from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
 from jqinject.quant import (
     Fp4e2m1OCPWeightPerChannelFloat,
     Fp6e2m3OCPWeightPerChannelFloat,
@@ -41,7 +38,7 @@ from jqinject.quant import (
     ShiftedUint8WeightPerChannelFloat,
 )
 from jqinject.quant.enums import ScalingPerOutputType
-from jqinject.quant_tensor import is_grouped
+from jqinject.quant_tensor import Groups, is_grouped
 
 # Quantizers of minifloats with float scales, and in groups with scales that are powers of two.
 MINIFLOATS = {
@@ -60,88 +57,55 @@ def unfreeze_from_payload(index: ModelIndex) -> None:
         ValueError: no quantizer is for the numbers of a weight; nothing is changed then.
     """
     stored = without_masters(index)
-    for path, frozen in stored.items():
-        _quantizer(place_name(path), frozen.numbers, frozen.form)
+    quantizers = {path: _quantizer(place_name(path), frozen) for path, frozen in stored.items()}
     nodes = dict(index.places)
     for path, frozen in stored.items():
-        name, layer = place_name(path), nodes.get(path[:-1])
+        layer, (declared, overrides) = nodes.get(path[:-1]), quantizers[path]
         value = frozen.quant_tensor().value
-        variable = nnx.Param(value, **_own(frozen.get_metadata()))
-        put_in_place(index, frozen, variable)
+        put_in_place(index, frozen, float_param(frozen, value))
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
-            proxy = _proxy_of_layer(layer, name, frozen)
+            layer.weight_quant = make_proxy(layer, WEIGHT, declared, overrides, None, layer._facts())
         else:
-            layer, proxy = _site(index, path, frozen, value)
-        _keep_scales(proxy, layer, frozen.numbers, frozen.form, name)
-
-
-def _proxy_of_layer(layer: QuantWeightLayer, name: str, frozen: FrozenParam) -> WeightQuantProxyFromInjector:
-    """A layer with its new quantizer."""
-    declared, overrides = _quantizer(name, frozen.numbers, frozen.form)
-    where = f"the weight quantizer of {name}"
-    proxy = WeightQuantProxyFromInjector(
-        declared, layer, overrides=overrides, where=(where, ""), stack=stack_of((layer,))
-    )
-    warn_of_cut_groups(proxy, layer, where)
-    layer.weight_quant = proxy
-    return proxy
+            layer = _site(index, path, frozen, value, declared.let(**overrides))
+        _keep_scales(layer, frozen, place_name(path))
 
 
 def _site(
-    index: ModelIndex, path: Path, frozen: FrozenParam, value: jax.Array
-) -> tuple[ParameterSite, WeightQuantProxyFromInjector]:
-    """The new site of a parameter in the model that runs it, with its quantizer."""
-    numbers, form = frozen.numbers, frozen.form
-    owner_path, owner = _owner(index, path)
+    index: ModelIndex, path: Path, frozen: FrozenParam, value: jax.Array, quantizer: type[ExtendedInjector]
+) -> ParameterSite:
+    """The new site of a parameter in the innermost model that runs it, with its quantizer."""
+    owners = [
+        (at, node)
+        for at, node in index.places
+        if isinstance(node, QuantizedProgram) and path[: len(at)] == at
+    ]
+    if not owners:
+        raise ValueError(f"unfreeze: no model runs {place_name(path)}, so nothing would quantize it")
+    owner_path, owner = owners[-1]
+    form, (inner, groups) = frozen.form, _scaled(frozen)
     depth = value.ndim - len(form.shape)
-    declared, overrides = _quantizer(place_name(path), numbers, form)
-    inner, groups = _scaled(numbers, form)
     scale = inner.scale if groups is None else jnp.squeeze(inner.scale, inner.scale.ndim + groups.dim)
-    ndim = len(form.shape)
-    scale = scale.reshape((1,) * (value.ndim - scale.ndim) + scale.shape)
-    grouped = None if groups is None else groups.dim % ndim
-    shared = tuple(
-        axis
-        for axis in range(ndim)
-        if axis == grouped or scale.shape[axis + depth] < value.shape[axis + depth]
-    )
-    own = tuple(path[len(owner_path) :])
-    injector = declared.let(**overrides) if overrides else declared
-    planned = PlannedParameter(own, (), injector, depth, shared, summed=form.summed)
+    sizes = (1,) * (value.ndim - scale.ndim) + scale.shape
+    shared = tuple(axis - depth for axis in range(depth, value.ndim) if sizes[axis] < value.shape[axis])
+    own = path[len(owner_path) :]
+    planned = PlannedParameter(own, (), quantizer, depth, shared, summed=form.summed)
     site = parameter_site(ModelIndex(owner), planned, None)
     sites = vars(owner.op_quant).get("weights")
     if sites is None:
         owner.op_quant.weights = sites = nnx.Dict({})
     sites[place_name(own)] = site
-    return site, site.weight_quant
+    return site
 
 
-def _owner(index: ModelIndex, path: Path) -> tuple[Path, QuantizedProgram]:
-    """The model that runs a parameter's contraction as a program, the innermost one."""
-    owners = [
-        (place, node)
-        for place, node in index.places
-        if isinstance(node, QuantizedProgram) and path[: len(place)] == place
-    ]
-    if not owners:
-        raise ValueError(f"unfreeze: no model runs {place_name(path)}, so nothing would quantize it")
-    return max(owners, key=lambda entry: len(entry[0]))
-
-
-def _own(metadata: Mapping[str, object]) -> dict[str, Any]:
-    return {name: value for name, value in metadata.items() if value is not None} | {"eager_sharding": False}
-
-
-def _scaled(numbers: Numbers, form: FrozenForm) -> tuple[Any, Any]:
+def _scaled(frozen: FrozenParam) -> tuple[Any, Groups | None]:
     """The weight with its groups as an axis, and these."""
-    tensor = quant_tensor_of(numbers, form)
+    tensor = quant_tensor_of(frozen.numbers, frozen.form)
     return (tensor.grouped, tensor.groups) if is_grouped(tensor) else (tensor, None)
 
 
-def _quantizer(
-    path: str, numbers: Numbers, form: FrozenForm
-) -> tuple[type[ExtendedInjector], dict[str, object]]:
+def _quantizer(path: str, frozen: FrozenParam) -> tuple[type[ExtendedInjector], dict[str, object]]:
     """The injector that rounds to the numbers' grid, and what is declared anew."""
+    numbers, form = frozen.numbers, frozen.form
     if form.cut is not None:
         raise ValueError(f"unfreeze: {path} has groups that cross shards.\n  cure: gather the model first")
     if form.in_turn is not None:
@@ -183,25 +147,19 @@ def _has_two_levels(scale: jax.Array) -> bool:
     return bool(jnp.all(codes.astype(jnp.float32) * factor == scale))
 
 
-def _keep_scales(
-    proxy: WeightQuantProxyFromInjector, layer: object, numbers: Numbers, form: FrozenForm, path: str
-) -> None:
+def _keep_scales(layer: WeightHolder, frozen: FrozenParam, path: str) -> None:
     """Commit a quantizer to the scales and zero points of frozen numbers."""
-    inner, _ = _scaled(numbers, form)
+    (inner, _), grid, proxy = _scaled(frozen), frozen.form.grid, layer.weight_quant
     proxy.commit(layer)
-    assert proxy.record is not None, "made by commit"
     record, chosen = dict(proxy.record[...]), {"scale": inner.scale}
-    if "zero_point" in record and "zero_point" in numbers:
-        chosen["zero_point"] = inner.zero_point + (2 ** (form.grid.bit_width - 1) if form.grid.signed else 0)
+    if "zero_point" in record and "zero_point" in frozen.numbers:
+        chosen["zero_point"] = inner.zero_point + (2 ** (grid.bit_width - 1) if grid.signed else 0)
     for name, value in chosen.items():
-        shape = record[name].shape
-        padded = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
-        if len(padded.shape) != len(shape) or any(
-            n not in (1, m) for n, m in zip(padded.shape, shape, strict=True)
-        ):
+        try:
+            record[name] = jnp.broadcast_to(value, record[name].shape).astype(np.float32)
+        except ValueError:
             raise ValueError(
-                f"unfreeze: {path} has scales of {tuple(value.shape)}, its quantizer {tuple(shape)}.\n"
+                f"unfreeze: {path} has scales of {tuple(value.shape)}, its quantizer {tuple(record[name].shape)}.\n"
                 "  cure: load_state of a float checkpoint, into a model that was not frozen"
-            )
-        record[name] = jnp.broadcast_to(padded, shape).astype(np.float32)
+            ) from None
     proxy.record.set_value(record)

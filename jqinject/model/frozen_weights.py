@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.flax_internals import flax_layer
-from jqinject.dot import FrozenParam, QuantMode
+from jqinject.dot import READS_WHOLE, FrozenParam, QuantMode
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
@@ -282,6 +282,12 @@ def _kept(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
     for layer in index.modules:
         if (isinstance(layer, QuantWeightLayer) or is_frozen_op(layer)) and layer.master is not None:
             yield layer, vars(layer)[layer.weight_name]
+
+
+def float_param(frozen: FrozenParam, value: jax.Array) -> nnx.Variable[Any]:
+    """A float parameter for the place of a frozen one, with its metadata."""
+    metadata = {k: v for k, v in frozen.get_metadata().items() if k not in ("form", READS_WHOLE)}
+    return nnx.Param.from_metadata(value, metadata)
 
 
 def put_in_place(index: ModelIndex, old: object, new: nnx.Variable[Any]) -> None:

@@ -5,9 +5,8 @@ The compiler knows a composite operation around quantizing and dequantizing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,32 +14,31 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core import ClippingRange, RangeScaling, RescalingIntQuant, scale_and_zero_point
-from jqinject.core.component import hidden_method
+from jqinject.core.component import InnerModule, component
 from jqinject.odml.device_policy import OdmlPolicy, is_dynamic
 from jqinject.odml.qat import Model, OdmlProvider, OdmlQat
 from jqinject.program import (
     HELD,
     Call,
     OpQuantizers,
-    QuantizedProgram,
+    Quantizers,
     Site,
     Tracked,
     change_class,
     find_sites,
     quantized_class,
 )
-from jqinject.program.quantizers import Finder
+from jqinject.program.tracked_value import Evaluate
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete
 
-SitePath: TypeAlias = tuple[str | int, ...]
 COMPOSITE_NAME = "quant.fake_quant"
 LEAST_OF_WEIGHTS = -127  # their range is narrow
 
 
-@dataclass(frozen=True)
-class FakeQuantMarker:
-    """One `quant.fake_quant`: everything that is known before the program runs.
+@component
+class FakeQuantMarker(InnerModule):
+    """One `quant.fake_quant`, in `model.op_quant[name]`: everything that is known before the program runs.
 
     Attributes:
         scale: of the tensor, flat; None if the range is found at run time.
@@ -50,15 +48,17 @@ class FakeQuantMarker:
         is_weight: whether the tensor is a weight.
         dynamic: quantizes the tensor if the range is found at run time.
         least: the smallest integer.
+        batch_axes: how many leading axes `jax.vmap` has added to the tensor.
     """
 
-    scale: tuple[float, ...] | None
-    zero_point: tuple[int, ...] | None
-    shape: tuple[int, ...]
-    dimension: int | None
-    is_weight: bool
-    dynamic: Callable[[jax.Array], jax.Array] | None = None
+    scale: tuple[float, ...] | None = None
+    zero_point: tuple[int, ...] | None = None
+    shape: tuple[int, ...] = ()
+    dimension: int | None = None
+    is_weight: bool = False
+    dynamic: RescalingIntQuant | None = None
     least: int = -128
+    batch_axes: int = 0
 
     def attributes(self) -> dict[str, object]:
         """The compiler's attributes: `scale` (float32, empty if dynamic), `dtype`, `narrow_range` (true for weights),
@@ -71,7 +71,7 @@ class FakeQuantMarker:
         if self.zero_point is not None:
             attributes["zero_point"] = np.asarray(self.zero_point, np.int64)
         if self.dimension is not None:
-            attributes["quantization_dimension"] = self.dimension
+            attributes["quantization_dimension"] = self.dimension + self.batch_axes
         return attributes
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -84,52 +84,34 @@ class FakeQuantMarker:
 
         @composite.def_vmap
         def batched(size: int, in_batched: object, x: jax.Array) -> tuple[jax.Array, bool]:
-            return self.with_batch_axis()(x), True
+            return replace(self, batch_axes=self.batch_axes + 1)(x), True
 
         # A composite has no derivative or batching rule of its own.
         straight_through = jax.custom_vjp(lambda x: composite(x))
         straight_through.defvjp(lambda x: (composite(x), None), lambda residuals, g: (g,))
         return straight_through(x)
 
-    def with_batch_axis(self) -> FakeQuantMarker:
-        """The same for a tensor with an extra leading axis."""
-        moved = None if self.dimension is None else self.dimension + 1
-        dynamic = None if self.dynamic is None else jax.vmap(self.dynamic)
-        return replace(self, shape=(1, *self.shape), dimension=moved, dynamic=dynamic)
-
     def decomposed(self, x: jax.Array) -> jax.Array:
         """Quantize and dequantize `x` as the compiler does."""
-        if self.dynamic is not None:
-            return self.dynamic(x)
-        scale = np.asarray(self.scale, np.float32).reshape(self.shape)
-        zero = np.asarray(self.zero_point or 0, np.float32).reshape(self.shape if self.zero_point else ())
+        quantize = self.dynamic
+        if quantize is not None:
+            for _ in range(self.batch_axes):
+                quantize = jax.vmap(quantize)
+            return as_array(quantize(x).value)
+        shape = (1,) * self.batch_axes + self.shape
+        scale = np.asarray(self.scale, np.float32).reshape(shape)
+        zero = np.asarray(self.zero_point or 0, np.float32).reshape(shape if self.zero_point else ())
         integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), self.least, 127)
         return ((integers - zero) * scale).astype(x.dtype)
 
 
-class Markers(Finder):
-    """Inserts `quant.fake_quant` at the sites, around weights too where they are contracted; nothing goes backward.
+class ConvertedPolicy(OdmlPolicy):
+    """Marks what `OdmlPolicy` quantizes, around weights too where they are contracted; and factors."""
 
-    Args:
-        markers: name of the site -> marker.
-    """
-
+    flattens_weights = True
     constants_now = True  # a factor's mark needs its number
 
-    def __init__(self, markers: dict[str, FakeQuantMarker]) -> None:
-        super().__init__()
-        self._markers = markers
-
-    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> jax.Array:
-        """`x`, marked."""
-        if site.name not in self._markers:
-            raise ValueError(
-                f"{site.name} was not there when the model was converted.\n"
-                "  cure: convert it with inputs like those that it is called with"
-            )
-        return self._markers[site.name](x)
-
-    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Callable[..., Any]) -> Any:
+    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Evaluate) -> jax.Array:
         """Return a product with a constant, which is marked: devices multiply quantized numbers, and divide none."""
         places = [place for place, x in enumerate(operands) if not x.is_activation and x.array.size == 1]
         dividing = name == "truediv" and places == [1]
@@ -139,52 +121,9 @@ class Markers(Finder):
             with np.errstate(divide="ignore"):
                 factor = 1 / factor if dividing else factor
             if factor and np.isfinite(factor):
-                marker = FakeQuantMarker((float(abs(factor)) / 127,), None, (1,) * x.ndim, None, False)
+                marker = FakeQuantMarker((float(abs(factor)) / 127,), shape=(1,) * x.ndim)
                 return x * marker(jnp.full((1,) * x.ndim, factor, x.dtype))
         return super().arithmetic(name, operands, evaluate)
-
-
-class ConvertedSites(nnx.Module):
-    """The markers of a converted model, by the names of their sites.
-
-    Args:
-        policy: decides where they are inserted.
-        markers: name -> marker; static.
-        same: as for `OpQuantizers`.
-    """
-
-    markers: tuple[tuple[str, FakeQuantMarker], ...]
-    same: tuple[tuple[str, str], ...]
-
-    def __init__(
-        self,
-        policy: OdmlPolicy,
-        markers: dict[str, FakeQuantMarker],
-        same: tuple[tuple[str, str], ...] = (),
-    ) -> None:
-        ordered = tuple(sorted(markers.items(), key=lambda item: item[0]))
-        vars(self).update(policy=policy, markers=ordered, same=same)
-
-    def adapters_by_path(self) -> dict[SitePath, nnx.Module]:
-        """None: devices have no adapters."""
-        return {}
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self.markers)
-
-    def __len__(self) -> int:
-        return len(self.markers)
-
-
-class ConvertedProgram(QuantizedProgram):
-    """A model whose call is run with markers between its operations."""
-
-    __slots__ = ()
-
-    @hidden_method
-    def quantizers(self) -> Markers:
-        """The markers of the sites."""
-        return Markers(dict(self.op_quant.markers))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class OdmlConversion(OdmlProvider):
@@ -221,28 +160,30 @@ class OdmlConversion(OdmlProvider):
                 or 0, or varies along two axes; a quantizer does not make signed 8-bit integers.
         """
         quantizers = vars(model).get(HELD)
-        if not isinstance(quantizers, OpQuantizers) or not isinstance(quantizers.policy, OdmlPolicy):
+        if not isinstance(quantizers, OpQuantizers) or type(quantizers.policy) is not OdmlPolicy:
             raise ValueError(
                 f"{type(model).__name__} was not quantized by OdmlQat, so there are no statistics to convert it with.\n"
                 "  cure: model = OdmlQat().quantize(model, x); train it, or run jqinject.calibrate(model, batches)"
             )
         own = quantizers.policy if self.policy == OdmlQat().policy else self.policy
-        policy = replace(own, flattens_weights=True)
+        policy = ConvertedPolicy(**vars(own))
         collector = _Collector(quantizers)
         evaluated = nnx.clone(model, graph=True)
         evaluated.eval()
         find_sites(evaluated, policy, calls, collector)
-        change_class(evaluated, quantized_class(type(model), ConvertedProgram, [call.name for call in calls]))
+        change_class(evaluated, quantized_class(type(model), methods=[call.name for call in calls]))
         delattr(evaluated, HELD)
-        setattr(evaluated, HELD, ConvertedSites(policy, collector.markers, quantizers.same))
+        markers = nnx.clone(
+            nnx.Dict(collector.markers)
+        )  # modules of this trace, not of the one that made them
+        setattr(evaluated, HELD, OpQuantizers(policy, markers, same=quantizers.same))
         return evaluated
 
 
-class _Collector(Markers):
+class _Collector(Quantizers):
     """Makes the marker of every site from the quantizer that the model holds there."""
 
     def __init__(self, quantizers: OpQuantizers) -> None:
-        super().__init__({})
         self._quantizers = quantizers
         self.markers: dict[str, FakeQuantMarker] = {}
 
@@ -274,7 +215,7 @@ def _marker(site: Site, proxy: QuantProxyFromInjector, x: jax.Array) -> FakeQuan
             "  cure: Int8Weight, Int8Act or Int8DynamicAct of jqinject.odml, or a class derived from them"
         )
     if is_dynamic(quantizer) and not site.is_weight:
-        return FakeQuantMarker(None, None, (), None, False, dynamic=_Dynamic(quantizer))
+        return FakeQuantMarker(dynamic=quantizer)
     if site.is_weight:
         return _static(site, _weight_range(site, scaling, x), x.ndim)
     if scaling.has_range() is False:
@@ -319,19 +260,3 @@ def _static(site: Site, measured: ClippingRange, ndim: int) -> FakeQuantMarker:
         is_weight=site.is_weight,
         least=LEAST_OF_WEIGHTS if site.is_weight else -128,
     )
-
-
-class _Dynamic:
-    """A quantizer without state as a function of an array."""
-
-    def __init__(self, quantizer: RescalingIntQuant) -> None:
-        self._quantizer = quantizer
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return as_array(self._quantizer(x).value)
-
-    def __eq__(self, function: object) -> bool:
-        return isinstance(function, _Dynamic) and self._quantizer == function._quantizer
-
-    def __hash__(self) -> int:
-        return hash(self._quantizer)

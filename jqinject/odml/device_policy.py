@@ -27,7 +27,6 @@ class OdmlPolicy(Policy):
         input_range: of the model's inputs, if fixed.
         output_range: of the model's outputs, if fixed.
         strict: whether an unknown operation is an error.
-        flattens_weights: whether weights with several output axes are contracted with one.
     """
 
     rules: tuple[Rule, ...]
@@ -35,7 +34,6 @@ class OdmlPolicy(Policy):
     input_range: Range | None = None
     output_range: Range | None = None
     strict: bool = True
-    flattens_weights: bool = False
 
     delayed = True
 
@@ -86,7 +84,7 @@ class OdmlPolicy(Policy):
             return x
         if self.output_range is not None:
             x = replace(x, fixed_range=self.output_range, twins={})
-        return run.quantized(x, x.pending, f"final_output{index}")
+        return run.quantized(x, Site(f"final_output{index}", x.pending))
 
 
 def is_dynamic(quantizer: object) -> bool:

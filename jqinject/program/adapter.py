@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject.core.component import InnerModule, component
 from jqinject.program.low_rank_product import LowRankProduct, low_rank_sum
-from jqinject.program.policy import dotted
+from jqinject.program.policy import HELD, dotted
 from jqinject.program.trace import Program
 from jqinject.program.tracked_value import Path
 
@@ -83,7 +83,7 @@ def with_adapters(model: nnx.Module, program: Program) -> Program:
         model: an NNX module.
         program: of a call of it.
     """
-    quantizers = vars(model).get("op_quant")
+    quantizers = vars(model).get(HELD)
     adapters = {} if quantizers is None else quantizers.adapters_by_path()
     left = dict(adapters)
     inputs = []

@@ -89,8 +89,6 @@ class Call:
 
     def __call__(self, model: Any) -> Any:
         """Call a model."""
-        if self.method == CALL:
-            return model(*self.args, **self.kwargs)
         if isinstance(self.method, str):
             return operator.methodcaller(self.method, *self.args, **self.kwargs)(model)
         return self.method(model, *self.args, **self.kwargs)

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jqinject.dot.tensors.choice import ContractionKind
-from jqinject.program.equation_contraction import Contracted, contracted
+from jqinject.dot import FrozenParam
+from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.kernels.convolution import Convolution
+from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
+from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
-from jqinject.program.operand_quantizer import (
-    Axes,
-    OperandQuantizer,
-    check_turned,
-    free_axes,
-    operand_quantizer,
-    summed_axes,
-)
+from jqinject.program.operations import contraction_arguments
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
-from jqinject.program.policy import ActivationProduct, Choice, Site, dotted
+from jqinject.program.policy import ActivationProduct, Choice, Site, dotted, other_axes
+from jqinject.program.quantizers import has_row_scales
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import weight_scope
-from jqinject.program.tracked_value import Evaluate, Heard, Origin, Path, Tracked, WeightCall, shape_of
-from jqinject.quant_tensor import as_array
+from jqinject.program.tracked_value import Evaluate, Origin, Path, Tracked, WeightCall, dtype_of, shape_of
+from jqinject.proxy import transform_of
+from jqinject.quant_tensor import QuantTensor, as_array, is_quantized
 
+Axes = tuple[int, ...]
+Product = tuple[jax.Array, jax.Array | None]
+"""An output, and the token whose cotangent is the scale of its gradient, if backward its payload is contracted."""
 BY_SCHEME = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
@@ -50,7 +55,7 @@ def contraction(step: OperationRun) -> list[Tracked]:
     if not (lhs.is_activation or rhs.is_activation):
         return [Tracked(own.value())]
     called = dotted(parameter) or run.names.full(name)
-    return [run.quantizers.run(WeightCall(called, step.path, own.quantized, own.floating, own.heard))]
+    return [run.quantizers.run(WeightCall(called, step.path, own.quantized, own.floating))]
 
 
 @dataclass
@@ -63,7 +68,6 @@ class _Contraction:
         weight: which operand is a parameter that is quantized in its own shape, or None.
         read: path of the operand that is a parameter, however it is quantized; empty if neither is.
         evaluate: contracts arrays.
-        heard: what its quantizers did.
     """
 
     step: OperationRun
@@ -74,7 +78,6 @@ class _Contraction:
     weight: int | None
     read: Path
     evaluate: Evaluate
-    heard: list[Heard] = field(default_factory=list)
 
     @property
     def run(self) -> Run:
@@ -83,11 +86,8 @@ class _Contraction:
 
     def quantized(self) -> Tracked:
         """The output with its quantizers."""
-        value = self.value()
-        out = self.run.output(value, self.choice, self.name)
+        out = self.run.output(self.value(), self.choice, self.name)
         out.fusible = True
-        if out.site:
-            self.heard.append(Heard("output", out.site, value, out.value))
         return out
 
     def floating(self) -> jax.Array:
@@ -105,52 +105,98 @@ class _Contraction:
         self._note(operands)
         with weight_scope(self.read or (run.names.full(self.name),)):
             if choice is not None and choice.scheme is not None:
-                output = self._by_scheme(choice, operands)
+                value, token = self._by_scheme(choice, operands), None
             else:
-                numbers: ContractionKind = "auto" if choice is None else choice.contraction
-                y = self.step.eqn.outputs[0]
-                abstract = jax.ShapeDtypeStruct(y.shape, y.dtype)
-                gradient = run.quantizers.gradient_format(run.names.full(f"{self.name}_grad"), abstract)
-                output = contracted(self.step.eqn, numbers, operands, self.rest, self.evaluate, gradient)
-        if choice is None or choice.grad is None:
-            return self._updated(output.value)
-        shape = tuple(output.value.shape)
-        site = run.add(Site(run.names.full(f"{self.name}_grad"), choice.grad, shape=shape, stack=run.stack))
-        return self._updated(as_array(run.quantizers.quantize(site, output.value, output.token)))
+                value, token = self._in_numbers(operands)
+        if choice is not None and choice.grad is not None:
+            name, shape = run.names.full(f"{self.name}_grad"), tuple(value.shape)
+            site = run.add(Site(name, choice.grad, shape=shape, stack=run.stack))
+            value = as_array(run.quantizers.quantize(site, value, token))
+        return self._updated(value)
+
+    def _in_numbers(self, operands: Sequence[Tracked]) -> Product:
+        """The contraction by the payloads of its operands, as a parameter is stored, or by floats."""
+        eqn, choice = self.step.eqn, self.choice
+        numbers: ContractionKind = "auto" if choice is None else choice.contraction
+        lhs, rhs = (x.value for x in operands)
+        product = None
+        if is_quantized(lhs) and is_quantized(rhs):
+            product = self._of_payloads(numbers, lhs, rhs)
+        if product is None:
+            product = _stored_product(eqn, numbers, operands)
+        if product is None:
+            (value,) = self.evaluate([*(x.array for x in operands), *self.rest])
+            return value, None
+        return product
+
+    def _of_payloads(self, numbers: ContractionKind, lhs: QuantTensor, rhs: QuantTensor) -> Product | None:
+        """The contraction of two QuantTensors by their payloads; None if the table says floats."""
+        run, eqn, params = self.run, self.step.eqn, self.step.eqn.params
+        y, sharding = eqn.outputs[0], params.get("out_sharding")
+        abstract = jax.ShapeDtypeStruct(y.shape, y.dtype)
+        gradient = run.quantizers.gradient_format(run.names.full(f"{self.name}_grad"), abstract)
+        how: Any = {"gradient": gradient, "out_sharding": sharding}
+        where: Any = None
+        if eqn.name == "dot_general":
+            where = Dimensions.of(lhs.ndim, rhs.ndim, params["dimension_numbers"])
+        elif eqn.name == "conv_general_dilated":
+            where = Convolution.of(
+                lhs.shape, rhs.shape, **contraction_arguments(eqn), dtype=np.dtype(y.dtype)
+            )
+        elif eqn.name == "ragged_dot_general" and params.get("group_offset") is None and sharding is None:
+            how["group_sizes"] = self.rest[0]
+            if self.rest[0].ndim == 1:
+                numbers_of_axes = params["ragged_dot_dimension_numbers"]
+                where = Ragged.of(lhs, rhs, numbers_of_axes, y.dtype, params["precision"])
+        elif numbers in ("int", "fp8"):
+            raise ValueError(
+                f"contraction={numbers!r} of {eqn.name} with these parameters is not defined: {params}\n"
+                "  cure: contraction='auto'"
+            )
+        integers, swaps = gradient is not None and gradient.is_integer, sharding is None
+        choice = choose(lhs, rhs, where, numbers, rounded=False, swaps=swaps, gradient=integers)
+        check_choice(choice, where, numbers)
+        return None if choice.kernel == "floats" else contract_as(choice, where, y.dtype, **how)
 
     def _floats(self, place: int) -> jax.Array:
         """An operand without its quantizer, but with the transform before it."""
-        own = self._quantizer(place)
-        if own is None:
-            return self.operands[place].array
-        return self.run.transformed(self.operands[place], own.quantizer, self._names[place], own.axes)
+        x, site = self.operands[place], self._site(place)
+        return x.array if site is None else self.run.transformed(x, site)
 
-    def _quantizer(self, place: int) -> OperandQuantizer | None:
-        x, operand = self.operands[place], self.operands[1 - place]
-        return operand_quantizer(self.run, x, operand, self.choice, self.step.eqn, place)
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        """The names of the operands."""
+    def _site(self, place: int) -> Site | None:
+        """Where an operand is quantized; None if it is left as it is."""
+        choice, eqn, policy = self.choice, self.step.eqn, self.run.policy
+        x, partner = self.operands[place], self.operands[1 - place]
+        if choice is None or not x.is_float:
+            return None
         lhs, rhs = self.operands
         swapped = self.step.operation.name == "einsum" and lhs.is_weight and rhs.is_activation
-        left, right = f"{self.name}_lhs", f"{self.name}_rhs"
-        return (right, left) if swapped else (left, right)
+        name = f"{self.name}_{('lhs', 'rhs')[place != swapped]}"
+        summed, ndim = summed_axes(eqn)[place], len(shape_of(x))
+        if x.is_weight and not x.quantized and choice.weight is not None:
+            return Site(name, choice.weight, {"channelwise_axes": policy.channel_axes(summed, ndim, True)})
+        declared = _declared(choice, x, partner, place) if x.is_activation else None
+        transforms, turned = transform_of(declared) is not None, x.turned is not None
+        if declared is None or (x.quantized and (turned or not transforms)):
+            return None
+        if choice.dynamic:
+            axes = policy.channel_axes(summed, ndim, False)
+            return Site(name, choice.inputs, {"channelwise_axes": axes}) if partner.is_weight else None
+        rows = () if summed == (ndim - 1,) or not has_row_scales(declared) else summed
+        # The transform takes the axes that are summed over; of an image, its channels.
+        image = eqn.name == "conv_general_dilated"
+        axes = (eqn.params["dimension_numbers"].lhs_spec[1],) if image else summed
+        return Site(name, declared, rows=rows, transformed=axes * transforms, turned=turned and transforms)
 
     def _quantized_operands(self) -> list[Tracked]:
-        check_turned(self.run, self.operands, self.choice, self.name)
+        _check_turned(self.run, self.operands, self.choice, self.name)
         operands: list[Tracked] = []
         for place, x in enumerate(self.operands):
             if place == self.weight:
                 operands.append(replace(x, chosen=None, twins={}))
                 continue
-            own, quantized = self._quantizer(place), x
-            if own is not None:
-                name = self._names[place]
-                quantized = self.run.quantized(x, own.quantizer, name, own.axes, **own.overrides)
-                part = "weight" if x.is_weight else "input"
-                self.heard.append(Heard(part, quantized.site, x.array, quantized.value))
-            operands.append(quantized)
+            site = self._site(place)
+            operands.append(x if site is None else self.run.quantized(x, site))
         return operands
 
     def _note(self, operands: Sequence[Tracked]) -> None:
@@ -158,17 +204,16 @@ class _Contraction:
         run, eqn, kind, (lhs, rhs) = self.run, self.step.eqn, self.step.operation.name, self.operands
         if self.weight is not None:
             used, operand = self.operands[self.weight], operands[1 - self.weight]
-            free = free_axes(eqn, self.weight, len(shape_of(used)))
+            free = _free_axes(eqn, self.weight, len(shape_of(used)))
             summed = summed_axes(eqn)[self.weight]
-            mapped = run.maps(eqn)
-            note_use(run, self.choice, self.name, kind, used, summed, eqn, operand, free, mapped=mapped)
+            note_use(self.step, self.choice, self.name, used, summed, operand, free)
         elif lhs.is_activation and rhs.is_activation:
             by = (name_of_quantizer(run, self.choice, self.name, x) for x in operands)
             run.recorded.products.append(
                 ActivationProduct(run.names.full(self.name), kind, *by, equation=eqn)
             )
 
-    def _by_scheme(self, choice: Choice, operands: Sequence[Tracked]) -> Contracted:
+    def _by_scheme(self, choice: Choice, operands: Sequence[Tracked]) -> jax.Array:
         """The contraction by a scheme, which quantizes its operands itself; a parameter comes quantized.
 
         Raises:
@@ -200,9 +245,9 @@ class _Contraction:
                 weight=weight,
             )
         )
-        lhs, rhs = (x.value if place == own else x.array for place, x in enumerate(operands))
+        arrays = [x.value if place == own else x.array for place, x in enumerate(operands)]
         unrounded = None if own is None else operands[own].unrounded
-        return Contracted(run.quantizers.contract(site, lhs, rhs, unrounded, self.rest))
+        return run.quantizers.contract(site, [*arrays, *self.rest], unrounded)
 
     def _updated(self, value: jax.Array) -> jax.Array:
         """The output with the update of an adapter, if the parameter has one."""
@@ -216,8 +261,40 @@ class _Contraction:
         run.recorded.adapted.update((used.weight_path, place) for place in names)
         if low_rank.dropout:
             x = run.quantizers.quantize(run.add(Site(low_rank.dropout, None)), x)
-        update = low_rank.contracted(self.step.eqn, x, weight, self.rest, shape_of(used), self.evaluate)
+        low_rank = low_rank.cast(x.dtype)
+        update = low_rank.contracted(self.step.eqn, x, weight, self.rest)
+        if update is None:
+            dense = jnp.broadcast_to(low_rank.dense(), shape_of(used)).astype(x.dtype)
+            (update,) = self.evaluate([*((x, dense) if weight == 1 else (dense, x)), *self.rest])
         return value + update.astype(value.dtype)
+
+
+def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[Tracked]) -> Product | None:
+    """The contraction of floats with a frozen parameter as it is stored; None if it is none of these.
+
+    Args:
+        eqn: its equation.
+        numbers: which numbers the rule wants to be contracted.
+        operands: two.
+    """
+    place = next((place for place in (1, 0) if operands[place].stored_numbers is not None), None)
+    if eqn.name != "dot_general" or numbers == "float" or place is None:
+        return None
+    x, stored = operands[1 - place].array, operands[place].stored_numbers
+    assert stored is not None, "looked for above"
+    if np.dtype(dtype_of(x)) != np.dtype(dtype_of(stored.value)):
+        return None
+    left, right = (len(shape_of(x)) for x in operands)
+    dims = Dimensions.of(left, right, eqn.params["dimension_numbers"])
+    dims = (dims if place == 1 else dims.swapped()).with_right(stored.order)
+    sharding = eqn.params.get("out_sharding")
+    if sharding is not None and not dims.is_ordered:
+        return None
+    choice = choose(x, FrozenParam.holding(stored.numbers, stored.form, {}), dims.plain, numbers)
+    if choice.kernel != "stored":
+        return None
+    how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}
+    return dims.ordered(contract_as(choice, dims.plain, eqn.outputs[0].dtype, **how)[0]), None
 
 
 def _is_flattened(step: OperationRun, rhs: Tracked) -> bool:
@@ -237,3 +314,60 @@ def _flattened(eqn: Equation, outputs: Axes) -> Callable[[list[jax.Array]], list
         return [out.reshape(*out.shape[:-1], *outputs)]
 
     return evaluate
+
+
+def _check_turned(run: Run, operands: Sequence[Tracked], choice: Choice | None, name: str) -> None:
+    """Refuse a product of numbers that a cache holds transformed with others that are not.
+
+    Args:
+        run: the interpreter.
+        operands: of the contraction.
+        choice: of the policy.
+        name: of the contraction.
+
+    Raises:
+        ValueError: it is one.
+    """
+    for place, x in enumerate(operands):
+        partner = operands[1 - place]
+        if x.turned is None or partner.turned == x.turned:
+            continue
+        declared = None if choice is None else _declared(choice, partner, x, 1 - place)
+        if not partner.is_activation or transform_of(declared) != x.turned:
+            side = ("lhs", "rhs")[1 - place]
+            raise ValueError(
+                f"{run.names.full(name)}: its operand comes from the cache {x.cache}, which keeps numbers after "
+                f"{x.turned!r}, and the other operand is not transformed by it.\n"
+                f"  cure: Rule(..., op=..., {side}_quant=....let(pre_transform=...)) with the same transform, or "
+                "Recipe(Rotate('R3')) with inputs that read the cache"
+            )
+
+
+def _declared(choice: Choice, x: Tracked, partner: Tracked, place: int) -> object:
+    own = (choice.lhs, choice.rhs)[place] if partner.is_activation else None
+    return own or (None if choice.inputs is None else x.pending or choice.inputs)
+
+
+def summed_axes(eqn: Equation) -> tuple[Axes, Axes]:
+    """The axes of both operands of a contraction that share a scale because they are summed over."""
+    if eqn.name == "conv_general_dilated":
+        # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
+        left, right = eqn.params["dimension_numbers"].lhs_spec, eqn.params["dimension_numbers"].rhs_spec
+        return tuple(left[1:]), other_axes((right[0],), len(right))
+    (left, right), _ = _dot_axes(eqn)
+    return tuple(left), tuple(right)
+
+
+def _free_axes(eqn: Equation, place: int, ndim: int) -> Axes:
+    """The axes of a contraction's operand that its output has, and the other operand does not."""
+    shared = () if eqn.name == "conv_general_dilated" else _dot_axes(eqn)[1][place]
+    return other_axes((*summed_axes(eqn)[place], *shared), ndim)
+
+
+def _dot_axes(eqn: Equation) -> tuple[tuple[Axes, Axes], tuple[Axes, Axes]]:
+    """The axes of both operands that are summed over, and those of batches; axes of groups of rows are such too."""
+    ragged = eqn.params.get("ragged_dot_dimension_numbers")
+    if ragged is None:
+        return eqn.params["dimension_numbers"]
+    summed, (left, right) = ragged.dot_dimension_numbers
+    return summed, (left, (*right, *ragged.rhs_group_dimensions))

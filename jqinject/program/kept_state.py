@@ -233,17 +233,16 @@ def _writable(layer: object, path: Path) -> Generator[nnx.Variable[Any]]:
 
     NNX refuses a write to such a Variable, because the value would be lost; a mark keeps it.
     """
-    holder, name = node_at(layer, path[:-1]), path[-1]
-    variable = node_at(holder, (name,))
+    variable = node_at(layer, path)
     try:
         variable.set_value(variable.get_raw_value())
     except TraceContextError:
-        children, key = (vars(holder), str(name)) if isinstance(holder, nnx.Pytree) else (holder, name)
-        children[key] = variable.copy()
+        copy = variable.copy()
+        place_at(layer, path, copy)
         try:
-            yield children[key]
+            yield copy
         finally:
-            children[key] = variable
+            place_at(layer, path, variable)
     else:
         yield variable
 
@@ -254,6 +253,15 @@ def node_at(root: Any, path: Path) -> Any:
         is_item = isinstance(root, list | tuple | dict | nnx.List | nnx.Dict)
         root = root[key] if is_item else vars(root)[key]
     return root
+
+
+def place_at(root: object, path: Path, value: object) -> None:
+    """Place a value at a path below a module, unchecked."""
+    parent, name = node_at(root, path[:-1]), path[-1]
+    if isinstance(parent, nnx.Pytree):
+        vars(parent)[str(name)] = value
+    else:
+        parent[name] = value
 
 
 def mark_state(called: Path, is_leaf: Callable[[object], bool], always: bool) -> None:

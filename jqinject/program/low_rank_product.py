@@ -6,19 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from jqinject.ops.ste import custom_jvp
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import Move
-from jqinject.program.operations import contraction_arguments
 
-Evaluate = Callable[[list[jax.Array]], list[jax.Array]]  # as in `tracked_value`
 Arrays = tuple[jax.Array, ...]
 
 
@@ -54,40 +52,26 @@ class LowRankProduct:
         """The update as an array; axes along which neither factor varies have size 1."""
         return self.scale * (self.a * self.b).sum(-1)
 
+    def cast(self, dtype: DTypeLike) -> LowRankProduct:
+        """The same with factors of a dtype."""
+        return replace(self, a=self.a.astype(dtype), b=self.b.astype(dtype))
+
     def contracted(
-        self,
-        eqn: Equation,
-        x: jax.Array,
-        place: int,
-        rest: Sequence[jax.Array],
-        shape: tuple[int, ...],
-        run: Evaluate,
-    ) -> jax.Array:
-        """The contraction of an array with the update.
+        self, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
+    ) -> jax.Array | None:
+        """The contraction of an array with the factors one after the other; None if it is not two products.
 
         Args:
             eqn: the equation that contracts the array with the weight.
             x: the array.
             place: which operand the weight is.
             rest: further operands.
-            shape: of the weight.
-            run: runs the equation.
         """
-        low = replace(self, a=self.a.astype(x.dtype), b=self.b.astype(x.dtype))
-        product = FACTORED.get(eqn.name, _not_factored)(low, eqn, x, place, rest)
-        if product is None:  # grouped convolutions, for example
-            update = jnp.broadcast_to(low.dense(), shape).astype(x.dtype)
-            operands = (x, update) if place == 1 else (update, x)
-            (y,) = run([*operands, *rest])
-            return y
-        return low.scale * product
-
-
-def _not_factored(
-    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
-) -> None:
-    """None: the update is multiplied out."""
-    return
+        # An equation says the sharding of its own output alone.
+        if eqn.name not in FACTORED or eqn.params.get("out_sharding") is not None:
+            return None
+        product = FACTORED[eqn.name](self, eqn, x, place, rest)
+        return None if product is None else self.scale * product
 
 
 def _varies(factor: jax.Array, axis: int) -> bool:
@@ -110,10 +94,9 @@ def _dot(low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Seq
     first, second = (low.a, low.b) if a_is_first else (low.b, low.a)
     (first, of_first), (second, of_second) = _labelled(first, rank), _labelled(second, rank)
     between = [label for label in dict.fromkeys((*of_x, *of_first)) if label in {*of_second, *out}]
-    specs = _specs(eqn, x, of_x, out)
-    inner = jnp.einsum(x, of_x, first, of_first, between, **_options(eqn, specs[0], between))
+    inner = jnp.einsum(x, of_x, first, of_first, between, precision=eqn.params["precision"])
     present = [label for label in out if label in {*between, *of_second}]
-    y = jnp.einsum(inner, between, second, of_second, present, **_options(eqn, specs[1], present))
+    y = jnp.einsum(inner, between, second, of_second, present, precision=eqn.params["precision"])
     shape = eqn.outputs[0].shape
     sizes = [n if label in present else 1 for n, label in zip(shape, out, strict=True)]
     return jnp.broadcast_to(y.reshape(sizes), shape)
@@ -123,48 +106,6 @@ def _labelled(factor: jax.Array, rank: int) -> tuple[jax.Array, list[int]]:
     """A factor without the axes along which it does not vary, and the labels of the others."""
     axes = [axis for axis in range(factor.ndim - 1) if _varies(factor, axis)]
     return factor.reshape([factor.shape[axis] for axis in axes] + [factor.shape[-1]]), [*axes, rank]
-
-
-def _specs(
-    eqn: Equation, x: jax.Array, of_x: Sequence[int], out: Sequence[int]
-) -> tuple[dict[int, object], dict[int, object]]:
-    """The mesh axes of each label, of the array and of the output; nothing if the program does not say the output's."""
-    sharding = eqn.params.get("out_sharding")
-    if sharding is None:
-        return {}, {}
-    spec = jax.typeof(x).sharding.spec
-    padded = (*sharding.spec, *(None,) * (len(out) - len(sharding.spec)))
-    return dict(zip(of_x, spec, strict=True)), dict(zip(out, padded, strict=True))
-
-
-def _options(eqn: Equation, specs: dict[int, object], labels: Sequence[int]) -> dict[str, Any]:
-    options: dict[str, Any] = {"precision": eqn.params["precision"]}
-    sharding = eqn.params.get("out_sharding")
-    if sharding is not None:
-        spec = jax.sharding.PartitionSpec(*(specs.get(label) for label in labels))
-        options["out_sharding"] = sharding.update(spec=spec)
-    return options
-
-
-def _conv(
-    low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
-) -> jax.Array | None:
-    """A convolution with the first factor, then a product along the features with the second."""
-    numbers = eqn.params["dimension_numbers"]
-    channel, ndim = numbers.rhs_spec[0], low.a.ndim - 1
-    grouped = eqn.params["feature_group_count"] * eqn.params["batch_group_count"] > 1
-    if place == 0 or grouped or _varies(low.a, channel):
-        return None
-    if any(_varies(low.b, axis) for axis in range(ndim) if axis != channel):
-        return None
-    kernel = jnp.moveaxis(low.a.squeeze(channel), -1, channel)
-    inner = lax.conv_general_dilated(
-        x, kernel, **contraction_arguments(eqn), precision=eqn.params["precision"]
-    )
-    features = numbers.out_spec[1]
-    second = low.b.reshape(-1, low.b.shape[-1])
-    y = jnp.tensordot(inner, second, axes=((features,), (1,)), precision=eqn.params["precision"])
-    return jnp.moveaxis(y, -1, features)
 
 
 def _ragged(
@@ -184,11 +125,7 @@ def _ragged(
     return lax.ragged_dot(inner, jnp.swapaxes(b, 1, 2), rest[0])
 
 
-FACTORED: dict[str, Callable[..., jax.Array | None]] = {
-    "dot_general": _dot,
-    "conv_general_dilated": _conv,
-    "ragged_dot_general": _ragged,
-}
+FACTORED: dict[str, Callable[..., jax.Array | None]] = {"dot_general": _dot, "ragged_dot_general": _ragged}
 
 
 LOW_BITS = np.uint32(0xFFF)

@@ -1,9 +1,12 @@
-"""A model whose call is run as a program, with quantizers between its operations."""
+"""A model whose call is run as a program, with quantizers between its operations; and what calls quantize, found by
+tracing them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -13,15 +16,15 @@ from jqinject.core.component import InnerModule, component, hidden_method
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
-from jqinject.program.call import Call
-from jqinject.program.class_swap import ClassMixin, derived_class
-from jqinject.program.finding import HELD, names_of, outputs_of
+from jqinject.program.call import CALL, Call
+from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
-from jqinject.program.kept_state import node_at
-from jqinject.program.policy import CacheSite, Policy, dotted
-from jqinject.program.quantizers import HeldQuantizers, Quantizers
-from jqinject.program.trace import trace
-from jqinject.program.tracked_value import Path
+from jqinject.program.kept_state import node_at, of_model
+from jqinject.program.moves import AxesInParameter
+from jqinject.program.policy import HELD, CacheSite, FoundSites, Occurrence, Policy, Site, SiteNames, dotted
+from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
+from jqinject.program.trace import Program, trace
+from jqinject.program.tracked_value import Path, Tracked, shape_of
 
 V = TypeVar("V")
 
@@ -149,7 +152,7 @@ def methods_of(kind: type) -> tuple[str, ...]:
 
 def run(model: nnx.Module, policy: Policy, quantizers: Quantizers, call: Call) -> object:
     """Run a call of a model with quantizers; the state of the model and the call's modules changes as in the call."""
-    program = with_adapters(model, trace(model, call, policy.is_leaf, HELD))
+    program = with_adapters(model, trace(model, call, policy.is_leaf))
     names = names_of(model, call)
     interpreter = Interpreter(policy, quantizers, names)
     values = outputs_of(interpreter, program)
@@ -165,3 +168,196 @@ def run(model: nnx.Module, policy: Policy, quantizers: Quantizers, call: Call) -
         else:
             nnx.update(called[path[0]], nnx.from_flat_state([(path[1:], variable.replace(value))]))
     return outputs
+
+
+def names_of(model: nnx.Module, call: Call) -> SiteNames:
+    """The names of a call's sites: plain ones for `__call__`, else with the method and a colon in front.
+
+    Args:
+        model: which knows the sites that several methods run, if it is quantized.
+        call: of it.
+    """
+    quantizers = vars(model).get(HELD)
+    same = {} if quantizers is None else dict(quantizers.same)
+    return SiteNames("" if call.name == CALL else f"{call.name}:", same)
+
+
+def outputs_of(interpreter: Interpreter, program: Program) -> list[jax.Array]:
+    """Run a program: its outputs, then the new state."""
+    inputs = [interpreter.policy.model_input(x) if x.is_activation else x for x in program.inputs]
+    count = program.output_tree.num_leaves
+    results = interpreter.kept.end(interpreter.run(program.body, interpreter.kept.begin(inputs)))
+    final = interpreter.policy.final_output
+    outputs = [final(interpreter, x, index) for index, x in enumerate(results[:count])]
+    # A parameter that the program hands through is not changed by having been quantized.
+    parameters = {x.weight_path: x.array for x in program.inputs if x.is_weight and x.form is None}
+    state = [
+        parameters.get(x.weight_path, x.array) if x.is_weight and x.quantized else x.passed
+        for x in results[count:]
+    ]
+    return [*(x.passed for x in outputs), *state]
+
+
+def find_sites(
+    model: nnx.Module, policy: Policy, calls: Iterable[Call], quantizers: Quantizers | None = None
+) -> FoundSites:
+    """The sites at which calls of a model would be quantized; the model is traced, not run.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+        policy: decides what is quantized.
+        calls: of different methods.
+        quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
+    """
+    sites, programs = FoundSites(), []
+    for call in calls:
+        program, names = program_of_call(model, policy, call), names_of(model, call)
+        part = sites_of_program(program, policy, names, quantizers)
+        programs.append((part.occurrences, part.sites))
+        same = {**names.same, **same_places(programs)}
+        if same != names.same:
+            part = sites_of_program(program, policy, replace(names, same=same), quantizers)
+        part.sites |= sites.sites
+        sites.adopt(part)
+        sites.same |= same
+    return sites
+
+
+def program_of_call(model: nnx.Module, policy: Policy, call: Call) -> Program:
+    """The program of a call, in which a policy's sites can be found.
+
+    Args:
+        model: an NNX module, concrete or abstract.
+        policy: says which modules are not looked into.
+        call: of the model.
+    """
+    try:
+        return with_adapters(model, trace(model, call, policy.is_leaf))
+    except Exception as error:
+        traced = original_class(type(model)).__name__ + ("" if call.name == CALL else f".{call.name}")
+        error.add_note(f"while {traced} was traced, to find its operations, with {call}")
+        raise
+
+
+def sites_of_program(
+    program: Program, policy: Policy, names: SiteNames, quantizers: Quantizers | None = None
+) -> FoundSites:
+    """See `find_sites`, of one traced call."""
+    run = Interpreter(policy, quantizers or Finder(), names)
+    if policy.follows_parameters and quantizers is None:
+        program = program._replace(inputs=[_with_axes(x) for x in program.inputs])
+    _look(run, program, [quantizers is None or x.is_activation for x in program.inputs])
+    return run.recorded
+
+
+def _look(run: Interpreter, program: Program, free: Sequence[bool]) -> None:
+    """Run a program on abstract values.
+
+    Args:
+        run: the run.
+        program: of a call.
+        free: which of its inputs are abstract; the others are what they are.
+    """
+
+    def look(values: list[jax.Array]) -> list[jax.Array]:
+        arrays = iter(values)
+        inputs = [
+            replace(x, value=next(arrays), twins={}) if is_free else x
+            for x, is_free in zip(program.inputs, free, strict=True)
+        ]
+        return outputs_of(run, program._replace(inputs=inputs))
+
+    jax.eval_shape(look, [x.passed for x, is_free in zip(program.inputs, free, strict=True) if is_free])
+
+
+def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
+    """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
+
+    Args:
+        model: a quantized NNX module; it is traced, not run.
+        policy: which says which modules are layers.
+        calls: of different methods.
+    """
+    labels: set[str] = set()
+    for call in calls:
+        program = trace(model, call, policy.is_leaf, mark_all=True)
+        run = Interpreter(policy, Finder())
+        _look(run, program, [True] * len(program.inputs))
+        labels |= run.kept.lost | run.kept.thrown
+    return tuple(sorted(map(of_model, labels)))
+
+
+def _with_axes(x: Tracked) -> Tracked:
+    return replace(x, axes=AxesInParameter.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x
+
+
+def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site]]]) -> dict[str, str]:
+    """The sites of later programs that are those of earlier ones, by name.
+
+    A place that reads a parameter, or is a layer, is the same if its module, its operation and what it reads are, and
+    it is the n-th such place in both programs. Others are the same if they are the same operation in the same module,
+    and either the same place reads what they make, as the same operand, or all their operands come from the same
+    places. A site is not shared if it would have other axes of scales.
+
+    Args:
+        programs: the operations of each, in order, and its sites by name.
+    """
+    renamed: dict[str, str] = {}
+    earlier_programs: list[tuple[Sequence[Occurrence], Mapping[str, Site]]] = []
+    for occurrences, sites in programs:
+        own = {place.name for place in occurrences}
+        for earlier, its_sites in earlier_programs:
+            matches = _matched(earlier, occurrences)
+            for name, site in sites.items():
+                is_place = name in own
+                place, _, operand = (name, "", "") if is_place else name.rpartition("_")
+                same = matches.get(place, "") + ("" if is_place else f"_{operand}")
+                if name not in renamed and same in its_sites and _alike(site, its_sites[same]):
+                    renamed[name] = renamed.get(same, same)
+        earlier_programs.append((occurrences, sites))
+    return {name: same for name, same in renamed.items() if name != same}
+
+
+def _alike(site: Site, earlier: Site) -> bool:
+    """Whether one quantizer serves both."""
+    facts = [(x.quantizer, x.overrides, x.is_weight, len(x.shape), x.contraction) for x in (site, earlier)]
+    return facts[0] == facts[1]
+
+
+def _matched(first: Sequence[Occurrence], second: Sequence[Occurrence]) -> dict[str, str]:
+    """Name in the second program -> name of the same place in the first."""
+    earlier, later = ({place.name: place for place in program} for program in (first, second))
+    numbered = _numbered(first)
+    matches = {name: numbered[key] for key, name in _numbered(second).items() if key in numbered}
+
+    def match(name: str, same: str) -> bool:
+        a, b = earlier[same], later[name]
+        is_same = not a.read and a[:3] == b[:3] and name not in matches and same not in matches.values()
+        if is_same:
+            matches[name] = same
+        return is_same
+
+    readers = list(matches.items())
+    for name, same in readers:
+        for makers, makers_before in zip(later[name].sources, earlier[same].sources, strict=False):
+            if len(makers) == len(makers_before) == 1:
+                maker, maker_before = *makers, *makers_before
+                if match(maker, maker_before):
+                    readers.append((maker, maker_before))
+    for name, place in later.items():
+        own = tuple(frozenset(matches.get(source, "") for source in names) for names in place.sources)
+        for same in earlier if any(own) else ():
+            if earlier[same].sources == own and match(name, same):
+                break
+    return matches
+
+
+def _numbered(program: Sequence[Occurrence]) -> dict[Path, str]:
+    """Places that read something, with their number among those alike -> name."""
+    counts: Counter[Path] = Counter()
+    names: dict[Path, str] = {}
+    for place in program:
+        if place.read:
+            names[*place[:3], counts[place[:3]]] = place.name
+            counts[place[:3]] += 1
+    return names

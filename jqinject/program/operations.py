@@ -17,11 +17,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jqinject.program.jaxpr import Equation
+from jqinject.program.moves import MOVES
 
 
 class Kind(enum.Enum):
@@ -91,26 +91,7 @@ OPERATIONS = {
         *_rows(Kind.JOINING, "concatenate"),
         *_rows(Kind.FLOAT, "sin", "cos", "equal"),
         *_rows(Kind.SELECTING, "where"),
-        *_rows(
-            Kind.TRANSPARENT,
-            *("reshape", "transpose", "broadcast_in_dim", "slice", "squeeze", "expand_dims", "rev", "split"),
-            *(
-                "dynamic_slice",
-                "stop_gradient",
-                "convert_element_type",
-                "copy",
-                "name",
-                "reduce_precision",
-            ),
-            *(
-                "sharding_constraint",
-                "optimization_barrier",
-                "layout_constraint",
-                "pvary",
-                "reshard",
-                "mesh_cast",
-            ),
-        ),
+        *_rows(Kind.TRANSPARENT, *MOVES, "reduce_precision", "optimization_barrier"),
     )
 }
 
@@ -181,24 +162,3 @@ def contraction_arguments(eqn: Equation) -> dict[str, Any]:
     convolution = eqn.name == "conv_general_dilated"
     names = (*CONVOLUTION, "dimension_numbers") if convolution else ("dimension_numbers",)
     return {name: eqn.params[name] for name in names}
-
-
-Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
-
-
-def weight_last(numbers: Pairs, ndim: int, weight_ndim: int) -> tuple[dict[str, object], tuple[int, ...]]:
-    """The arguments of a `dot_general` whose left operand is the weight, for the operands the other way round.
-
-    Args:
-        numbers: its dimension numbers, the weight first.
-        ndim, weight_ndim: axes of the other operand, and of the weight.
-
-    Returns:
-        (the arguments, the permutation of that contraction's output to the output of this one).
-    """
-    (of_weight, of_other), (batch_of_weight, batch_of_other) = numbers
-    batch = len(batch_of_other)
-    free, free_of_weight = ndim - len(of_other) - batch, weight_ndim - len(of_weight) - batch
-    first, last = range(batch + free, batch + free + free_of_weight), range(batch, batch + free)
-    swapped = (of_other, of_weight), (batch_of_other, batch_of_weight)
-    return {"dimension_numbers": swapped}, (*range(batch), *first, *last)

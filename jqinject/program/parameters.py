@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
-from jqinject.program.jaxpr import Equation
 from jqinject.program.moved_weight import StoredNumbers, moved
 from jqinject.program.moves import AxesInParameter, moves_of, only_moves
 from jqinject.program.operations import operation_of
 from jqinject.program.policy import Choice, Site, WeightUse, dotted, other_axes
 from jqinject.program.run import OperationRun, Run
-from jqinject.program.tracked_value import Heard, Origin, Tracked, WeightCall, plain, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, WeightCall, plain, shape_of
 from jqinject.quant_tensor import is_quantized
 
 WEIGHTS = "weights"
@@ -67,18 +66,14 @@ def follow_stored(step: OperationRun) -> list[Tracked]:
 def _looked_up(step: OperationRun, rows: Tracked, choice: Choice | None, name: str) -> Tracked:
     """Rows of a parameter, through the output's quantizer, if a rule has one."""
     run = step.run
-    quantizer = _output_quantizer(choice)
 
     def quantized() -> Tracked:
-        out = _output(run, rows, choice, name)
-        if quantizer is not None:
-            call.heard.append(Heard("output", out.site, rows.array, out.value))
-        return out
+        return _output(run, rows, choice, name)
 
     call = WeightCall(dotted(rows.weight_path), step.path, quantized, lambda: rows.floats)
     out = run.quantizers.run(call) if name else quantized()
     # Rows without a quantizer of their own may yet be contracted as a weight, which chooses again.
-    return rows if quantizer is None else out
+    return rows if _output_quantizer(choice) is None else out
 
 
 def _output_quantizer(choice: Choice | None) -> Any:
@@ -90,7 +85,7 @@ def _output(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
     array = replace(x, chosen=None, twins={})
     if quantizer is None:
         return array
-    return run.quantized(replace(array, quantized=False), quantizer, f"{name}_output")
+    return run.quantized(replace(array, quantized=False), Site(f"{name}_output", quantizer))
 
 
 def follow(step: OperationRun) -> list[Tracked] | None:
@@ -109,7 +104,7 @@ def follow(step: OperationRun) -> list[Tracked] | None:
         choice, name = step.choose(x.weight_path)
         if looked_up and x.axes is not None:
             indexed = eqn.params["dimension_numbers"].start_index_map
-            note_use(run, choice, name, "take", x, other_axes(indexed, len(shape_of(x))), eqn)
+            note_use(step, choice, name, x, other_axes(indexed, len(shape_of(x))))
     values: Sequence[Any] = [moved(x.value, move) for move in moves] if is_quantized(x.value) else ()
     if not values or any(value is None for value in values):
         values = eqn.bind([replace(x, chosen=None).array, *rest])
@@ -124,7 +119,7 @@ def follow(step: OperationRun) -> list[Tracked] | None:
             value=value,
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
-            stored=None if stored is None else stored.moved(eqn, value, rest),
+            stored=None if stored is None else stored.moved(eqn, value),
             masked=None,
             unrounded=original,
             low_rank=None if x.low_rank is None else x.low_rank.moved(move, lookup),
@@ -145,44 +140,40 @@ def _is_followed(x: Tracked) -> bool:
 
 
 def note_use(
-    run: Run,
+    step: OperationRun,
     choice: Choice | None,
     name: str,
-    operation: str,
     x: Tracked,
     shared: Sequence[int],
-    eqn: Equation,
     operand: Tracked | None = None,
     free: Sequence[int] = (),
-    *,
-    mapped: bool = False,
 ) -> None:
     """Note where a parameter is contracted or looked up, if such places are looked for.
 
     Args:
-        run: the run.
-        choice: the quantizers of the operation.
-        name: of the operation.
-        operation: what kind it is.
+        step: the operation.
+        choice: its quantizers.
+        name: its own.
         x: the parameter's numbers.
         shared: the axes along which they need one scale.
-        eqn: the equation.
-        operand: the other operand of a contraction.
+        operand: the other operand of a contraction; None of a look-up.
         free: the axes that are axes of the output, and not of that operand.
-        mapped: whether it is under `vmap`, which leaves no other trace than an axis in front that is not summed.
     """
+    run, eqn = step.run, step.eqn
     frozen = x.axes is None and x.quantized
     axes = AxesInParameter.of(shape_of(x)) if frozen else x.axes
     if axes is None:
         return
     stacked, needing = axes.stacked, axes.along(shared)
+    # A `vmap` leaves no other trace than an axis in front that is not summed.
+    mapped = operand is not None and run.maps(eqn)
     if mapped and stacked not in needing and len(axes.shape) - stacked > 2:
         stacked += 1
     run.recorded.uses.append(
         WeightUse(
             x.weight_path,
             run.names.full(name),
-            operation,
+            step.operation.name,
             axes.shape,
             needing,
             stacked,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import jax
 
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.operations import Operation
-from jqinject.program.tracked_value import Path, Tracked
+from jqinject.program.tracked_value import Evaluate, Path, Tracked
+
+HELD = "op_quant"
+"""The attribute of a model that holds the quantizers of its program."""
 
 
 def dotted(path: Path) -> str:
@@ -161,11 +166,13 @@ class Policy:
         follows_parameters: whether parameters are quantized in their own shape, and followed to where they are
             contracted.
         flattens_weights: whether weights with several output axes are contracted with one.
+        constants_now: whether values that depend on no input are computed while a call is traced.
     """
 
     delayed = False
     follows_parameters = False
     flattens_weights = False
+    constants_now = False
 
     def is_leaf(self, module: object) -> bool:
         """Whether a module is not looked into."""
@@ -191,6 +198,11 @@ class Policy:
             cache: the name of the array: `cache.layer_0.k` in the argument `cache`, or a Variable's path.
         """
 
+    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Evaluate) -> jax.Array:
+        """Return the result of an arithmetic operation, by `evaluate` unless it is written in another way."""
+        (value,) = evaluate([x.array for x in operands])
+        return value
+
     def unknown(self, path: str, name: str) -> None:
         """An operation that is not in the table changed an activation; raises if that is an error."""
 
@@ -208,17 +220,6 @@ class Policy:
     def final_output(self, run: Any, x: Tracked, index: int) -> Tracked:
         """The model's output number `index`."""
         return x
-
-
-class SummedAxes(NamedTuple):
-    """What a quantizer has to know of the axes that a contraction sums over; see `Site`."""
-
-    rows: tuple[int, ...] = ()
-    transformed: tuple[int, ...] = ()
-    turned: bool = False
-
-
-NO_AXES = SummedAxes()
 
 
 def other_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
@@ -303,18 +304,3 @@ class FoundSites:
         self.products += part.products
         self.adapted |= part.adapted
         self.occurrences += part.occurrences
-
-    def renamed(self, same: Mapping[str, str]) -> FoundSites:
-        """The same, where sites have the names that `same` has for them."""
-
-        def full(name: str) -> str:
-            return same.get(name, name)
-
-        return replace(
-            self,
-            sites={full(name): replace(site, name=full(name)) for name, site in self.sites.items()},
-            uses=[replace(use, beside=full(use.beside)) for use in self.uses],
-            products=[
-                replace(product, lhs=full(product.lhs), rhs=full(product.rhs)) for product in self.products
-            ],
-        )

@@ -10,33 +10,29 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_along
 from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.moved_weight import METADATA, arrays_of
-from jqinject.program.operations import contraction_arguments, weight_last
+from jqinject.program.operations import contraction_arguments
 from jqinject.program.policy import Site, dotted
-from jqinject.program.tracked_value import Evaluate, Path, Tracked, WeightCall
-from jqinject.proxy import GradQuantProxyFromInjector, check_range, transformed
-from jqinject.quant.enums import ScalingPerOutputType, chooses
-from jqinject.quant_tensor import (
-    as_array,
-    is_grouped,
-    is_quantized,
-    on_integers,
+from jqinject.program.tracked_value import Path, Tracked, WeightCall
+from jqinject.proxy import (
+    ActQuantProxyFromInjector,
+    GradQuantProxyFromInjector,
+    QuantProxyFromInjector,
+    check_range,
+    transformed,
 )
+from jqinject.quant.enums import ScalingPerOutputType, chooses
+from jqinject.quant_tensor import as_array, is_grouped, is_quantized, on_integers
 from jqinject.quant_tensor.shaping import full_rank
 
 
 class Quantizers:
-    """The quantizers that the interpreter uses; these ones leave everything as it is.
-
-    Attributes:
-        constants_now: whether values that depend on no input are computed while a call is traced.
-    """
-
-    constants_now = False
+    """The quantizers that the interpreter uses; these ones leave everything as it is."""
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """`x`, quantized: a QuantTensor or an array.
@@ -60,23 +56,15 @@ class Quantizers:
             y: the abstract value of the output.
         """
 
-    def contract(
-        self,
-        site: Site,
-        lhs: object,
-        rhs: object,
-        unrounded: jax.Array | None,
-        rest: Sequence[jax.Array] = (),
-    ) -> jax.Array:
+    def contract(self, site: Site, operands: Sequence[object], unrounded: jax.Array | None) -> jax.Array:
         """A contraction by a scheme.
 
         Args:
             site: the site.
-            lhs, rhs: its operands: arrays, or a weight that is quantized.
+            operands: two, arrays or a weight that is quantized; and further ones: how many rows each expert gets.
             unrounded: what a quantized weight was made from; None if it is not known or needed.
-            rest: further operands: how many rows each expert gets.
         """
-        return site.equation.bind([as_array(lhs), as_array(rhs), *rest])[0]
+        return site.equation.bind(list(map(as_array, operands)))[0]
 
     def rounds_again(self, weight_path: Path) -> bool:
         """Whether a scheme takes another version of a parameter backward than the one that its quantizer makes."""
@@ -95,17 +83,15 @@ class Quantizers:
         """The output of a contraction or a look-up."""
         return call.quantized()
 
+    def record(self, site: Site, x: jax.Array, quantized: object) -> None:
+        """Take note of what a quantizer did, also where its result is used again."""
+
     def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """`Tracked.chosen` of a quantized parameter.
 
         Args:
             name: its path as text.
         """
-
-    def arithmetic(self, name: str, operands: Sequence[Tracked], evaluate: Evaluate) -> jax.Array:
-        """Return the result of an arithmetic operation, by `evaluate` unless it is written in another way."""
-        (value,) = evaluate([x.array for x in operands])
-        return value
 
     def has_state(self) -> bool:
         """Whether any quantizer has arrays."""
@@ -181,7 +167,7 @@ class HeldQuantizers(Quantizers):
             ValueError: the model was quantized for a program that has no such site.
         """
         proxy = self._at(site)
-        if isinstance(proxy, nnx.Dropout):
+        if not isinstance(proxy, QuantProxyFromInjector):  # a dropout, or the mark of a device compiler
             return proxy(x)
         if site.weight_path and site.name in self._depths:
             quantized = quantized_stack(proxy, x, self._depths[site.name])
@@ -189,7 +175,9 @@ class HeldQuantizers(Quantizers):
             return quantized if proxy.has_whole_zero_points else as_array(quantized)
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
-        ready = proxy.quantize_transformed if site.transformed else proxy
+        ready = proxy
+        if site.transformed and isinstance(proxy, ActQuantProxyFromInjector):
+            ready = proxy.quantize_transformed
         if site.rows:
             return quantized_in_rows(ready, self.transformed(site, x), site.rows)
         if site.turned:
@@ -204,16 +192,9 @@ class HeldQuantizers(Quantizers):
         """See `Quantizers`."""
         return dotted(weight_path) in self._again
 
-    def contract(
-        self,
-        site: Site,
-        lhs: object,
-        rhs: object,
-        unrounded: jax.Array | None,
-        rest: Sequence[jax.Array] = (),
-    ) -> jax.Array:
+    def contract(self, site: Site, operands: Sequence[object], unrounded: jax.Array | None) -> jax.Array:
         """See `Quantizers`."""
-        return contract_by(self._at(site), site, lhs, rhs, unrounded, rest)
+        return contract_by(self._at(site), site, operands, unrounded)
 
     def proxy_at(self, name: str) -> Any:
         """The quantizer of a parameter, by its path, or of a tensor; None if absent."""
@@ -259,22 +240,20 @@ class HeldQuantizers(Quantizers):
 
 
 def contract_by(
-    op: Any, site: Site, lhs: Any, rhs: Any, unrounded: object = None, rest: Sequence[object] = ()
+    op: Any, site: Site, operands: Sequence[Any], unrounded: jax.Array | None = None
 ) -> jax.Array:
     """The contraction at a site, by the module that does it.
 
     Args:
         op: a `QDotGeneral` or another module of its kind.
-        site, lhs, rhs, unrounded, rest: as for `Quantizers.contract`.
+        site, operands, unrounded: as for `Quantizers.contract`.
     """
-    eqn, permutation = site.equation, None
-    arguments = contraction_arguments(eqn)
-    if site.weight == 0:
-        lhs, rhs = rhs, lhs
-        arguments, permutation = weight_last(arguments["dimension_numbers"], lhs.ndim, rhs.ndim)
-    dtype = eqn.outputs[0].dtype
-    y = op(lhs, rhs, *rest, **arguments, preferred_element_type=dtype, unrounded=unrounded)
-    return y if permutation is None else jax.lax.transpose(y, permutation)
+    eqn, (lhs, rhs, *rest) = site.equation, operands
+    arguments = {**contraction_arguments(eqn), "preferred_element_type": eqn.outputs[0].dtype}
+    if site.weight != 0:
+        return op(lhs, rhs, *rest, **arguments, unrounded=unrounded)
+    dims = Dimensions.of(lhs.ndim, rhs.ndim, arguments["dimension_numbers"]).swapped()
+    return dims.ordered(op(rhs, lhs, **arguments | {"dimension_numbers": dims.numbers}, unrounded=unrounded))
 
 
 def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:

@@ -9,7 +9,7 @@ import collections
 import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 import jax
@@ -17,17 +17,7 @@ import jax
 from jqinject.program.jaxpr import Body, Equation
 from jqinject.program.kept_state import KeptState
 from jqinject.program.operations import Operation
-from jqinject.program.policy import (
-    NO_AXES,
-    PLAIN,
-    Choice,
-    FoundSites,
-    Occurrence,
-    Policy,
-    Site,
-    SiteNames,
-    SummedAxes,
-)
+from jqinject.program.policy import PLAIN, Choice, FoundSites, Occurrence, Policy, Site, SiteNames
 from jqinject.program.quantizers import Quantizers
 from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
 
@@ -43,22 +33,17 @@ class Run:
         names: of its sites in the model.
 
     Attributes:
-        constants_now: see `Quantizers`; not in a part of the program.
+        constants_now: see `Policy`; not in a part of the program.
     """
 
     sources: tuple[frozenset[str], ...] = ()
     """Of each operand of the equation that is run now: see `Occurrence`."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        quantizers: Quantizers,
-        names: SiteNames = PLAIN,
-    ) -> None:
+    def __init__(self, policy: Policy, quantizers: Quantizers, names: SiteNames = PLAIN) -> None:
         self.policy = policy
         self.quantizers = quantizers
         self.names = names
-        self.constants_now = quantizers.constants_now
+        self.constants_now = policy.constants_now
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self.recorded = FoundSites()
         self.region: tuple[str, str] | None = None
@@ -135,47 +120,45 @@ class Run:
         self.recorded.sites[site.name] = site
         return site
 
-    def quantized(
-        self, x: Tracked, quantizer: object, name: str, axes: SummedAxes = NO_AXES, **overrides: object
-    ) -> Tracked:
-        """`x` quantized at the site `name`, once for all operations that use the same quantizer.
+    def quantized(self, x: Tracked, site: Site) -> Tracked:
+        """`x` quantized at a site, once for all operations that use the same quantizer.
 
         Args:
             x: the value.
-            quantizer: the injector.
-            name: of the site, without the prefix.
-            axes: see `Site`.
-            overrides: names that the injector redeclares here.
+            site: its name without the prefix, the quantizer, and the axes that this has to know.
         """
-        site, same = self._site(x, quantizer, name, axes, overrides)
+        site, same = self._completed(x, site)
         key = (*same, self.quantizers.mode)
         if key not in x.twins:
             self.add(site)
             twin = x.with_value(self.quantizers.quantize(site, x.array))
             twin.pending, twin.quantized, twin.site = None, True, site.name
             x.twins[key] = twin
+        self.quantizers.record(site, x.array, x.twins[key].value)
         return x.twins[key]
 
-    def transformed(self, x: Tracked, quantizer: object, name: str, axes: SummedAxes) -> jax.Array:
-        """The array that the quantizer of a site sees: `x` through the transform before it.
+    def transformed(self, x: Tracked, site: Site) -> jax.Array:
+        """The array that the quantizer of a site sees: `x` through the transform before it."""
+        return self.quantizers.transformed(self._completed(x, site)[0], x.array)
 
-        Arguments as for `quantized`.
-        """
-        if not axes.transformed or axes.turned:
-            return x.array
-        return self.quantizers.transformed(self._site(x, quantizer, name, axes, {})[0], x.array)
-
-    def _site(
-        self, x: Tracked, quantizer: object, name: str, axes: SummedAxes, overrides: dict[str, object]
-    ) -> tuple[Site, tuple[object, ...]]:
-        """The site where a value is quantized, named after the first operation that quantizes it so, and its key."""
+    def _completed(self, x: Tracked, site: Site) -> tuple[Site, tuple[object, ...]]:
+        """The site of a value, named after the first operation that quantizes it so, and what is the same for these."""
+        overrides = site.overrides
         if x.fixed_range is not None and not x.is_weight:
             overrides = {**overrides, "fixed_range": x.fixed_range}
-        same = (quantizer, axes, tuple(sorted(overrides.items())))
-        first = next((twin.site for key, twin in x.twins.items() if key[:3] == same), "")
-        facts = x.is_weight, shape_of(x), x.weight_path
-        full = first or self.names.full(name)
-        return Site(full, quantizer, overrides, *facts, **axes._asdict(), stack=self.stack), same
+        axes = site.rows, site.transformed, site.turned
+        same = (site.quantizer, *axes, tuple(sorted(overrides.items())))
+        name = next((twin.site for key, twin in x.twins.items() if key[:-1] == same), "")
+        site = replace(
+            site,
+            name=name or self.names.full(site.name),
+            overrides=overrides,
+            is_weight=x.is_weight,
+            shape=shape_of(x),
+            weight_path=x.weight_path,
+            stack=self.stack,
+        )
+        return site, same
 
     def output(
         self, value: jax.Array, choice: Choice | None, name: str, *, inherited: object = None
@@ -188,7 +171,7 @@ class Run:
         if self.policy.delayed:
             out.pending = quantizer
             return out
-        return self.quantized(out, quantizer, f"{name}_output")
+        return self.quantized(out, Site(f"{name}_output", quantizer))
 
     def maps(self, eqn: Equation) -> bool:
         """Whether an equation is under `vmap`."""

@@ -15,8 +15,8 @@ from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
 from jqinject.program.call import ARRAYS, Call, SplitCall
 from jqinject.program.class_swap import original_class
 from jqinject.program.jaxpr import Body
-from jqinject.program.kept_state import STATE, KeptState, label, mark_state
-from jqinject.program.policy import dotted
+from jqinject.program.kept_state import STATE, KeptState, label, mark_state, place_at
+from jqinject.program.policy import HELD, dotted
 from jqinject.program.scopes import scopes
 from jqinject.program.tracked_value import Origin, Path, StatePlace, Tracked
 
@@ -56,7 +56,7 @@ class Program(NamedTuple):
 
 
 def trace(
-    model: nnx.Module, call: Call, is_leaf: Callable[[object], bool], skip: str = "", mark_all: bool = False
+    model: nnx.Module, call: Call, is_leaf: Callable[[object], bool], mark_all: bool = False
 ) -> Program:
     """The program of a call.
 
@@ -65,7 +65,6 @@ def trace(
             were written.
         call: the call.
         is_leaf: whether a module is not looked into.
-        skip: attribute of the model that its methods do not use.
         mark_all: whether quantizers mark all their state, although it may not have changed.
     """
     split = SplitCall(model, call)
@@ -76,7 +75,7 @@ def trace(
         copy, copied_call = split.merged(jax.tree.unflatten(treedef, leaves), arrays)
         change_class(copy, original_class(type(copy)))
         # Hidden from the forward: a bridge to Linen would treat every attribute as its own.
-        put_aside = {skip: vars(copy).pop(skip)} if skip in vars(copy) else {}
+        put_aside = {HELD: vars(copy).pop(HELD)} if HELD in vars(copy) else {}
         with scopes(copy, is_leaf), dequantized_for_linen(copy):
             mark_state((copy, *copied_call.modules), is_leaf, mark_all)
             out = copied_call(copy)
@@ -123,10 +122,7 @@ def _stand_in(leaf: object) -> Any:
 
 
 def _state_input(
-    path: Path,
-    leaf: object,
-    variables: dict[Path, Any],
-    modules: list[tuple[str, ...]],
+    path: Path, leaf: object, variables: dict[Path, Any], modules: list[tuple[str, ...]]
 ) -> Tracked:
     keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
@@ -153,26 +149,13 @@ def dequantized_for_linen(model: nnx.Module) -> Generator[None]:
         model: a private copy.
     """
     parameters = [
-        (container, key, frozen)
+        (module, path, frozen)
         for _, module in nnx.iter_modules(model, graph=True)
         if isinstance(module, nnx.bridge.ToNNX)
-        for container, key, frozen in _frozen_in(vars(module))
+        for path, frozen in nnx.to_flat_state(nnx.state(module, FrozenParam, graph=True))
     ]
-    for container, key, frozen in parameters:
-        container[key] = nnx.Param(frozen[...])
+    for module, path, frozen in parameters:
+        place_at(module, path, nnx.Param(frozen[...]))
     yield
-    for container, key, frozen in parameters:
-        container[key] = frozen
-
-
-Container = dict[str, object] | nnx.Dict[object]
-
-
-def _frozen_in(container: Container) -> list[tuple[Container, str, FrozenParam]]:
-    parameters: list[tuple[Container, str, FrozenParam]] = []
-    for key, value in list(container.items()):
-        if isinstance(value, FrozenParam):
-            parameters.append((container, key, value))
-        elif isinstance(value, dict | nnx.Dict):
-            parameters += _frozen_in(value)
-    return parameters
+    for module, path, frozen in parameters:
+        place_at(module, path, frozen)

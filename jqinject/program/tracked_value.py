@@ -152,12 +152,9 @@ class Tracked:
 
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
-        alone = self.low_rank is None and self.unrounded is None
-        same = alone or jnp.shape(value) == shape_of(self)
-        low_rank, unrounded = (self.low_rank, self.unrounded) if same else (None, None)
         tracked = replace(self, value=value, masked=None, state=None, twins={})
-        tracked.low_rank, tracked.unrounded = low_rank, unrounded
-        tracked.chosen = None if unrounded is None else self.chosen
+        if shape_of(tracked) != shape_of(self):
+            tracked.low_rank = tracked.unrounded = tracked.chosen = None
         return tracked
 
 
@@ -195,22 +192,6 @@ def dtype_of(value: Any) -> np.dtype:
     return value.dtype if hasattr(value, "dtype") else jnp.result_type(value)
 
 
-class Heard(NamedTuple):
-    """What one quantizer of a contraction did.
-
-    Attributes:
-        part: "input" or "output".
-        site: its name.
-        x: what it was given.
-        made: what it made of it.
-    """
-
-    part: str
-    site: str
-    x: jax.Array
-    made: Any
-
-
 @dataclass(frozen=True)
 class WeightCall:
     """One contraction with a parameter, one look-up in it, or one contraction of two activations.
@@ -220,11 +201,9 @@ class WeightCall:
         module: path of the module that it is in.
         quantized: runs it as the model's quantizers have it; to be called once.
         floating: runs it on the float parameter, without quantizers: the output as an array.
-        heard: what its quantizers did, after `quantized`.
     """
 
     name: str
     module: str
     quantized: Callable[[], Tracked]
     floating: Callable[[], jax.Array]
-    heard: list[Heard] = field(default_factory=list)

@@ -63,7 +63,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Report):
     """What the passes of a recipe would do.
 
     Attributes:
@@ -72,12 +72,11 @@ class Explanation:
             the others are not.
     """
 
-    steps: tuple[Step, ...]
     coverage: Coverage
 
     def __str__(self) -> str:
         left = [f"  {x.parameter} ({x.size:,} numbers): {x.why}" for x in self.coverage.missed]
-        return "\n".join([*map(str, self.steps), *(["left in float", *left] if left else [])])
+        return "\n".join([super().__str__(), *(["left in float", *left] if left else [])])
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ class Result(Generic[Model]):
 class Pass(Protocol):
     """One step of a recipe: it changes the work and says what it did.
 
-    It raises before it changes anything that `apply` could not throw away: the user's model is never touched. It may
-    have a method `explain(work)`, which returns what it would do as such records, and runs nothing that takes long;
-    without one, `Recipe.explain` carries it out on a copy, with its single batch.
+    It raises before it changes anything that `apply` could not throw away: the user's model is never touched.
+    `Recipe.explain` carries it out on a copy, with a single batch; where `work.explaining` is true, a pass that takes
+    long returns what it would do as such records, and runs nothing.
     """
 
     def __call__(self, work: Work) -> Iterable[object]:
@@ -182,15 +181,6 @@ def from_data(data: Data, where: str) -> Any:
 
 def _choices(kind: type) -> list[str]:
     return [choice.name for choice in fields(kind) if choice.init]
-
-
-@runtime_checkable
-class Explains(Protocol):
-    """A pass that tells what it would do."""
-
-    def explain(self, work: Work) -> Iterable[object]:
-        """What it would do, as records with a readable `str`; nothing is run that takes long."""
-        ...
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -370,11 +360,8 @@ class Recipe:
         """
         work = Work.of_float(model, rules, [batch], method, call, "Recipe.explain")
         work.progress, work.explaining = False, True
-        steps: list[Step] = []
-        for step in self.passes:
-            plan = step.explain if isinstance(step, Explains) else step
-            steps.append(Step(repr(step), tuple(plan(work))))
-        return Explanation(tuple(steps), coverage_of(work.quantized, work.calls, work.rules))
+        steps = tuple(Step(repr(step), tuple(step(work))) for step in self.passes)
+        return Explanation(steps, coverage_of(work.quantized, work.calls, work.rules))
 
 
 def _as_pass(value: object) -> str:

@@ -31,6 +31,28 @@ from jqinject.recipes.stream.stream import QuantizeInput, Stream
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What a pass would do to a site or a parameter.
+
+    Attributes:
+        name: the site's; that of the parameter where all of its sites are meant.
+        path: the parameter's.
+        what: as text.
+    """
+
+    name: str
+    path: str
+    what: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.what}"
+            if self.name == self.path
+            else f"{self.name} ({self.path}): {self.what}"
+        )
+
+
 @dataclass
 class Work:
     """The state that a recipe's passes change.
@@ -47,7 +69,8 @@ class Work:
         progress: whether progress bars are shown.
         journal: remembers what passes have computed.
         online: path of a parameter -> the transform before the inputs of its sites, for which it is stored.
-        explaining: whether nothing is run that only an application needs: ranges are not calibrated.
+        explaining: whether nothing is run that only an application needs: ranges are not calibrated, and passes that
+            take long return what they would do.
     """
 
     model: nnx.Module
@@ -203,6 +226,21 @@ class Work:
     def current(self) -> nnx.Module:
         """The quantized model once there is one, else the float model."""
         return self.quantized if self.is_quantized else self.model
+
+    def refuse_quantized(self, by: str, cure: str) -> None:
+        """Refuse a pass over the float model after one that has asked for the quantized model.
+
+        Args:
+            by: the pass and what it does.
+            cure: passes in the right order.
+
+        Raises:
+            ValueError: there is a quantized model.
+        """
+        if self.is_quantized:
+            raise ValueError(
+                f"{by}, and a pass before it has made the quantized model.\n  cure: Recipe({cure}), in this order"
+            )
 
     def copied(self) -> Work:
         """The work as it is now, which later passes do not change."""

@@ -162,8 +162,8 @@ def test_nothing_is_executed(tmp_path, name):
     ("name", "data", "message"),
     [
         ("m.gguf", b"abcdefghijk", "begins with b'abcd', not with b'GGUF'"),
-        ("notes.txt", b"hello", "cannot be read as a checkpoint"),
-        ("empty", b"", "cannot be read as a checkpoint"),
+        ("notes.txt", b"hello", "is not a checkpoint"),
+        ("empty", b"", "is not a checkpoint"),
     ],
 )
 def test_other_files_are_refused(tmp_path, name, data, message, capsys):

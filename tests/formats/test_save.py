@@ -388,8 +388,12 @@ def test_blocks_of_rows_are_written_as_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "method", "match"),
     [
-        ({"weight_quant": NF4WeightPerGroupFloat}, "compressed-tensors", "kernel has codes of a table"),
-        (UINT4, "bitsandbytes", r"(?s)kernel is uint4; only NF4.*cure: NF4WeightPerGroupFloat"),
+        (
+            {"weight_quant": NF4WeightPerGroupFloat},
+            "compressed-tensors",
+            r"(?s)kernel is nf4 .*compressed-tensors has integers.*cure: ",
+        ),
+        (UINT4, "bitsandbytes", r"(?s)kernel is uint4 .*bitsandbytes has NF4.*cure: NF4WeightPerGroupFloat"),
         (
             {"weight_quant": NF4WeightPerGroupFloat, "weight_group_size": 16},
             "bitsandbytes",
@@ -398,24 +402,24 @@ def test_blocks_of_rows_are_written_as_blocks(tmp_path: Path) -> None:
         (
             PER_ROW | {"input_quant": Int8DynamicActPerRowAbsMax},
             "gguf",
-            "the input of its layer is quantized, which GGUF",
+            r"kernel is int8 .*its input quantized as token int8; GGUF has .*float inputs",
         ),
         (
             {"weight_quant": Fp8e4m3WeightPerTensorFloat},
             "compressed-tensors",
             r"(?s)kernel has a minifloat, .* up to 480.*cure: .*Fp8e4m3OCPWeightPerChannelFloat",
         ),
-        (UINT4, "gguf", "kernel has zero points"),
+        (UINT4, "gguf", "kernel is uint4 with zero points .* GGUF has integers .* without zero points"),
         (INT_GROUPS | {"weight_group_size": 16}, "gguf", "groups of 16 in rows of 64"),
         (
             {"weight_quant": Fp8e4m3OCPWeightPerTensorFloat},
             "fp8",
-            r"(?s)groups of 128, this one does not.*cure: input_quant",
+            r"(?s)kernel is e4m3 .*inputs in groups of 128.*cure: .*input_quant=",
         ),
         (
             {"weight_quant": Fp8e4m3OCPWeightPerChannelFloat, "input_quant": FP8_GROUPS},
             "fp8",
-            r"(?s)scales of its own for rows.*cure: Fp8e4m3OCPWeightPerTensorFloat",
+            r"(?s)kernel is e4m3 .*not for rows of their own.*cure: Fp8e4m3OCPWeightPerTensorFloat",
         ),
         (
             PER_ROW | {"input_quant": Int8ActPerTensorFloat, "input_bit_width": 4},

@@ -291,7 +291,7 @@ def test_what_cannot_be_adapted_is_refused() -> None:
         ({"rank": {"tabel": 4}}, r"'tabel'.*table"),
         (
             {"rules": [INT8, Rule("other")]},
-            r"rules that take nothing(.|\n)*'other'(.|\n)*weights here: table, w",
+            r"rules that take nothing(.|\n)*'other'(.|\n)*layers and weights here: table, w",
         ),
         ({"rules": Rule("w", op="take")}, r"rules that take nothing"),
         ({"model": make()}, r"adapters already: op_quant.adapters.(table|w).a"),

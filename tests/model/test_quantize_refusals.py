@@ -106,7 +106,12 @@ def test_a_rule_that_can_not_be(make, kind, text):
             "",
         ),
         (Rule(op="relu", output_quant="int8"), TypeError, r"relu0_output takes an injector .* 'int8'", ""),
-        (Rule(op="relu", output_quant=W), TypeError, r"relu0_output is an activation, and Int8Weight", ""),
+        (
+            Rule(op="relu", output_quant=W),
+            TypeError,
+            r"relu0_output quantizes activations, and Int8Weight",
+            "",
+        ),
         (
             Rule(op="sotfmax", output_quant=A),
             ValueError,
@@ -117,7 +122,7 @@ def test_a_rule_that_can_not_be(make, kind, text):
         (
             Rule("encoder.*", weight_quant=W),
             ValueError,
-            r"take nothing .*\n.*'encoder\.\*'.*\n  layers here: a, b",
+            r"take nothing .*\n.*'encoder\.\*'.*\n  layers and weights here: a, b",
             "",
         ),
         (
@@ -362,7 +367,7 @@ def test_a_rule_that_takes_nothing_says_why_its_weights_are_not_reached(how, why
     refused(
         lambda: quantize(model, Rule(weight_quant=W), inputs=jnp.ones((2, 8))),
         ValueError,
-        rf"layers here: none\n.*not reached:\n    w: .*{why}",
+        rf"layers and weights here: none\n.*not reached:\n    w: .*{why}",
         model,
     )
 

@@ -305,7 +305,7 @@ def test_weights_that_are_not_torchs():
     state = {"in_proj_weight": np.ones((24, 8)), "out_proj.weight": np.ones((8, 8))}
     with pytest.raises(KeyError, match=r"no weight of the query projection .* with the prefix 'x.'"):
         attention_from_torch(state, 2, prefix="x.")
-    with pytest.raises(KeyError, match=r"no out_proj.weight"):
+    with pytest.raises(KeyError, match=r"no weight of the out projection .*out_proj\.weight"):
         attention_from_torch({"in_proj_weight": np.ones((24, 8))}, 2)
     with pytest.raises(ValueError, match=r"shape \(25, 8\) is not three of a size"):
         attention_from_torch({**state, "in_proj_weight": np.ones((25, 8))}, 2)

@@ -248,7 +248,7 @@ def test_a_weight_on_a_tie_is_clipped_as_its_mark_says() -> None:
         layer, x
     )
     converted = OdmlConversion().quantize(model, x)
-    (weight,) = [marker for _, marker in converted.op_quant.markers if marker.is_weight]
+    (weight,) = [marker for marker in converted.op_quant.held.values() if marker.is_weight]
     # The quotient 1 / 127.5 in float32 lies below the exact one, so that -1 is -127.5 steps or a little more.
     assert weight.decomposed(kernel).min() == np.float32(-127 * np.float32(weight.scale[0]))
     assert weight.decomposed(kernel).max() == np.float32(127 * np.float32(weight.scale[1]))

@@ -113,7 +113,7 @@ def test_what_it_refuses() -> None:
     biased = Rule(weight_quant=INT3, bias_quant=quant.Int8Bias)
     with pytest.raises(ValueError, match=r"where biases have no quantizer: Rule.*\n  cure: a rule without"):
         Recipe(LowRank(2)).apply(layer, biased, [X], progress=False)
-    with pytest.raises(ValueError, match=r"LowRank finds the contractions.*\n  cure: Recipe.apply"):
+    with pytest.raises(ValueError, match=r"LowRank finds the contractions.*\n  cure: .*Recipe.apply"):
         Recipe(LowRank(2)).apply(
             layer, Rule(weight_quant=INT3), [X], call=lambda model, x: model(x), progress=False
         )

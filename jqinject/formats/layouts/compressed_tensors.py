@@ -9,18 +9,26 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from jqinject.formats.bits import is_padded, pack_stream, unpack_padded_words, unpack_stream, words_of
+from jqinject.formats.bits import pack_stream, unpack_padded_words, unpack_stream, words_of
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
-from jqinject.formats.layouts.layout_settings import E8M0, Settings, as_blocks, checked_groups, exponents
-from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors, Values
-from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, StoredMatrix, minifloat_name
+from jqinject.formats.layouts.layout_settings import (
+    E8M0,
+    Settings,
+    checked_groups,
+    exponents,
+    stated_format,
+    taken_blocks,
+    taken_number,
+)
+from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
+from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, SavedMatrix, StoredMatrix
 from jqinject.ops import FloatGrid, IntGrid
 
 
@@ -64,24 +72,6 @@ INPUT_STRATEGIES = ("tensor", "token", "group", "tensor_group", "channel")
 CACHE_STRATEGIES = ("tensor", "channel", "token", "group", "attn_head")
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Settings, and the modules that they apply to."""
-
-    targets: tuple[str, ...]
-    format: str | None
-    settings: Settings
-
-    def rank(self, module: str) -> int:
-        """Return how precisely the targets name a module: 3 by its name, 2 by a pattern, 1 by a class, 0 not at all."""
-        if module in self.targets:
-            return 3
-        patterns = [target[3:] for target in self.targets if target.startswith("re:")]
-        if any(re.match(pattern, module) for pattern in patterns):
-            return 2
-        return int(any(target.isidentifier() and target[0].isupper() for target in self.targets))
-
-
 def read_compressed_tensors(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
     """Return the low-bit matrices of a checkpoint.
 
@@ -95,47 +85,39 @@ def read_compressed_tensors(tensors: Tensors, config: Settings) -> list[StoredMa
     for name in ("transform_config", "sparsity_config"):
         values = config.values.get(name) or {}
         if any(value for key, value in values.items() if (key, value) != ("format", DENSE)):
-            raise CheckpointError(
-                f"{config.where}.{name} is {values!r}: transforms and sparsity are not read"
-            )
-    layout = config.choice("format", (*FORMATS, MIXED, DENSE), DENSE)
-    groups = [
-        _group(Settings(values, f"{config.where}.config_groups.{name}"), layout)
-        for name, values in (config.values.get("config_groups") or {}).items()
-    ]
+            raise CheckpointError(f"{config.where}.{name} is {values!r}, which is not read")
+    form = config.choice("format", (*FORMATS, MIXED, DENSE), DENSE)
+    groups = config.below("config_groups") or Settings({}, config.where)
+    settings = [Settings(values, f"{groups.where}.{name}") for name, values in groups.values.items()]
+    for group in settings:
+        if group.values.get("output_activations") is not None:
+            raise CheckpointError(f"{group.where}: output_activations are quantized, which is not read")
     modules = sorted({*tensors.ending(".weight_scale"), *tensors.ending(".weight_packed")})
-    return [_matrix(tensors, module, _group_of(module, groups, config)) for module in modules]
+    return [_matrix(tensors, module, settings, form) for module in modules]
 
 
-def _group(settings: Settings, layout: str) -> _Group:
-    if settings.values.get("output_activations") is not None:
-        raise CheckpointError(f"{settings.where}: output_activations are quantized, which is not read")
-    targets = settings.values.get("targets") or []
+def _rank(group: Settings, module: str) -> int:
+    """Return how precisely targets name a module: 3 by its name, 2 by a pattern, 1 by a class, 0 not at all."""
+    targets = group.values.get("targets") or []
     if not isinstance(targets, list):
-        raise CheckpointError(f"{settings.where}: targets is {targets!r}, expected a list of names")
-    default = None if layout == MIXED else layout
-    is_known = settings.values.get("format") or default
-    form = settings.choice("format", (*FORMATS, DENSE), default) if is_known else None
-    return _Group(tuple(map(str, targets)), form, settings)
+        raise CheckpointError(f"{group.where}: targets is {targets!r}, expected a list of names")
+    if module in targets:
+        return 3
+    if any(target.startswith("re:") and re.match(target[3:], module) for target in targets):
+        return 2
+    return int(any(target.isidentifier() and target[0].isupper() for target in targets))
 
 
-def _group_of(module: str, groups: list[_Group], config: Settings) -> _Group:
-    ranked = sorted(groups, key=lambda group: -group.rank(module))
-    if not ranked or ranked[0].rank(module) == 0:
-        raise CheckpointError(f"{module} has scales, but no group of {config.where} is for it")
-    return ranked[0]
-
-
-def _matrix(tensors: Tensors, module: str, group: _Group) -> StoredMatrix:
-    settings, kind = group.settings.below("weights"), group.format
-    if settings is None or kind is None or kind == DENSE:
-        raise CheckpointError(
-            f"{module} has scales, but {group.settings.where} says that its weight is float"
-        )
+def _matrix(tensors: Tensors, module: str, groups: Sequence[Settings], form: str) -> StoredMatrix:
+    group = max(groups, key=lambda group: _rank(group, module), default=None)
+    if group is None or _rank(group, module) == 0:
+        raise CheckpointError(f"{module} has scales, but no group of config_groups is for it")
+    settings, kind = group.below("weights"), group.choice("format", (*FORMATS, DENSE, MIXED), form)
+    if settings is None or kind in (DENSE, MIXED):
+        raise CheckpointError(f"{module} has scales, but {group.where} says that its weight is float")
     kind = f"{settings.choice('type', ('int', 'float'), 'int')}-quantized" if kind == NAIVE else kind
     matrix = _Reader(tensors, module, settings, kind).matrix()
-    inputs = _input_format(tensors, module, group.settings.below("input_activations"))
-    return replace(matrix, input_format=inputs)
+    return replace(matrix, input_format=_input_format(tensors, module, group.below("input_activations")))
 
 
 class _Reader:
@@ -148,27 +130,37 @@ class _Reader:
         widths = tuple(range(2, 9)) if layout.grid is None else (layout.grid.bit_width,)
         self.bits = settings.choice("num_bits", widths)
         self.strategy = settings.choice("strategy", STRATEGIES, "tensor")
-        self.has_zero_point = not settings.flag("symmetric", True)
-        self.packs_zero_points = kind == PACKED_INTEGERS and self.strategy in ("group", "channel")
+        self.is_padded = False
 
     def matrix(self) -> StoredMatrix:
         """Return the module's matrix."""
         codes, shape = self._codes()
-        block = self._block(shape)
-        layout, bits = self.layout, self.bits
-        arrays = {"codes": codes} | self._statistics(shape, block)
-        if layout.packed and layout.grid is None:
-            packed = {"codes": (codes, shape[1])}
-            if self.has_zero_point and self.packs_zero_points:
-                packed["zero_point"] = arrays["zero_point"].map(np.transpose), shape[0]
-            arrays |= _integers(packed, bits)
-        elif layout.packed:
-            arrays["codes"] = codes.map(lambda x: unpack_stream(x, bits, shape[1]))
+        layout, bits, block = self.layout, self.bits, self._block(shape)
+        why = f"{self.strategy} scales"
+        scale = self._blocks("weight_scale", shape, block, layout.scale or FLOATS, why)
+        arrays = {"codes": codes, "scale": scale.map(exponents, E8M0) if layout.scale == "uint8" else scale}
+        if layout.scale == E4M3_SCALES:  # the scale of a group is divided by that of the tensor
+            name = f"{self.module}.weight_global_scale"
+            unit = taken_number(self.tensors, name, "one scale of the tensor")
+            arrays["factor"] = unit.map(lambda x: np.float32(1) / x)
+        arrays |= self._zero_points(shape, block) | self._groups(shape[1], block[1])
+        if layout.packed:
+            arrays["codes"] = codes.map(partial(self._unpacked, count=shape[1]))
         grid, name = layout.grid or IntGrid(bits), f"compressed-tensors {self.kind}"
         return StoredMatrix(f"{self.module}.weight", shape, grid, name, block, arrays)
 
+    def _unpacked(self, words: np.ndarray, count: int) -> np.ndarray:
+        unpack = unpack_padded_words if self.is_padded else unpack_stream
+        codes = unpack(words, self.bits, count)
+        return (
+            codes if self.layout.grid else (codes.astype(np.int16) - (1 << (self.bits - 1))).astype(np.int8)
+        )
+
     def _take(self, end: str, *requirements: Any, **more: Any) -> Tensor:
         return self.tensors.take(f"{self.module}.{end}", *requirements, **more)
+
+    def _blocks(self, end: str, *requirements: Any) -> Tensor:
+        return taken_blocks(self.tensors, f"{self.module}.{end}", *requirements)
 
     def _codes(self) -> tuple[Tensor, tuple[int, int]]:
         """Return the codes as they are stored, and the shape of the matrix."""
@@ -180,16 +172,13 @@ class _Reader:
             return codes, (rows, length)
         if layout.grid is not None:
             if length * 8 % bits:
-                raise CheckpointError(
-                    f"{self.module}.weight_packed has {length} bytes a row: no whole numbers"
-                )
+                raise CheckpointError(f"{self.module}.weight_packed: {length} bytes are no whole numbers")
             return codes, (rows, length * 8 // bits)
-        stated, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
-        if min(stated, columns) < 0 or rows != stated or length not in words_of(columns, bits):
-            raise CheckpointError(
-                f"{self.module}.weight_shape says {stated}x{columns}; weight_packed has {rows} rows of "
-                f"{length} words, which do not hold {columns} numbers of {bits} bits each{CONTRADICTION}"
-            )
+        rows, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
+        dense, padded = words_of(columns, bits)
+        why = f"weight_shape says {rows}x{columns}, of {bits} bits"
+        self._take(layout.end, why=why, shapes=[(rows, dense), (rows, padded)])
+        self.is_padded = length == padded != dense  # where both are as many, it is as the later releases pack
         return codes, (rows, columns)
 
     def _block(self, shape: tuple[int, int]) -> tuple[int, int]:
@@ -202,74 +191,32 @@ class _Reader:
             return 1, self.settings.integer("group_size")
         return (rows if self.strategy == "tensor" else 1), columns
 
-    def _statistics(self, shape: tuple[int, int], block: tuple[int, int]) -> dict[str, Tensor]:
-        """Return scales, zero points, and the groups of columns; packed zero points as they are stored."""
-        (rows, columns), special = shape, self.layout.scale
-        why = f"{self.strategy} scales of a {rows}x{columns} matrix"
-        why += f" in groups of {block[1]}" if self.strategy in ("group", "tensor_group") else ""
-        blocks = math.ceil(rows / block[0]), math.ceil(columns / block[1])
-        shapes = {"tensor": [*ONE, (1, 1)], "channel": [blocks, (rows,)]}.get(self.strategy, [blocks])
-        allowed = shapes[:1] if special else shapes
-        scale = self._take("weight_scale", None, special or FLOATS, why, shapes=allowed)
-        scale = scale.map(exponents, E8M0) if special == "uint8" else scale
-        arrays = {"scale": scale if special else scale.map(as_blocks)}
-        if special == E4M3_SCALES:  # the scale of a group is divided by that of the tensor
-            unit = self._take("weight_global_scale", None, FLOATS, "one scale of the tensor", shapes=ONE)
-            arrays["factor"] = unit.map(lambda x: (np.float32(1) / x.astype(np.float32)).reshape(()))
-        name = f"{self.module}.weight_zero_point"
-        if self.has_zero_point:
-            arrays["zero_point"] = self._zero_points(shape, shapes)
-        elif name in self.tensors and np.any(self.tensors.take(name).read()):
-            raise CheckpointError(f"{name} is there, but the settings say symmetric = true{CONTRADICTION}")
-        if f"{self.module}.weight_g_idx" in self.tensors:
-            order = self._take("weight_g_idx", (columns,), ("int32", "int64"))
-            if np.any(order.read() != -1):  # all -1: the package's mark of columns in order
-                name = f"{self.module}.weight_g_idx"
-                arrays["group_of_column"] = checked_groups(order, name, blocks[1])
-        return arrays
+    def _zero_points(self, shape: tuple[int, int], block: tuple[int, int]) -> dict[str, Tensor]:
+        """Return zero points, packed ones as they are stored; nothing without any."""
+        end, why = "weight_zero_point", "the settings say symmetric = false"
+        if self.settings.flag("symmetric", True):
+            name = f"{self.module}.{end}"
+            if name in self.tensors and np.any(self._take(end).read()):
+                raise CheckpointError(
+                    f"{name} is there, but the settings say symmetric = true{CONTRADICTION}"
+                )
+            return {}
+        if self.kind != PACKED_INTEGERS or self.strategy not in ("group", "channel"):
+            return {"zero_point": self._blocks(end, shape, block, None, why)}
+        # Packed down the columns, as the weight's are along the rows.
+        words = words_of(shape[0], self.bits)[self.is_padded], math.ceil(shape[1] / block[1])
+        zero = self._take(end, words, None, f"{shape[0]} rows, packed; {why}")
+        return {"zero_point": zero.map(lambda x: self._unpacked(x.T, shape[0]).T)}
 
-    def _zero_points(self, shape: tuple[int, int], shapes: Sequence[tuple[int, ...]]) -> Tensor:
-        why = "the settings say symmetric = false"
-        if self.packs_zero_points:  # the same way as the weight, down the columns
-            both, columns = words_of(shape[0], self.bits), words_of(shape[1], self.bits)
-            length, groups = self._take("weight_packed").shape[1], shapes[0][1]
-            packed = {(rows, groups) for rows, words in zip(both, columns, strict=True) if words == length}
-            shapes, why = sorted(packed), f"zero points of {shape[0]} rows, packed; {why}"
-        zero = self._take("weight_zero_point", None, None, why, shapes=shapes)
-        return zero if self.packs_zero_points else zero.map(as_blocks)
-
-
-def _integers(streams: Mapping[str, tuple[Tensor, int]], bits: int) -> dict[str, Tensor]:
-    """Return streams of integers, which are packed in the same way: along the rows, zero points down the columns."""
-    offset = 1 << (bits - 1)
-
-    @cache
-    def unpack() -> Callable[[np.ndarray, int, int], np.ndarray]:
-        read = [(words.read(), count) for words, count in streams.values()]
-        return unpack_padded_words if is_padded(read, bits) else unpack_stream
-
-    def unpacked(words: np.ndarray, count: int) -> np.ndarray:
-        return (unpack()(words, bits, count).astype(np.int16) - offset).astype(np.int8)
-
-    numbers = {
-        name: words.map(lambda x, count=count: unpacked(x, count)) for name, (words, count) in streams.items()
-    }
-    if "zero_point" in numbers:
-        numbers["zero_point"] = numbers["zero_point"].map(np.transpose)
-    return numbers
-
-
-def _stated(settings: Settings, strategies: Sequence[str], dynamic: Sequence[bool | str]) -> InputFormat:
-    """Return how the settings say that numbers of a call are quantized."""
-    strategy = settings.choice("strategy", strategies, "tensor")
-    return InputFormat(
-        settings.choice("type", ("int", "float"), "int"),
-        settings.integer("num_bits", default=8),
-        settings.flag("symmetric", True),
-        strategy,
-        settings.integer("group_size") if strategy in ("group", "tensor_group") else None,
-        settings.choice("dynamic", dynamic, False) is not False,
-    )
+    def _groups(self, columns: int, size: int) -> dict[str, Tensor]:
+        """Return the groups of columns that are not consecutive; nothing otherwise."""
+        name = f"{self.module}.weight_g_idx"
+        if name not in self.tensors:
+            return {}
+        order = self._take("weight_g_idx", (columns,), ("int32", "int64"))
+        if np.all(order.read() == -1):  # the package's mark of columns in order
+            return {}
+        return {"group_of_column": checked_groups(order, name, math.ceil(columns / size))}
 
 
 def _input_format(tensors: Tensors, module: str, settings: Settings | None) -> InputFormat | None:
@@ -277,18 +224,18 @@ def _input_format(tensors: Tensors, module: str, settings: Settings | None) -> I
     if settings is None:
         return None
 
-    def one(end: str, why: str = "one scale of a static input", dtype: Any = FLOATS) -> np.ndarray:
-        return tensors.take(f"{module}.{end}", None, dtype, why, shapes=ONE).floats()
+    def stored(part: str, why: str, dtype: Sequence[str] | None = FLOATS) -> np.ndarray:
+        return taken_number(tensors, f"{module}.input_{part}", why, dtype).floats()
 
-    inputs = _stated(settings, INPUT_STRATEGIES, (True, False, "local"))
+    inputs = stated_format(settings, INPUT_STRATEGIES, (True, False, "local"))
     if settings.values.get("dynamic") == "local":
-        return replace(inputs, global_scale=one("input_global_scale"))
+        return replace(inputs, global_scale=stored("global_scale", "one scale of the input"))
     if inputs.dynamic:
         return inputs
-    zero = None if inputs.symmetric else one("input_zero_point", "a static input with zero points", None)
+    zero = None if inputs.symmetric else stored("zero_point", "a static input with zero points", None)
     notes = settings.below("observer_kwargs")
     unsigned = notes is not None and notes.values.get("unsigned") is True
-    return replace(inputs, zero_point=zero, unsigned=unsigned, scale=one("input_scale"))
+    return replace(inputs, zero_point=zero, unsigned=unsigned, scale=stored("scale", "a static input"))
 
 
 def cache_format(method: str, config: Settings) -> InputFormat | None:
@@ -305,81 +252,62 @@ def cache_format(method: str, config: Settings) -> InputFormat | None:
         config.choice("kv_cache_quant_algo", ("FP8",))
         return InputFormat("float", 8, dynamic=False)
     scheme = config.below("kv_cache_scheme") if method == "compressed-tensors" else None
-    return None if scheme is None else _stated(scheme, CACHE_STRATEGIES, (True, False))
+    return None if scheme is None else stated_format(scheme, CACHE_STRATEGIES, (True, False))
 
 
-def write_compressed_tensors(
-    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], Values]:
+def write_compressed_tensors(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
     """Return the tensors of a module, and the settings of a group of modules that are quantized like it.
 
     Args:
-        matrix: its numbers.
-        path: of the weight, for errors.
-        name: in the file.
-        inputs: how its input is quantized.
+        saved: the module's matrix.
 
     Raises:
         CheckpointError: the format has no such numbers.
     """
-    columns = matrix.codes.shape[1]
-    if matrix.grid.is_table:
-        raise CheckpointError(
-            f"{path} has codes of a table, which compressed-tensors does not know.\n"
-            "  cure: method='bitsandbytes', for NF4"
+    matrix, inputs = saved.matrix, saved.inputs
+    written = None
+    if not matrix.grid.is_table and matrix.codes.shape[1] % max(matrix.group, 1) == 0:
+        of_integers = matrix.grid.is_integer
+        written = _integers(matrix.signed(), inputs is not None) if of_integers else _minifloats(matrix)
+    if written is None or (matrix.group_of_column is not None and written[1] != PACKED_INTEGERS):
+        raise saved.refused(
+            "compressed-tensors",
+            "integers of 2 to 8 bits, whose zero points are such integers too; e4m3, with a scale for tensors to "
+            "blocks; e2m1, e2m3 and e4m3 with MX scales in groups of 32, and NVFP4. Groups divide the inputs, and an "
+            "activation order is that of packed integers with a float input",
+            "another weight_quant, such as Int8WeightPerChannelFloat (quantize_zero_point = True for zero points), "
+            "Fp8e4m3OCPWeightPerChannelFloat, MXFloat4e2m1Weight, NVFP4Weight; method='bitsandbytes' for NF4; or "
+            "method='jqinject'",
         )
-    if columns % max(matrix.group, 1):
-        raise CheckpointError(
-            f"{path}: groups of {matrix.group} do not divide its {columns} inputs, which compressed-tensors needs.\n"
-            f"  cure: a group_size that divides {columns}"
-        )
-    write = _stored_integers if matrix.grid.is_integer else _stored_floats
-    arrays, form, settings = write(matrix, path, inputs)
+    arrays, form, settings = written
     if matrix.group_of_column is not None:
-        if form != PACKED_INTEGERS:
-            raise CheckpointError(
-                f"{path} has columns in activation order, which compressed-tensors has for packed integers alone.\n"
-                "  cure: integer weights and a float input; or method='jqinject'"
-            )
         arrays["weight_g_idx"], settings["actorder"] = matrix.group_of_column, "group"
     if inputs is not None:
         static = {"scale": inputs.scale, "zero_point": inputs.zero_point, "global_scale": inputs.global_scale}
         for end, array in static.items():
             if array is not None:
                 arrays[f"input_{end}"] = array.astype(np.int8) if end == "zero_point" else array
-    module = name.removesuffix(".weight")
     of_input = None if inputs is None else settings_of_input(inputs)
     scheme = {"format": form, "weights": settings, "input_activations": of_input}
-    return {f"{module}.{end}": array for end, array in arrays.items()}, scheme
+    return {f"{saved.module}.{end}": array for end, array in arrays.items()}, scheme
 
 
 Written = tuple[dict[str, np.ndarray], str, Values]
 """Tensors by the ends of their names, the name of their layout, and the `weights` settings."""
 
 
-def _stored_floats(matrix: Matrix, path: str, inputs: InputFormat | None) -> Written:
-    if matrix.zero_point is not None:
-        raise CheckpointError(
-            f"{path}: minifloats with zero points are not written.\n  cure: symmetric weights"
-        )
-    bits, name, scale_dtype = matrix.grid.bit_width, minifloat_name(matrix.grid), matrix.scale.dtype.name
-    if bits == 8 and name != "e4m3":
-        raise CheckpointError(
-            f"{path}: compressed-tensors has e4m3 alone of the minifloats with 8 bits.\n"
-            "  cure: Fp8e4m3OCPWeightPerChannelFloat"
-        )
-    settings = _settings(matrix, "float")
-    if bits == 8 and scale_dtype != E8M0.name:
-        scale, structure = _of_blocks(matrix)
-        return {"weight": matrix.codes, "weight_scale": scale}, "float-quantized", settings | structure
+def _minifloats(matrix: Matrix) -> Written | None:
+    """Return what is written of minifloats; None if the format has no such ones."""
+    bits, scale_dtype = matrix.grid.bit_width, matrix.scale.dtype.name
     special = "uint8" if scale_dtype == E8M0.name else scale_dtype
     lies = matrix.grid, special, matrix.group
     form = next((form for form, of in LAYOUTS.items() if (of.grid, of.scale, of.group) == lies), "")
-    if not form or (special == E4M3_SCALES and matrix.factor is None):
-        raise CheckpointError(
-            f"{path}: compressed-tensors has no {name} with {scale_dtype} scales in groups of {matrix.group}.\n"
-            "  cure: MXFloat4e2m1Weight, MXFloat6e2m3Weight or MXFloat8e4m3Weight in groups of 32, or NVFP4Weight"
-        )
+    settings = _settings(matrix, "float")
+    if matrix.grid == E4M3 and special != "uint8" and matrix.zero_point is None:
+        scale, structure = _of_blocks(matrix)
+        return {"weight": matrix.codes, "weight_scale": scale}, "float-quantized", settings | structure
+    if not form or matrix.zero_point is not None or (special == E4M3_SCALES and matrix.factor is None):
+        return None
     layout, codes, strategy = LAYOUTS[form], matrix.codes, "group"
     if layout.packed:
         size = -(-codes.shape[1] * bits // 8)
@@ -392,19 +320,14 @@ def _stored_floats(matrix: Matrix, path: str, inputs: InputFormat | None) -> Wri
     return tensors, form, settings | in_groups
 
 
-def _stored_integers(matrix: Matrix, path: str, inputs: InputFormat | None) -> Written:
+def _integers(matrix: Matrix, has_inputs: bool) -> Written | None:
+    """Return what is written of integers with a sign; None if the format has no such ones."""
     bits, half = matrix.grid.bit_width, 1 << (matrix.grid.bit_width - 1)
-    if bits < 2:
-        raise CheckpointError(f"{path} has 1 bit; compressed-tensors has 2 to 8 bits.\n  cure: 2 bits")
-    matrix = matrix.signed()
     codes, zero = matrix.codes, matrix.zero_point
-    if zero is not None and (np.any(zero != np.round(zero)) or np.any(np.abs(zero + 0.5) > half)):
-        raise CheckpointError(
-            f"{path}: compressed-tensors has zero points among the integers alone.\n"
-            "  cure: quantize_zero_point = True, or symmetric weights"
-        )
+    if bits < 2 or (zero is not None and np.any((zero != np.round(zero)) | (np.abs(zero + 0.5) > half))):
+        return None
     settings = _settings(matrix, "int") | {"symmetric": zero is None}
-    if inputs is not None and bits == 8 and zero is None and matrix.scale.shape[1] == 1:
+    if has_inputs and bits == 8 and zero is None and matrix.scale.shape[1] == 1:
         scale, structure = _of_blocks(matrix)
         return {"weight": codes, "weight_scale": scale}, "int-quantized", settings | structure
     tensors = {

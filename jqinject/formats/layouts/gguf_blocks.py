@@ -17,9 +17,9 @@ import numpy as np
 
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.gguf_files import gguf_reader, gguf_shape
-from jqinject.formats.layouts.layout_settings import exponents, refuse_order_and_inputs
+from jqinject.formats.layouts.layout_settings import exponents
 from jqinject.formats.safetensors_files import Tensor, Values
-from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, Matrix, StoredMatrix
+from jqinject.formats.stored_matrix import E2M1, E4M3, SavedMatrix, StoredMatrix
 from jqinject.ops import Grid, IntGrid
 
 GGUF_GROUP = 32
@@ -183,38 +183,25 @@ def gguf_matrix(name: str, kind: str, shape: tuple[int, ...], raw: np.ndarray) -
     return StoredMatrix(name, shape, block.grid, f"GGUF {kind}", (1, block.group), by_row)
 
 
-def gguf_blocks(
-    matrix: Matrix, path: str, inputs: InputFormat | None, round_scales: bool
-) -> tuple[str, np.ndarray]:
+def gguf_blocks(saved: SavedMatrix, round_scales: bool) -> tuple[str, np.ndarray]:
     """Return the type of a matrix' blocks, and their bytes: Q8_0 for 8 bits, Q4_0 for 2 to 4.
 
     Args:
-        matrix: its numbers.
-        path: of the weight, for errors.
-        inputs: how its input is quantized.
+        saved: the matrix.
         round_scales: whether scales may be rounded to the 16 bits that blocks have.
 
     Raises:
         CheckpointError: it is of another kind, its groups are no such blocks, or its scales have more bits.
     """
-    refuse_order_and_inputs(path, "GGUF", matrix, inputs)
-    bits = matrix.grid.bit_width
-    if not matrix.grid.is_integer or not 2 <= bits <= 8:
-        raise CheckpointError(
-            f"{path} is {matrix.label}; GGUF is written from integers of 2 to 8 bits, as Q8_0 or "
-            "Q4_0.\n  cure: IntWeightSymmetricGroupQuant.let(group_size=32), of 8 or 4 bits"
-        )
-    matrix = matrix.signed()
-    if matrix.zero_point is not None and np.any(matrix.zero_point):
-        raise CheckpointError(
-            f"{path} has zero points; GGUF's Q8_0 and Q4_0 have none.\n"
-            "  cure: symmetric weights, such as IntWeightSymmetricGroupQuant"
-        )
+    matrix, bits = saved.matrix.signed().without_zeros(), saved.matrix.grid.bit_width
     columns, group = matrix.codes.shape[1], matrix.group
-    if columns % GGUF_GROUP or (group % GGUF_GROUP and group != columns):
-        raise CheckpointError(
-            f"{path} has groups of {group} in rows of {columns}; blocks of GGUF are {GGUF_GROUP} inputs.\n"
-            f"  cure: IntWeightSymmetricGroupQuant.let(group_size={GGUF_GROUP})"
+    is_integer = matrix.grid.is_integer and 2 <= bits <= 8 and matrix.zero_point is None
+    are_blocks = columns % GGUF_GROUP == 0 and (group % GGUF_GROUP == 0 or group == columns)
+    if not is_integer or not are_blocks or saved.inputs is not None or matrix.group_of_column is not None:
+        raise saved.refused(
+            "GGUF",
+            f"integers of 2 to 8 bits without zero points in blocks of {GGUF_GROUP} inputs (Q8_0, Q4_0), float inputs",
+            f"IntWeightSymmetricGroupQuant.let(group_size={GGUF_GROUP}); or method='compressed-tensors'",
         )
     scale = np.repeat(matrix.scales(), group // GGUF_GROUP, axis=1)[:, : columns // GGUF_GROUP]
     with np.errstate(over="ignore"):
@@ -224,7 +211,7 @@ def gguf_blocks(
         cure = "round_scales=True, which changes weights by up to 1 in 2048"
         cure = f"another scale than {scale[lost][0]:.3g}" if np.any(lost) else cure
         raise CheckpointError(
-            f"{path} has scales that are no floats of 16 bits, as GGUF's are.\n  cure: {cure}"
+            f"{saved.path} has scales that are no floats of 16 bits, as GGUF's are.\n  cure: {cure}"
         )
     blocks = matrix.codes.reshape(matrix.codes.shape[0], -1, GGUF_GROUP)
     if bits > 4:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+from flax import nnx
 
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.safetensors_files import Tensor
@@ -40,13 +41,6 @@ class Array(Protocol):
     @property
     def dtype(self) -> np.dtype: ...
     def __array__(self) -> np.ndarray: ...
-
-
-@runtime_checkable
-class _Variable(Protocol):
-    """A Variable of Flax NNX."""
-
-    def get_raw_value(self) -> Node: ...
 
 
 @runtime_checkable
@@ -125,7 +119,7 @@ def _leaves(node: Node, at: str) -> Iterator[tuple[str, Array | Mapping[str, Nod
 
 def _unwrapped(node: Node) -> Node:
     """Return what boxes and Variables hold."""
-    if isinstance(node, _Variable):
+    if isinstance(node, nnx.Variable):
         return _unwrapped(node.get_raw_value())
     return _unwrapped(node.array) if isinstance(node, _Box) else node
 
@@ -149,20 +143,18 @@ def _matrix(name: str, leaf: Mapping[str, Node]) -> StoredMatrix:
     bias = parts.get("bias")
     if bias is not None and _listed(bias):
         raise CheckpointError(f"{name} has a bias, which is not read: AQT's symmetric numbers have none")
-    missing = [key for key in ("qvalue", "scale") if parts[key] is None]
-    scales = [] if missing else _listed(parts["scale"])
-    if not scales:
-        raise CheckpointError(f"{name} has no {missing[0] if missing else 'scale'}")
+    codes, zero, qtype = parts["qvalue"], parts.get("zero_point"), parts.get("qtype")
+    scales = [] if parts["scale"] is None else _listed(parts["scale"])
+    if codes is None or not scales:
+        raise CheckpointError(f"{name} has no {'qvalue' if codes is None else 'scale'}")
     scale = scales[0]
     for more in scales[1:]:
         scale = np.asarray(scale, np.float32) * np.asarray(more, np.float32)
-    qtype = parts.get("qtype")
     stated = qtype if isinstance(qtype, str) else "" if qtype is None else np.dtype(qtype).name
-    codes, zero = parts["qvalue"], parts.get("zero_point")
     grid = _grid(name, np.dtype(codes.dtype).name, stated, zero is not None)
-    zero_point = None if zero is None else _tensor(zero)
-    table = NF4.table if grid == NF4 else None
-    return matrix_of_arrays(name, _tensor(codes), _tensor(scale), grid, zero_point=zero_point, table=table)
+    arrays = {"codes": codes, "scale": scale, "zero_point": zero, "table": NF4.table if grid == NF4 else None}
+    stored = {part: _tensor(array) for part, array in arrays.items() if array is not None}
+    return matrix_of_arrays(name, stored, grid)
 
 
 def _grid(name: str, dtype: str, qtype: str, has_zero: bool) -> Grid:
@@ -174,45 +166,32 @@ def _grid(name: str, dtype: str, qtype: str, has_zero: bool) -> Grid:
         return GRIDS[dtype]
     integers = re.fullmatch(r"(u?)int([2-8])", dtype)
     if integers is None:
-        raise CheckpointError(
-            f"{name} has codes of {dtype}; known are integers of 2 to 8 bits, {', '.join(GRIDS)}"
-        )
+        raise CheckpointError(f"{name} has codes of {dtype}; known are int2 to int8, {', '.join(GRIDS)}")
     if integers[1] and not has_zero:
         raise CheckpointError(
-            f"{name} has codes of {dtype} without a zero point: integers, or places in a table such as NF4's.\n"
-            "  cure: 'qtype' beside 'qvalue', or Qwix's own arrays, which say so"
+            f"{name} has codes of {dtype} without zero points: integers or of a table?\n  cure: 'qtype' beside 'qvalue'"
         )
     bits = re.fullmatch(r"u?int([2-8])", qtype)
     return IntGrid(int(bits[1] if bits else integers[2]), not integers[1])
 
 
 def matrix_of_arrays(
-    name: str,
-    codes: Tensor,
-    scale: Tensor,
-    grid: Grid,
-    *,
-    zero_point: Tensor | None = None,
-    group: int | None = None,
-    table: np.ndarray | None = None,
-    factor: Tensor | None = None,
+    name: str, arrays: Mapping[str, Tensor], grid: Grid, group: int | None = None
 ) -> StoredMatrix:
     """Return a quantized array as a matrix: its axes with a scale for each index are the rows, all others the columns.
 
     Args:
         name: of the parameter.
-        codes, scale, zero_point: in the axes of the parameter.
+        arrays: as `StoredMatrix` has them; codes, scales and zero points in the axes of the parameter.
         grid: of the codes.
         group: numbers of a tile, the last of which may be short; None for tiles that fill their axis.
-        table: numbers by their codes.
-        factor: of all scales.
 
     Raises:
         CheckpointError: the scales do not fit the codes.
     """
-    shape = codes.shape
-    of_zero = scale.shape if zero_point is None else zero_point.shape
-    outs, ins, tile = _sides(name, shape, scale.shape, of_zero, group)
+    codes, scale = arrays["codes"], arrays["scale"]
+    shape, zero = codes.shape, arrays.get("zero_point")
+    outs, ins, tile = _sides(name, shape, scale.shape, scale.shape if zero is None else zero.shape, group)
     rows, columns = (math.prod(shape[at] for at in side) for side in (outs, ins))
 
     def in_rows(x: np.ndarray) -> np.ndarray:
@@ -227,64 +206,52 @@ def matrix_of_arrays(
         return in_rows(x) if grid.bit_width == 8 else in_rows(x).view(np.uint8)
 
     def stored_zero(x: np.ndarray) -> np.ndarray:
-        if re.fullmatch(r"u?int[2-8]", x.dtype.name):
-            return in_rows(x).astype(grid.storage)
-        return in_rows(x) if np.issubdtype(x.dtype, np.integer) else in_rows(x).astype(np.float32)
+        if "int" not in x.dtype.name:
+            return in_rows(x).astype(np.float32)
+        return in_rows(x).astype(grid.storage) if x.dtype.itemsize == 1 else in_rows(x)
 
-    is_float32 = factor is None and scale.dtype.name == "float8_e4m3fn"
+    is_float32 = "factor" not in arrays and scale.dtype.name == "float8_e4m3fn"
     scale_dtype = np.dtype(np.float32) if is_float32 else scale.dtype
     in_bytes = replace(codes, dtype=np.dtype(np.uint8), shape=(math.prod(shape) * grid.bit_width // 8,))
-    arrays = {
+    by_row = {
         "codes": in_bytes.map(stored),
         "scale": scale.map(lambda x: in_rows(x).astype(scale_dtype), scale_dtype),
-        "zero_point": None if zero_point is None else zero_point.map(stored_zero),
-        "factor": None if factor is None else factor.map(lambda x: x.astype(np.float32).reshape(())),
-        "table": None if table is None else Tensor.of(table),
     }
-    letters = [f"a{at}" for at in range(len(shape))]
-    left, right = (" ".join(letters[at] for at in side) for side in (outs, ins))
+    by_row |= {} if zero is None else {"zero_point": zero.map(stored_zero)}
+    left, right, all_axes = (" ".join(f"a{at}" for at in side) for side in (outs, ins, range(len(shape))))
     return StoredMatrix(
         name,
         (rows, columns),
         grid,
         f"tree of {label_of(grid, scale_dtype)}",
         (1, columns if tile is None else tile),
-        {part: tensor for part, tensor in arrays.items() if tensor is not None},
-        axes=f"({left}) ({right}) -> {' '.join(letters)}",
+        {**arrays, **by_row},
+        axes=f"({left}) ({right}) -> {all_axes}",
         parameter_shape=shape,
     )
 
 
 def _sides(
-    name: str,
-    shape: tuple[int, ...],
-    of_scale: tuple[int, ...],
-    of_zero: tuple[int, ...],
-    group: int | None,
+    name: str, shape: tuple[int, ...], scales: tuple[int, ...], zeros: tuple[int, ...], group: int | None
 ) -> tuple[list[int], list[int], int | None]:
     """Return the axes of rows and of columns, the last of which has the tiles; and their size."""
-    both = list(enumerate(zip(shape, of_scale, strict=False)))
-    tiles = {at: group or n // max(count, 1) for at, (n, count) in both if 1 < count < n}
-    fits = all(count in (1, n) or (at in tiles and -(-n // tiles[at]) == count) for at, (n, count) in both)
-    if not shape or len(shape) != len(of_scale) or not fits or of_zero != of_scale:
+    axes = list(zip(range(len(shape)), shape, scales, strict=False))
+    tiles = {at: group or n // max(count, 1) for at, n, count in axes if 1 < count < n}
+    fits = all(count in (1, n) or (at in tiles and -(-n // tiles[at]) == count) for at, n, count in axes)
+    if not shape or len(shape) != len(scales) or not fits or zeros != scales:
         raise CheckpointError(
-            f"{name} has codes of {shape}, scales of {of_scale}"
-            f"{'' if of_zero == of_scale else f', zero points of {of_zero}'}: along each axis the codes are whole "
-            "tiles of the scales"
+            f"{name} has codes of {shape}, scales of {scales}, zero points of {zeros}: no whole tiles along an axis"
         )
     if len(tiles) > 1:
         raise CheckpointError(f"{name} has tiles along the axes {list(tiles)}; one axis can have them")
-    outs = [at for at, (n, count) in both if count == n > 1]
-    ins = [at for at, _ in both if at not in outs and at not in tiles] + list(tiles)
-    if not outs and ins:
-        outs, ins = ins[:1], ins[1:]
-        if outs[0] in tiles or (not tiles and len(both) > 1):
-            outs, ins = [both[-1][0]], [at for at, _ in both[:-1]]
-    if not outs or not ins or outs[0] in tiles:
+    outs = [at for at, n, count in axes if count == n > 1]
+    rest = [at for at, _, _ in axes if at not in outs and at not in tiles]
+    if not outs and rest:
+        outs = [rest.pop(0 if tiles else -1)]
+    ins = rest + list(tiles)
+    if not outs or not ins:
         raise CheckpointError(f"{name} has one scale for each of its numbers, {shape}")
     tile = tiles.get(ins[-1])
-    if tile is not None and shape[ins[-1]] % tile and math.prod(shape[at] for at in ins[:-1]) > 1:
-        raise CheckpointError(
-            f"{name}: tiles of {tile} do not fill {shape[ins[-1]]} numbers of one axis of several"
-        )
+    if tile is not None and shape[ins[-1]] % tile and math.prod(shape[at] for at in rest) > 1:
+        raise CheckpointError(f"{name}: tiles of {tile} do not fill axis {ins[-1]} of {shape}")
     return outs, ins, tile

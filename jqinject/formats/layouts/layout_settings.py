@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError, nearest
-from jqinject.formats.safetensors_files import Tensor
-from jqinject.formats.stored_matrix import InputFormat, Matrix
+from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors
+from jqinject.formats.stored_matrix import InputFormat
 
 Value = TypeVar("Value")
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -70,6 +70,17 @@ class Settings:
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
             raise CheckpointError(f"{self.where}: {name} is {value!r}, expected an integer from {lowest} on")
+        return value
+
+    def number(self, name: str) -> float:
+        """Return a setting that is a number.
+
+        Raises:
+            CheckpointError: it is missing, or no number.
+        """
+        value = self.values.get(name)
+        if not isinstance(value, float | int):
+            raise CheckpointError(f"{self.where}: {name} is {value!r}, expected a number")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -130,24 +141,75 @@ def parsed(text: str, where: str) -> Any:
         raise CheckpointError(f"{where} is no JSON: {error}") from None
 
 
-def groups_of(columns: int, group_size: int) -> int:
-    """Return how many groups a row of a matrix has; a size of -1 means one.
+def taken_blocks(
+    tensors: Tensors,
+    name: str,
+    shape: Sequence[int],
+    block: tuple[int, int],
+    dtype: str | Sequence[str] | None = FLOATS,
+    why: str = "",
+) -> Tensor:
+    """Return scales, or zero points, with a number for each block of a matrix.
 
-    Example:
-        >>> groups_of(96, 32), groups_of(96, -1), groups_of(100, 64)
-        (3, 1, 2)
+    Of one block, or of blocks of whole rows, the tensor may have fewer axes.
+
+    Args:
+        tensors: of the files.
+        name: of the tensor.
+        shape: of the matrix.
+        block: rows and columns of a block.
+        dtype: that it must have.
+        why: what else requires the tensor.
+
+    Raises:
+        CheckpointError: it is missing, or another.
     """
-    return 1 if group_size == -1 else math.ceil(columns / group_size)
+    (rows, columns), (height, width) = shape, block
+    blocks = math.ceil(rows / height), math.ceil(columns / width)
+    shapes = [blocks, blocks[:1], ()][: 1 if blocks[1] > 1 else 2 if blocks[0] > 1 else 3]
+    reason = f"blocks of {height}x{width} of {rows}x{columns}" + (why and f"; {why}")
+    return tensors.take(name, None, dtype, reason, shapes=shapes).map(lambda x: x.reshape(blocks))
 
 
-def as_blocks(scale: np.ndarray) -> np.ndarray:
-    """Return scales of a tensor or of channels as those of blocks: a matrix.
+def taken_number(tensors: Tensors, name: str, why: str, dtype: Sequence[str] | None = FLOATS) -> Tensor:
+    """Return a tensor of one number, float32 without axes.
 
-    Example:
-        >>> as_blocks(np.ones(())).shape, as_blocks(np.ones(1)).shape, as_blocks(np.ones((4, 1))).shape
-        ((1, 1), (1, 1), (4, 1))
+    Raises:
+        CheckpointError: it is missing, or another.
     """
-    return scale if scale.ndim == 2 else scale.reshape(-1, 1)
+    tensor = tensors.take(name, None, dtype, why, shapes=ONE)
+    return tensor.map(lambda x: x.astype(np.float32).reshape(()), np.dtype(np.float32))
+
+
+def stated_format(
+    settings: Settings,
+    strategies: Sequence[str],
+    dynamic: Sequence[bool | str],
+    kind: str = "type",
+    bits: str = "num_bits",
+    default: bool = False,
+) -> InputFormat:
+    """Return how settings say that numbers of a call are quantized.
+
+    Args:
+        settings: of an input, or a cache.
+        strategies: those that are known.
+        dynamic: the known values of `dynamic`.
+        kind, bits: what the settings call the kind and the bits of the numbers.
+        default: of `dynamic`.
+
+    Raises:
+        CheckpointError: a setting is unknown.
+    """
+    strategy = settings.choice("strategy", strategies, "tensor")
+    return InputFormat(
+        settings.choice(kind, ("int", "float"), "int"),
+        settings.integer(bits, default=8),
+        settings.flag("symmetric", True),
+        strategy,
+        settings.integer("group_size") if strategy in ("group", "tensor_group") else None,
+        settings.choice("dynamic", dynamic, default) is not False,
+    )
 
 
 def exponents(scale: np.ndarray) -> np.ndarray:
@@ -170,27 +232,5 @@ def checked_groups(tensor: Tensor, name: str, groups: int) -> Tensor:
     wrong = np.flatnonzero((numbers < 0) | (numbers >= groups))
     if wrong.size:
         at = int(wrong[0])
-        raise CheckpointError(
-            f"{name}[{at}] is {int(numbers[at])}, but there are {groups} groups, from 0 on{CONTRADICTION}"
-        )
+        raise CheckpointError(f"{name}[{at}] is {numbers[at]}, expected 0 to {groups - 1}{CONTRADICTION}")
     return tensor
-
-
-def refuse_order_and_inputs(
-    path: str, method: str, matrix: Matrix, inputs: InputFormat | None = None
-) -> None:
-    """Raise if groups are no consecutive columns, or a layer quantizes its input, which the format cannot say.
-
-    Raises:
-        CheckpointError: names the weight.
-    """
-    if inputs is not None:
-        raise CheckpointError(
-            f"{path}: the input of its layer is quantized, which {method} does not know.\n"
-            "  cure: rules without input_quant, or method='compressed-tensors'"
-        )
-    if matrix.group_of_column is not None:
-        raise CheckpointError(
-            f"{path} has columns in activation order, which {method} does not know.\n"
-            "  cure: method='compressed-tensors' or 'jqinject'"
-        )

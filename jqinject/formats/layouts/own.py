@@ -19,23 +19,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jqinject.formats.bits import pack_stream, unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
-from jqinject.formats.layouts.layout_settings import Settings, checked_groups
+from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format, taken_number
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values
-from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, StoredMatrix, minifloat_name, table_grid
+from jqinject.formats.stored_matrix import (
+    MINIFLOATS,
+    InputFormat,
+    SavedMatrix,
+    StoredMatrix,
+    minifloat_name,
+    table_grid,
+)
 from jqinject.ops import Grid, IntGrid
-from jqinject.quant_tensor import Groups
 
 FORMAT_VERSION = 1
 KEYS = ("kind", "bits", "signed", "name", "shape", "group", "input")
 NAMES = {"int": ("",), "float": tuple(MINIFLOATS), "table": ("", "nf4", "fp4")}
 ARRAYS = ("scale", "zero_point", "global_scale")
+STRATEGIES = ("tensor", "token", "group", "tensor_group")
 
 
 def read_own(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
@@ -51,12 +58,9 @@ def read_own(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
     version = config.integer("format_version")
     if version > FORMAT_VERSION:
         raise CheckpointError(
-            f"{config.where}: format_version is {version}; this release reads up to {FORMAT_VERSION}.\n"
-            "  cure: a newer jqinject"
+            f"format_version is {version}; this release reads up to {FORMAT_VERSION}.\n  cure: a newer jqinject"
         )
-    weights = config.below("weights")
-    if weights is None:
-        raise CheckpointError(f"{config.where} has no weights")
+    weights = Settings(config.values.get("weights"), f"{config.where}.weights")
     return [
         _matrix(tensors, name, Settings(values, f"{weights.where}.{name}").only(KEYS))
         for name, values in weights.values.items()
@@ -68,31 +72,26 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     kind = settings.choice("kind", tuple(NAMES))
     bits = settings.choice("bits", tuple(range(1, 9)))
     minifloat = settings.choice("name", NAMES[kind], "")
-    signed = settings.flag("signed", True)
     group = settings.integer("group") if settings.values.get("group") is not None else None
-    scale, *others = (
-        tensors.take(f"{name}.{end}") if end == "scale" or f"{name}.{end}" in tensors else None
-        for end in ("scale", "zero_point", "scale_factor")
+    ends = ("scale", *(end for end in ("zero_point",) if f"{name}.{end}" in tensors))
+    arrays = {end: tensors.take(f"{name}.{end}") for end in ends}
+    if f"{name}.scale_factor" in tensors:
+        arrays["factor"] = taken_number(tensors, f"{name}.scale_factor", "one factor of all scales")
+    grid: Grid = (
+        MINIFLOATS[minifloat] if minifloat in MINIFLOATS else IntGrid(bits, settings.flag("signed", True))
     )
-    assert scale is not None, "taken"
-    zero, factor = others
-    table = tensors.take(f"{name}.table", (None,), "float32").read() if kind == "table" else None
-    if table is not None and not 1 <= table.size <= 2**bits:
-        raise CheckpointError(f"{name}.table has {table.size} numbers for codes of {bits} bits")
-    if table is not None:
-        grid: Grid = table_grid(table, f"{name}.table")
-    else:
-        grid = MINIFLOATS[minifloat] if minifloat else IntGrid(bits, signed)
-    codes = _codes(tensors, f"{name}.codes", grid, bits, shape)
-    matrix = matrix_of_arrays(
-        name, codes, scale, grid, zero_point=zero, group=group, table=table, factor=factor
-    )
-    arrays = dict(matrix.arrays)
-    if f"{name}.g_idx" in tensors:
+    if kind == "table":
+        table = arrays["table"] = tensors.take(f"{name}.table", (None,), "float32")
+        if not 1 <= table.shape[0] <= 2**bits:
+            raise CheckpointError(f"{name}.table has {table.shape[0]} numbers for codes of {bits} bits")
+        grid = table_grid(table.read(), f"{name}.table")
+    arrays["codes"] = _codes(tensors, f"{name}.codes", grid, bits, shape)
+    matrix = matrix_of_arrays(name, arrays, grid, group)
+    arrays, order = dict(matrix.arrays), f"{name}.g_idx"
+    if order in tensors:
         columns = matrix.shape[1]
-        order = tensors.take(f"{name}.g_idx", (columns,), "int32")
         count = 1 if group is None else -(-columns // group)
-        arrays["group_of_column"] = checked_groups(order, f"{name}.g_idx", count)
+        arrays["group_of_column"] = checked_groups(tensors.take(order, (columns,), "int32"), order, count)
     inputs = _input_format(settings.below("input"))
     return replace(matrix, arrays=arrays, input_format=inputs, keeps_unsigned=True)
 
@@ -116,17 +115,10 @@ def _input_format(settings: Settings | None) -> InputFormat | None:
     if settings is None:
         return None
     settings.only([field.name for field in fields(InputFormat)])
+    inputs = stated_format(settings, STRATEGIES, (True, False), "kind", "bits", True)
     values = settings.values
-    return InputFormat(
-        settings.choice("kind", ("int", "float")),
-        settings.integer("bits"),
-        settings.flag("symmetric", True),
-        settings.choice("strategy", ("tensor", "token", "group", "tensor_group"), "tensor"),
-        values.get("group_size"),
-        settings.flag("dynamic", True),
-        **{name: np.asarray(values[name], np.float32) for name in ARRAYS if name in values},
-        unsigned=settings.flag("unsigned", False),
-    )
+    arrays = {name: np.asarray(values[name], np.float32) for name in ARRAYS if name in values}
+    return replace(inputs, unsigned=settings.flag("unsigned", False), **arrays)
 
 
 def input_settings(inputs: InputFormat) -> Values:
@@ -137,54 +129,27 @@ def input_settings(inputs: InputFormat) -> Values:
     return {name: value.tolist() if name in ARRAYS else value for name, value in values.items()}
 
 
-class ParameterArrays(NamedTuple):
-    """The codes of a frozen weight in its axes, and what belongs to them.
-
-    Attributes:
-        codes: in the weight's shape.
-        grid: of the codes.
-        groups: of its inputs; None without.
-        scale, zero_point: broadcast against the codes, with one number for a group along its axis.
-        factor: of all scales.
-        group_of_column: of the axis with groups, where these are not consecutive.
-    """
-
-    codes: np.ndarray
-    grid: Grid
-    groups: Groups | None
-    scale: np.ndarray
-    zero_point: np.ndarray | None
-    factor: np.ndarray | None
-    group_of_column: np.ndarray | None = None
-
-
-def write_own(
-    arrays: ParameterArrays, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], Values]:
+def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
     """Return the tensors of a weight, and its settings.
 
     Args:
-        arrays: its numbers.
-        path: of the weight, for errors.
-        name: in the file.
-        inputs: how the input of its layer is quantized.
+        saved: the weight, in its axes, with a block of all of it where it has no groups.
 
     Raises:
         CheckpointError: a factor for each layer of a stack.
     """
-    codes, grid, bits = arrays.codes, arrays.grid, int(arrays.grid.bit_width)
-    if arrays.factor is not None and arrays.factor.size != 1:
-        raise CheckpointError(
-            f"{path} is a stack with a factor of scales for each layer, which is not written"
-        )
+    matrix, inputs = saved.matrix, saved.inputs
+    codes, grid, bits = matrix.codes, matrix.grid, int(matrix.grid.bit_width)
+    if matrix.factor is not None and matrix.factor.size != 1:
+        raise CheckpointError(f"{saved.path}: a factor of scales for each layer is not written")
     flat = codes if bits == 8 else codes.view(np.uint8).reshape(-1) & np.uint8(2**bits - 1)
     tensors = {
         "codes": flat if bits == 8 else pack_stream(flat, bits),
-        "scale": arrays.scale,
-        "zero_point": arrays.zero_point,
-        "scale_factor": None if arrays.factor is None else arrays.factor.reshape(()),
-        "table": grid.table,
-        "g_idx": arrays.group_of_column,
+        "scale": matrix.scale,
+        "zero_point": matrix.zero_point,
+        "scale_factor": None if matrix.factor is None else matrix.factor.reshape(()),
+        "table": matrix.table,
+        "g_idx": matrix.group_of_column,
     }
     settings: Values = {
         "kind": "int" if grid.is_integer else "table" if grid.is_table else "float",
@@ -192,11 +157,11 @@ def write_own(
         "signed": bool(grid.signed) if grid.is_integer else True,
         "name": minifloat_name(grid),
         "shape": list(codes.shape),
-        "group": None if arrays.groups is None else arrays.groups.size,
+        "group": matrix.group if matrix.group < codes.size else None,
     }
     if inputs is not None:
         settings["input"] = input_settings(inputs)
-    return {f"{name}.{end}": array for end, array in tensors.items() if array is not None}, settings
+    return {f"{saved.name}.{end}": array for end, array in tensors.items() if array is not None}, settings
 
 
 def own_settings(weights: Mapping[str, Any], floats: Sequence[str]) -> Values:

@@ -14,9 +14,14 @@ import numpy as np
 
 from jqinject.formats.bits import unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.layouts.layout_settings import Settings, as_blocks, parsed, refuse_order_and_inputs
-from jqinject.formats.safetensors_files import FLOATS, ONE, Tensors, Values
-from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, Matrix, StoredMatrix
+from jqinject.formats.layouts.layout_settings import (
+    Settings,
+    parsed,
+    taken_blocks,
+    taken_number,
+)
+from jqinject.formats.safetensors_files import FLOATS, Tensors, Values
+from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, SavedMatrix, StoredMatrix
 from jqinject.ops import IntGrid
 
 ALGORITHMS = ("NVFP4", "FP8", "INT8", "INT8_SQ", "W8A8_SQ_PER_CHANNEL")
@@ -46,56 +51,40 @@ def read_modelopt(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
 
 def _nvfp4(tensors: Tensors, module: str, size: int) -> StoredMatrix:
     packed = tensors.take(f"{module}.weight", (None, None), "uint8")
-    rows, columns = packed.shape[0], packed.shape[1] * 2
-    why = f"groups of {size} of {rows}x{columns}"
-    scales = rows, math.ceil(columns / size)
-    scale = tensors.take(f"{module}.weight_scale", scales, "float8_e4m3fn", why)
-    unit = tensors.take(f"{module}.weight_scale_2", None, FLOATS, "one scale of the tensor", shapes=ONE)
-    stored = _input_scale(tensors, module)
-    inputs = InputFormat("float", 4, strategy="tensor_group", group_size=size)
+    shape, block = (packed.shape[0], packed.shape[1] * 2), (1, size)
     arrays = {
-        "codes": packed.map(lambda x: unpack_stream(x, 4, columns)),
-        "scale": scale,
-        "factor": unit.map(lambda x: x.astype(np.float32).reshape(())),
+        "codes": packed.map(lambda x: unpack_stream(x, 4, shape[1])),
+        "scale": taken_blocks(tensors, f"{module}.weight_scale", shape, block, "float8_e4m3fn"),
+        "factor": taken_number(tensors, f"{module}.weight_scale_2", "one scale of the tensor"),
     }
-    return StoredMatrix(
-        f"{module}.weight",
-        (rows, columns),
-        E2M1,
-        "ModelOpt NVFP4",
-        (1, size),
-        arrays,
-        # The other way around in compressed-tensors, whose global scale this is.
-        None if stored is None else replace(inputs, global_scale=np.float32(1) / stored),
-    )
+    # The other way around in compressed-tensors, whose global scale this is.
+    scale = _input_scale(tensors, module)
+    inputs = None
+    if scale is not None:
+        unit = np.float32(1) / scale
+        inputs = InputFormat("float", 4, strategy="tensor_group", group_size=size, global_scale=unit)
+    return StoredMatrix(f"{module}.weight", shape, E2M1, "ModelOpt NVFP4", block, arrays, inputs)
 
 
 def _eight_bits(tensors: Tensors, module: str) -> StoredMatrix:
-    weight = tensors.take(f"{module}.weight", (None, None), ("float8_e4m3fn", "int8"))
-    rows, columns = weight.shape
-    shapes = [*ONE, (rows,), (rows, 1)]
-    scale = tensors.take(f"{module}.weight_scale", None, FLOATS, "one scale, or one a row", shapes=shapes)
-    is_float = weight.dtype.name != "int8"
-    grid, name = (E4M3, "FP8") if is_float else (IntGrid(8), "INT8")
-    stored = _input_scale(tensors, module)
-    inputs = InputFormat("float" if is_float else "int", 8, dynamic=False, scale=stored)
+    codes = tensors.take(f"{module}.weight", (None, None), ("float8_e4m3fn", "int8"))
+    rows, columns = codes.shape
+    name = f"{module}.weight_scale"
+    block = (1 if math.prod(tensors.take(name).shape) > 1 else max(rows, 1)), max(columns, 1)
+    arrays = {"codes": codes, "scale": taken_blocks(tensors, name, codes.shape, block)}
+    is_float = codes.dtype.name != "int8"
+    grid, layout = (E4M3, "ModelOpt FP8") if is_float else (IntGrid(8), "ModelOpt INT8")
+    scale = _input_scale(tensors, module)
+    inputs = InputFormat("float" if is_float else "int", 8, dynamic=False, scale=scale)
     return StoredMatrix(
-        f"{module}.weight",
-        (rows, columns),
-        grid,
-        f"ModelOpt {name}",
-        (1 if math.prod(scale.shape) > 1 else max(rows, 1), max(columns, 1)),
-        {"codes": weight, "scale": scale.map(as_blocks)},
-        None if stored is None else inputs,
+        f"{module}.weight", codes.shape, grid, layout, block, arrays, None if scale is None else inputs
     )
 
 
 def _input_scale(tensors: Tensors, module: str) -> np.ndarray | None:
     """Return the scale of an input; None if the checkpoint has none."""
     name = f"{module}.input_scale"
-    if name not in tensors:
-        return None
-    return tensors.take(name, None, FLOATS, "one scale of the input", shapes=ONE).floats()
+    return taken_number(tensors, name, "one scale of the input").floats() if name in tensors else None
 
 
 def read_fp8_blocks(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
@@ -118,56 +107,43 @@ def read_fp8_blocks(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
 
 
 def _fp8_blocks(tensors: Tensors, name: str, block: tuple[int, int]) -> StoredMatrix:
-    weight = tensors.take(name, (None, None), "float8_e4m3fn")
-    rows, columns = weight.shape
-    blocks = math.ceil(rows / block[0]), math.ceil(columns / block[1])
-    why = f"blocks of {block[0]}x{block[1]} of {rows}x{columns}"
-    scale = tensors.take(f"{name}_scale_inv", blocks, FLOATS, why)
+    codes = tensors.take(name, (None, None), "float8_e4m3fn")
+    scale = taken_blocks(tensors, f"{name}_scale_inv", codes.shape, block)
     inputs = InputFormat("float", 8, strategy="group", group_size=block[1])
-    arrays = {"codes": weight, "scale": scale}
-    return StoredMatrix(name, (rows, columns), E4M3, "fp8 blocks", block, arrays, inputs)
+    arrays = {"codes": codes, "scale": scale}
+    return StoredMatrix(name, codes.shape, E4M3, "fp8 blocks", block, arrays, inputs)
 
 
 FP8_BLOCK = 128
 
 
-def write_fp8_blocks(
-    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], None]:
+def write_fp8_blocks(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], None]:
     """Return the tensors of a matrix of 8-bit minifloats, with a scale for each 128 rows and columns.
 
     Args:
-        matrix: its numbers.
-        path: of the weight, for errors.
-        name: in the file.
-        inputs: how its input is quantized.
+        saved: the matrix.
 
     Raises:
         CheckpointError: it is not e4m3, its scales are not such blocks, or its layer quantizes its input otherwise.
     """
-    size = FP8_BLOCK
-    refuse_order_and_inputs(path, "FP8 in blocks", matrix)
-    expected = InputFormat("float", 8, strategy="group", group_size=size)
-    if inputs != expected:
-        stated = "does not" if inputs is None else f"as {inputs.strategy} {inputs.kind}"
-        raise CheckpointError(
-            f"{path}: layers of FP8 blocks quantize their inputs in groups of {size}, this one {stated}.\n"
-            f"  cure: input_quant=Fp8e4m3OCPDynamicActPerGroupFloat.let(group_size={size})"
-        )
-    if matrix.grid != E4M3 or matrix.zero_point is not None:
-        raise CheckpointError(
-            f"{path} is {matrix.label}; FP8 blocks are e4m3.\n  cure: Fp8e4m3OCPWeightPerTensorFloat"
-        )
+    size, matrix = FP8_BLOCK, saved.matrix
     scale, columns = matrix.scales(), matrix.codes.shape[1]
     group = columns if scale.shape[1] == 1 else matrix.group
     blocks = np.repeat(scale, -(-group // size), axis=1)[:, : -(-columns // size)]
-    of_rows = bool(np.any(np.repeat(blocks[::size], size, axis=0)[: blocks.shape[0]] != blocks))
-    if of_rows or (scale.shape[1] > 1 and group % size):
-        raise CheckpointError(
-            f"{path} has scales of its own for {'rows' if of_rows else f'{group} inputs'}; FP8 blocks "
-            f"have one for {size} rows and {size} columns.\n  cure: Fp8e4m3OCPWeightPerTensorFloat"
+    is_e4m3 = matrix.grid == E4M3 and matrix.zero_point is None and matrix.group_of_column is None
+    if (
+        not is_e4m3
+        or saved.inputs != InputFormat("float", 8, strategy="group", group_size=size)
+        or (scale.shape[1] > 1 and group % size)
+        or np.any(np.repeat(blocks[::size], size, axis=0)[: blocks.shape[0]] != blocks)
+    ):
+        raise saved.refused(
+            "FP8 in blocks",
+            f"e4m3, a scale for {size} rows and {size} columns, not for rows of their own; inputs in groups of {size}",
+            f"Fp8e4m3OCPWeightPerTensorFloat, input_quant=Fp8e4m3OCPDynamicActPerGroupFloat.let(group_size={size}); "
+            "or method='compressed-tensors'",
         )
-    return {name: matrix.codes, f"{name}_scale_inv": np.ascontiguousarray(blocks[::size])}, None
+    return {saved.name: matrix.codes, f"{saved.name}_scale_inv": np.ascontiguousarray(blocks[::size])}, None
 
 
 def fp8_settings(schemes: Mapping[str, object], floats: Sequence[str]) -> Values:
@@ -223,20 +199,15 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     start = f"{module}._{parameter}_" if module else f"_{parameter}_"
     data = Settings(settings.values.get("_data"), f"the metadata of {name}")
     codes = tensors.take(f"{start}qdata", (None, None), "float8_e4m3fn" if kind == FLOAT8 else "int8")
-    rows, columns = codes.shape
     height, width = data.sizes("block_size")
-    blocks = math.ceil(rows / height), math.ceil(columns / width)
-    shapes = [blocks, blocks[:1]] if blocks[1] == 1 else [blocks]
-    why = f"blocks of {height}x{width} of {rows}x{columns}"
-    scale = tensors.take(f"{start}scale", why=why, shapes=shapes)
-    arrays = {"codes": codes, "scale": scale.map(as_blocks)}
-    if f"{start}zero_point" in tensors:
-        arrays["zero_point"] = tensors.take(f"{start}zero_point", why=why, shapes=shapes).map(as_blocks)
-    elif "zero_point" in (settings.values.get("_tensor_data_names") or ()):
-        raise CheckpointError(f"{name} has no {start}zero_point, which its metadata name")
+    arrays = {"codes": codes}
+    stated = {"scale", *(settings.values.get("_tensor_data_names") or ())}
+    for part in ("scale", "zero_point"):
+        if part in stated or f"{start}{part}" in tensors:
+            arrays[part] = taken_blocks(tensors, f"{start}{part}", codes.shape, (height, width), None)
     grid = E4M3 if kind == FLOAT8 else IntGrid(_bits(data, name) if kind == UNPACKED else 8)
     inputs = _input_format(tensors, start, data)
-    return StoredMatrix(name, (rows, columns), grid, f"torchao {kind}", (height, width), arrays, inputs)
+    return StoredMatrix(name, codes.shape, grid, f"torchao {kind}", (height, width), arrays, inputs)
 
 
 def _bits(data: Settings, name: str) -> int:
@@ -285,12 +256,10 @@ def _static(tensors: Tensors, start: str, inputs: InputFormat) -> InputFormat:
     """Return the same with the scale that the file has for all inputs."""
     if inputs.strategy != "tensor":
         raise CheckpointError(f"{start}act_quant_scale: static scales of rows are not read")
-    shapes = [*ONE, (1, 1)]
-    scale = tensors.take(
-        f"{start}act_quant_scale", None, FLOATS, "one scale of a static input", shapes=shapes
-    )
-    zero = None
-    if not inputs.symmetric:
-        why = "a static input with zero points"
-        zero = tensors.take(f"{start}act_quant_zero_point", why=why, shapes=shapes).floats()
-    return replace(inputs, dynamic=False, scale=scale.floats(), zero_point=zero)
+
+    def stored(part: str, dtype: str | Sequence[str] | None) -> np.ndarray:
+        name = f"{start}act_quant_{part}"
+        return taken_blocks(tensors, name, (1, 1), (1, 1), dtype, "a static input").floats()
+
+    zero = None if inputs.symmetric else stored("zero_point", None)
+    return replace(inputs, dynamic=False, scale=stored("scale", FLOATS), zero_point=zero)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -18,11 +19,10 @@ from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
 from jqinject.formats.layouts.layout_settings import (
     Settings,
     checked_groups,
-    groups_of,
-    refuse_order_and_inputs,
+    taken_blocks,
 )
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
-from jqinject.formats.stored_matrix import InputFormat, Matrix, StoredMatrix, table_grid
+from jqinject.formats.stored_matrix import SavedMatrix, StoredMatrix, table_grid
 from jqinject.ops import NF4, IntGrid
 
 # The places in a word of AWQ's: output k of eight lies in nibble NIBBLE_OF[k].
@@ -43,55 +43,10 @@ def read_gptq(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
         CheckpointError: the settings are unknown or contradict the tensors.
     """
     bits = config.choice("bits", (2, 3, 4, 8))
-    size = config.integer("group_size", lowest=-1, default=-1)
     version = config.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     config.choice("pack_dtype", ("int32",), "int32")
     less = 1 if version == "gptq" else 0
-    return [_gptq(tensors, module, bits, size, less) for module in tensors.ending(".qweight")]
-
-
-def _gptq(tensors: Tensors, module: str, bits: int, size: int, less: int) -> StoredMatrix:
-    words = tensors.take(f"{module}.qweight", (None, None), WORDS)
-    length, outputs = words.shape
-    order = f"{module}.g_idx"
-    column = tensors.take(order, (None,), ("int32", "int64")) if order in tensors else None
-    inputs = length * 32 // bits if column is None else column.shape[0]
-    needed = math.ceil(inputs * bits / 32)
-    if length != needed:
-        raise CheckpointError(
-            f"{module}.qweight has {length} rows of words; {inputs} inputs of {bits} bits need {needed}{CONTRADICTION}"
-        )
-    groups = groups_of(inputs, size)
-    scales = _scales(tensors, module, groups, outputs, size, f" of {bits} bits")
-    zeros = tensors.take(
-        f"{module}.qzeros",
-        (groups, math.ceil(outputs * bits / 32)),
-        "int32",
-        f"{outputs} zero points of {bits} bits",
-    )
-    group = inputs if size == -1 else size
-    if column is not None:
-        checked_groups(column, order, groups)
-        column = None if np.array_equal(column.read(), np.arange(inputs) // group) else column
-    arrays = {
-        "codes": words.map(lambda x: unpack_stream(np.ascontiguousarray(x.T), bits, inputs)),
-        "scale": scales.map(np.transpose),
-        "zero_point": zeros.map(lambda x: _zero_points(x.view(np.uint32), bits, outputs, less).T),
-    }
-    if column is not None:
-        arrays["group_of_column"] = column.map(lambda x: x.astype(np.int32))
-    grid = IntGrid(bits, signed=False)
-    return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, "GPTQ", (1, group), arrays)
-
-
-def _zero_points(words: np.ndarray, bits: int, outputs: int, less: int) -> np.ndarray:
-    """Return zero points, `less` of which were subtracted.
-
-    From whole words where these hold whole numbers, so that a 0 borrowed from its neighbour; 3 bits cross words.
-    """
-    if less and 32 % bits == 0:
-        return unpack_stream(words + np.uint32(less * (2**32 - 1) // (2**bits - 1)), bits, outputs)
-    return (unpack_stream(words, bits, outputs) + np.uint8(less)) & np.uint8(2**bits - 1)
+    return [_input_major(tensors, module, config, bits, less) for module in tensors.ending(".qweight")]
 
 
 def read_awq(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
@@ -109,34 +64,63 @@ def read_awq(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
     config.choice("bits", (4,))
     config.choice("version", ("gemm", "GEMM"), "gemm")
     config.choice("zero_point", (True,), True)
+    return [_input_major(tensors, module, config, 4) for module in tensors.ending(".qweight")]
+
+
+def _input_major(
+    tensors: Tensors, module: str, config: Settings, bits: int, less: int | None = None
+) -> StoredMatrix:
+    """Return a matrix whose rows of words, scales and zero points are inputs: of GPTQ, or of AWQ without `less`."""
     size = config.integer("group_size", lowest=-1, default=-1)
-    return [_awq(tensors, module, size) for module in tensors.ending(".qweight")]
-
-
-def _awq(tensors: Tensors, module: str, size: int) -> StoredMatrix:
     words = tensors.take(f"{module}.qweight", (None, None), WORDS)
-    inputs, outputs = words.shape[0], words.shape[1] * 8
-    groups = groups_of(inputs, size)
-    scales = _scales(tensors, module, groups, outputs, size)
-    why = f"{outputs} zero points a group"
-    zeros = tensors.take(f"{module}.qzeros", (groups, words.shape[1]), "int32", why)
-    grid, block = IntGrid(4, signed=False), (1, inputs if size == -1 else size)
+    order = f"{module}.g_idx"
+    column = None
+    if less is None:
+        inputs, outputs = words.shape[0], words.shape[1] * 8
+        codes, zero_points = _awq_codes, _awq_codes
+    else:
+        outputs = words.shape[1]
+        column = tensors.take(order, (None,), ("int32", "int64")) if order in tensors else None
+        inputs = words.shape[0] * 32 // bits if column is None else column.shape[0]
+        length = math.ceil(inputs * bits / 32)
+        tensors.take(f"{module}.qweight", (length, outputs), why=f"words of {inputs} inputs of {bits} bits")
+        codes = partial(_gptq_codes, bits=bits, inputs=inputs)
+        zero_points = partial(_gptq_zero_points, bits=bits, outputs=outputs, less=less)
+    groups = 1 if size == -1 else math.ceil(inputs / size)
+    why = f"{groups} groups of {'all' if size == -1 else size} of {inputs} inputs, {outputs} outputs of {bits} bits"
+    zeros = groups, math.ceil(outputs * bits / 32)
     arrays = {
-        "codes": words.map(_awq_codes),
-        "scale": scales.map(np.transpose),
-        "zero_point": zeros.map(_awq_codes),
+        "codes": words.map(codes),
+        "scale": tensors.take(f"{module}.scales", (groups, outputs), FLOATS, why).map(np.transpose),
+        "zero_point": tensors.take(f"{module}.qzeros", zeros, "int32", why).map(zero_points),
     }
-    return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, "AWQ gemm", block, arrays)
+    group = inputs if size == -1 else size
+    if column is not None:
+        checked_groups(column, order, groups)
+        if not np.array_equal(column.read(), np.arange(inputs) // group):
+            arrays["group_of_column"] = column.map(lambda x: x.astype(np.int32))
+    grid, layout = IntGrid(bits, signed=False), "AWQ gemm" if less is None else "GPTQ"
+    return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, layout, (1, group), arrays)
+
+
+def _gptq_codes(words: np.ndarray, bits: int, inputs: int) -> np.ndarray:
+    return unpack_stream(np.ascontiguousarray(words.T), bits, inputs)
+
+
+def _gptq_zero_points(words: np.ndarray, bits: int, outputs: int, less: int) -> np.ndarray:
+    """Return zero points, `less` of which were subtracted.
+
+    From whole words where these hold whole numbers, so that a 0 borrowed from its neighbour; 3 bits cross words.
+    """
+    if less and 32 % bits == 0:
+        ones = np.uint32(less * (2**32 - 1) // (2**bits - 1))
+        return unpack_stream(words.view(np.uint32) + ones, bits, outputs).T
+    return ((unpack_stream(words, bits, outputs) + np.uint8(less)) & np.uint8(2**bits - 1)).T
 
 
 def _awq_codes(words: np.ndarray) -> np.ndarray:
     nibbles = unpack_stream(words, 4, words.shape[-1] * 8).reshape(*words.shape, 8)
     return np.ascontiguousarray(nibbles[..., NIBBLE_OF].reshape(*words.shape[:-1], -1).T)
-
-
-def _scales(tensors: Tensors, module: str, groups: int, outputs: int, size: int, bits: str = "") -> Tensor:
-    why = f"{groups} groups of {'all' if size == -1 else size} inputs{bits}, {outputs} outputs"
-    return tensors.take(f"{module}.scales", (groups, outputs), FLOATS, why)
 
 
 # Tensors of a layer that repeat others, or that its numbers do not need.
@@ -163,31 +147,26 @@ def read_hqq(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
 
 
 def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
-    bits, axis = (_number(tensors, f"{module}.{name}") for name in ("nbits", "axis"))
-    if bits not in (1, 2, 3, 4, 8) or axis not in (0, 1):
-        raise CheckpointError(
-            f"{module} has {bits} bits and axis {axis}; known are 1, 2, 3, 4 or 8 bits, axis 0 or 1"
-        )
+    bits = _number(tensors, f"{module}.nbits", (1, 2, 3, 4, 8))
+    axis = _number(tensors, f"{module}.axis", (0, 1))
     shape = tuple(int(size) for size in tensors.take(f"{module}.shape", (None,)).read())
     if len(shape) < 2 or min(shape) < 1:
         raise CheckpointError(f"{module}.shape is {shape}, expected two sizes")
-    count = math.prod(shape)
-    size = _number(tensors, f"{module}.group_size", default=shape[-1] if axis == 1 else shape[0])
+    count, default = math.prod(shape), shape[-1] if axis == 1 else shape[0]
+    has_size = f"{module}.group_size" in tensors
+    size = _number(tensors, f"{module}.group_size") if has_size else default
     if size < 1 or count % size:
         raise CheckpointError(f"{module}: groups of {size} do not divide {count} numbers")
     view = (count // size, size) if axis == 1 else (size, count // size)
+    groups, why = (view[0], 1) if axis == 1 else (1, view[1]), f"groups of {size} of {shape}, {bits} bits"
     packed = tensors.take(f"{module}.W_q", (None, None))
-    scales = (view[0], 1) if axis == 1 else (1, view[1])
-    scale, zero = (
-        tensors.take(f"{module}.{end}", scales, why=f"groups of {size} of {shape}")
-        for end in ("scale", "zero")
-    )
-    for end, tensor in (("scale", scale), ("zero", zero)):
-        if tensor.dtype.name not in FLOATS:
-            raise CheckpointError(
-                f"{module}.{end} is {tensor.dtype.name}: statistics that are quantized are not read"
-            )
-    _check_rows(packed, module, bits, view)
+    share, integer = (10, 4) if bits == 3 else (8 // bits, 1)
+    packed_rows = math.ceil(view[0] / share) if bits == 3 or view[0] % share == 0 else None
+    # Bytes may be stored as numbers of another dtype.
+    tensors.take(f"{module}.W_q", (packed_rows or 0, view[1] * integer // packed.dtype.itemsize), why=why)
+    arrays = {"codes": packed.map(lambda x: _codes(x, bits, view))}
+    for part, end in (("scale", "scale"), ("zero_point", "zero")):
+        arrays[part] = tensors.take(f"{module}.{end}", groups, FLOATS, why)
     for name in SETTINGS:
         if f"{module}.{name}" in tensors:
             tensors.take(f"{module}.{name}")
@@ -197,41 +176,25 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
         IntGrid(bits, signed=False),
         f"HQQ axis {axis}",
         (1, view[1]) if axis == 1 else (view[0], 1),
-        {"codes": packed.map(lambda x: _codes(x, bits, view)), "scale": scale, "zero_point": zero},
+        arrays,
         by_rows=axis == 1,
         # A view of `size` rows has whole rows of the matrix in each of its own, if these are so many.
         in_turn=size if axis == 0 and math.prod(shape[:-1]) % size == 0 else 0,
     )
 
 
-def _number(tensors: Tensors, name: str, default: int | None = None) -> int:
-    if name not in tensors and default is not None:
-        return default
+def _number(tensors: Tensors, name: str, known: Sequence[int] = ()) -> int:
     array = tensors.take(name).read()
-    if array.size != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise CheckpointError(f"{name} is {array.dtype} {array.shape}, expected one integer")
-    return int(array.reshape(()))
-
-
-def _share(bits: int) -> int:
-    """Return the codes in one stored integer."""
-    return 10 if bits == 3 else 8 // bits
-
-
-def _check_rows(packed: Tensor, module: str, bits: int, view: tuple[int, int]) -> None:
-    rows = -(-view[0] // _share(bits))
-    columns = packed.shape[1] * packed.dtype.itemsize // (4 if bits == 3 else 1)
-    if packed.shape[0] != rows or columns != view[1] or (bits != 3 and view[0] % _share(bits)):
-        raise CheckpointError(
-            f"{module}.W_q has {packed.shape[0]}x{packed.shape[1]} of {packed.dtype.name}; {view[0]}x{view[1]} codes "
-            f"of {bits} bits need {rows} rows{CONTRADICTION}"
-        )
+    if array.size != 1 or array.dtype.kind not in "iu" or (known and array.item() not in known):
+        expected = " or ".join(map(str, known)) or "one integer"
+        raise CheckpointError(f"{name} is {array.tolist()} ({array.dtype}), expected {expected}")
+    return int(array.item())
 
 
 def _codes(packed: np.ndarray, bits: int, view: tuple[int, int]) -> np.ndarray:
     """Return the codes of a view, whose first rows are in the highest bits."""
     raw = np.ascontiguousarray(packed).view(np.uint32 if bits == 3 else np.uint8)
-    shifts = range(bits * (_share(bits) - 1), -1, -bits)
+    shifts = range(bits * ((10 if bits == 3 else 8 // bits) - 1), -1, -bits)
     return np.concatenate([(raw >> shift) & (2**bits - 1) for shift in shifts]).astype(np.uint8)[: view[0]]
 
 
@@ -263,46 +226,37 @@ def read_bitsandbytes(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
 
 def _integers(tensors: Tensors, module: str) -> StoredMatrix:
     weight = tensors.take(f"{module}.weight", (None, None), "int8")
-    rows, columns = weight.shape
-    scale = tensors.take(f"{module}.SCB", (rows,), why="one scale a row")
     if f"{module}.weight_format" in tensors:
         layout = tensors.take(f"{module}.weight_format", dtype="uint8").read()
         if layout.any():
-            raise CheckpointError(
-                f"{module}.weight_format is {layout.tolist()}; only 0 is read, which is row by row"
-            )
+            raise CheckpointError(f"{module}.weight_format is {layout.tolist()}, expected 0: row by row")
+    block = 1, max(weight.shape[1], 1)
     arrays = {
         "codes": weight,
-        "scale": scale.map(lambda x: x.astype(np.float32)[:, None]),
+        "scale": taken_blocks(tensors, f"{module}.SCB", weight.shape, block),
         "factor": Tensor.of(np.asarray(1 / 127, np.float32)),
     }
-    layout, block = "bitsandbytes int8", (1, columns)
-    return StoredMatrix(f"{module}.weight", weight.shape, IntGrid(8), layout, block, arrays)
+    return StoredMatrix(f"{module}.weight", weight.shape, IntGrid(8), "bitsandbytes int8", block, arrays)
 
 
 def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
-    raw = tensors.take(name)
-    if name + STATE + kind not in tensors:
-        raise CheckpointError(
-            f"{name} has no {STATE[1:]}{kind}, so its shape and its blocks are unknown.\n  cure: fetch it again"
-        )
-    state = Settings.of_json(tensors.text(name + STATE + kind), f"the quant_state of {name}")
+    state = Settings.of_json(
+        tensors.text(name + STATE + kind, "its shape and its blocks"), f"the quant_state of {name}"
+    )
     state.choice("quant_type", (kind,))
     shape, block = state.sizes("shape", None, lowest=0), state.integer("blocksize")
-    count = math.prod(shape)
+    raw, count = tensors.take(name), math.prod(shape)
     if raw.nbytes != -(-count // 2):
         raise CheckpointError(
             f"{name} has {raw.nbytes} bytes; the shape {shape} in 4 bits needs {-(-count // 2)}{CONTRADICTION}"
         )
     table = tensors.take(f"{name}.quant_map", (16,), "float32")
-    blocks = -(-count // block)
-    why = f"{count} numbers in blocks of {block}"
-    absmax = tensors.take(f"{name}.absmax", (blocks,), ("float32", "uint8"), why)
+    absmax = taken_blocks(tensors, f"{name}.absmax", (count, 1), (block, 1), ("float32", "uint8"))
     if absmax.dtype == np.uint8:
-        absmax = _nested(tensors, name, absmax, state)
+        absmax = _nested(tensors, f"{name}.absmax", absmax, state)
     arrays = {
         "codes": raw.map(lambda x: _high_first(x.reshape(-1).view(np.uint8))[None, :count]),
-        "scale": absmax.map(lambda x: x[None]),
+        "scale": absmax.map(np.transpose),
         "table": table,
     }
     grid = table_grid(table.read(), f"{name}.quant_map")
@@ -315,16 +269,14 @@ def _high_first(raw: np.ndarray) -> np.ndarray:
 
 def _nested(tensors: Tensors, name: str, absmax: Tensor, state: Settings) -> Tensor:
     """Return statistics that are quantized themselves as floats."""
-    offset, size = state.values.get("nested_offset"), state.values.get("nested_blocksize")
-    if not isinstance(offset, float | int) or not isinstance(size, int) or size < 1:
-        raise CheckpointError(f"{name}.absmax is uint8, but its quant_state does not say how to decode it")
-    (blocks,) = absmax.shape
-    why = f"{name}.absmax is uint8 and has {blocks} numbers"
-    table = tensors.take(f"{name}.nested_quant_map", (256,), "float32", why)
-    nested = tensors.take(f"{name}.nested_absmax", (-(-blocks // size),), "float32", why)
+    size, offset, blocks = state.integer("nested_blocksize"), state.number("nested_offset"), absmax.shape[0]
+    module, why = name.removesuffix("absmax"), f"{name} is uint8 and has {blocks} numbers"
+    table = tensors.take(f"{module}nested_quant_map", (256,), "float32", why)
+    nested = tensors.take(f"{module}nested_absmax", (-(-blocks // size),), "float32", why)
 
     def decoded(codes: np.ndarray) -> np.ndarray:
-        return table.read()[codes] * np.repeat(nested.read(), size)[:blocks] + np.float32(offset)
+        scales = np.repeat(nested.read(), size)[:blocks]
+        return table.read()[codes] * scales[:, None] + np.float32(offset)
 
     return absmax.map(decoded, np.dtype(np.float32))
 
@@ -332,32 +284,24 @@ def _nested(tensors: Tensors, name: str, absmax: Tensor, state: Settings) -> Ten
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
-def write_bitsandbytes(
-    matrix: Matrix, path: str, name: str, inputs: InputFormat | None
-) -> tuple[dict[str, np.ndarray], None]:
+def write_bitsandbytes(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], None]:
     """Return the tensors of a matrix in NF4, in flat blocks of it.
 
     Args:
-        matrix: its numbers.
-        path: of the weight, for errors.
-        name: in the file.
-        inputs: how its input is quantized.
+        saved: the matrix.
 
     Raises:
-        CheckpointError: it is no NF4, or its groups are no such blocks.
+        CheckpointError: it is no NF4, its groups are no such blocks, or its input is quantized.
     """
-    refuse_order_and_inputs(path, "bitsandbytes", matrix, inputs)
+    matrix, name = saved.matrix, saved.name
     shape, group = matrix.codes.shape, matrix.group
-    if matrix.table is None or not np.array_equal(matrix.table, NF4.table):
-        raise CheckpointError(
-            f"{path} is {matrix.label}; only NF4 is written for bitsandbytes.\n"
-            "  cure: NF4WeightPerGroupFloat, or method='compressed-tensors'"
-        )
+    is_nf4 = matrix.grid == NF4 and saved.inputs is None and matrix.group_of_column is None
     block = max((size for size in BLOCK_SIZES if group % size == 0), default=0)
-    if not block or shape[1] % group:
-        raise CheckpointError(
-            f"{path} has groups of {group} in rows of {shape[1]}; blocks of bitsandbytes are of "
-            f"{', '.join(map(str, BLOCK_SIZES))} numbers.\n  cure: NF4WeightPerGroupFloat.let(group_size=64)"
+    if not is_nf4 or not block or shape[1] % group:
+        raise saved.refused(
+            "bitsandbytes",
+            f"NF4 in blocks of {', '.join(map(str, BLOCK_SIZES))} numbers, and float inputs",
+            "NF4WeightPerGroupFloat.let(group_size=64), or method='compressed-tensors'",
         )
     codes = matrix.codes.reshape(-1)
     codes = np.pad(codes, (0, codes.size % 2))

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jqinject.formats.checkpoint_errors import CheckpointError, nearest
+from jqinject.formats.checkpoint_errors import CheckpointError, existing, file_kind, nearest
 from jqinject.formats.loading.parameter_names import compiled
 from jqinject.formats.safetensors_files import open_safetensors
 from jqinject.model import LoadReport, load_state
@@ -85,16 +85,9 @@ def load_brevitas(
 def _arrays(state: str | Path | Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
     if isinstance(state, Mapping):
         return state
-    place = Path(state)
-    if not place.exists():
-        raise FileNotFoundError(
-            f"there is no file {str(state)!r}.\n  cure: the path of a safetensors file, or a mapping of arrays"
-        )
-    if place.is_file() and place.suffix != ".safetensors":
-        raise CheckpointError(
-            f"{place} may hold code (a pickle): it is not opened.\n"
-            "  cure: safetensors.torch.save_file(model.state_dict(), path)"
-        )
+    place = existing(state)
+    if place.is_file() and file_kind(place) != "safetensors":
+        raise CheckpointError(f"{place} is no safetensors file.\n  cure: one of model.state_dict()")
     return {name: tensor.read() for name, tensor in open_safetensors(place).by_name.items()}
 
 

@@ -19,7 +19,7 @@ from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.loading.layout_axes import AxesOfLayout
 from jqinject.formats.loading.loading_plan import Assignment
 from jqinject.formats.loading.parameter_names import published_order
-from jqinject.formats.stored_matrix import Matrix, cut, joined, rows_of, stacked
+from jqinject.formats.stored_matrix import Matrix, cut, gathered, rows_of
 from jqinject.quant_tensor import Groups, QuantTensor, in_groups
 
 Numbers: TypeAlias = dict[str, jax.Array]
@@ -97,8 +97,7 @@ def _gathered(
         if assignment.heads:
             numbers = cut(numbers, published_order(rows_of(numbers), assignment.heads, name))
         parts.append(numbers if rows is None else cut(numbers, slice(*rows)))
-    single = [joined(group, assignment.path) for group in assignment.layers(parts)]
-    return stacked(single, assignment.path, assignment.depth) if assignment.depth else single[0]
+    return gathered(parts, assignment.path, assignment.depth)
 
 
 def floats_of(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray:

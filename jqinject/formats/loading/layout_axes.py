@@ -172,14 +172,7 @@ def axes_by_name(path: str, source: tuple[int, ...], shape: tuple[int, ...], nam
     if len(source) == 1:
         letters = " ".join("abcdefgh"[: len(shape)])
         return AxesOfLayout.of(f"({letters}) -> {letters}")
-    if len(source) != 2:
-        raise CheckpointError(f"{name} has {len(source)} axes.\n  cure: names with axes, for {path}")
-    if math.prod(source) != math.prod(shape):
-        raise CheckpointError(
-            f"{name}, {source}, does not fit {path}, {shape}: {math.prod(source)} numbers for {math.prod(shape)}.\n"
-            "  cure: a model of the checkpoint's sizes; a Name that joins or divides tensors"
-        )
-    rows, columns = source
+    rows, columns = source if len(source) == 2 else (0, 0)
     fits = {
         TRANSPOSED: shape == (columns, rows),
         AS_ROWS: shape == (rows, columns),
@@ -191,7 +184,7 @@ def axes_by_name(path: str, source: tuple[int, ...], shape: tuple[int, ...], nam
     if len(axes) != 1:
         what = "may be transposed in" if len(axes) > 1 else "does not fit"
         raise CheckpointError(
-            f"{name}, {source}, {what} {path}, {shape}.\n"
-            f"  cure: names={{{name!r}: ({path!r}, 'out in -> in out')}}, which says how its axes lie"
+            f"{name}, {source}, {what} {path}, {shape}.\n  cure: a model of the checkpoint's sizes; or "
+            f"names={{{name!r}: ({path!r}, 'out in -> in out')}}, which says how its axes lie, or what is joined"
         )
     return AxesOfLayout.of(axes[0])

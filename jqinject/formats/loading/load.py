@@ -180,8 +180,7 @@ def load(
 def _opened(model: nnx.Module, checkpoint: str | Path | Tree | Checkpoint) -> Checkpoint:
     if not isinstance(model, nnx.Module):
         raise TypeError(
-            f"load puts a checkpoint into an NNX module, got {type(model).__name__}.\n"
-            "  cure: load(model, checkpoint); a Linen module goes through nnx.bridge.ToNNX"
+            f"load puts a checkpoint into an NNX module, got {type(model).__name__}.\n  cure: nnx.bridge.ToNNX(linen)"
         )
     return checkpoint if isinstance(checkpoint, Checkpoint) else read_checkpoint(checkpoint)
 
@@ -319,8 +318,7 @@ def _with_numbers(model: Model, checkpoint: Checkpoint, plan: LoadPlan, low_bits
             continue
         if not isinstance(variable, FrozenParam):
             raise CheckpointError(
-                f"{path} is in low bits, but lora keeps it float.\n"
-                f"  cure: a rule with weight_quant for {path}, in lora(model, rules, ...)"
+                f"{path} is in low bits, but lora keeps it float.\n  cure: lora(model, rules), one with weight_quant"
             )
         depth = len(variable.shape) - len(variable.form.shape)
         numbers, form = maker_of(checkpoint, assignment)(variable.form.summed, None, depth)

@@ -146,23 +146,20 @@ def static_format(proxy: ActQuantProxyFromInjector) -> InputFormat | None:
         proxy: of activations, whose scale does not depend on them.
     """
     sample = proxy.sample()
-    if np.size(sample.scale) != 1 or np.size(sample.zero_point) > 1:
-        return None
-    scale = np.asarray(sample.scale, np.float32).reshape(1)
-    zero = np.asarray(sample.zero_point, np.float32).reshape(-1)
-    if on_minifloats(sample):
-        is_e4m3 = np.dtype(sample.q_dtype) == E4M3
-        return InputFormat("float", 8, dynamic=False, scale=scale) if is_e4m3 else None
-    if not on_integers(sample) or int(sample.bit_width) != 8:
-        return None
-    zero = zero if sample.signed else zero - BELOW_ZERO
-    if np.any(zero != np.round(zero)):
-        return None
-    if sample.signed and not proxy.has_zero_point:
-        return InputFormat("int", 8, dynamic=False, scale=scale)
-    return InputFormat(
-        "int", 8, False, dynamic=False, scale=scale, zero_point=zero, unsigned=not sample.signed
+    scale, zero = (np.asarray(x, np.float32).reshape(-1) for x in (sample.scale, sample.zero_point))
+    is_float = on_minifloats(sample)
+    is_byte = (
+        np.dtype(sample.q_dtype) == E4M3 if is_float else on_integers(sample) and int(sample.bit_width) == 8
     )
+    if not is_byte or scale.size != 1 or zero.size > 1:
+        return None
+    static = InputFormat("float" if is_float else "int", 8, dynamic=False, scale=scale)
+    if is_float or (sample.signed and not proxy.has_zero_point):
+        return static
+    zero = zero if sample.signed else zero - BELOW_ZERO
+    is_integer = np.all(zero == np.round(zero))
+    unsigned = replace(static, symmetric=False, zero_point=zero, unsigned=not sample.signed)
+    return unsigned if is_integer else None
 
 
 def rules_of(model: nnx.Module, checkpoint: Checkpoint, low_bits: list[Assignment]) -> list[Rule]:
@@ -308,15 +305,11 @@ def cache_formats(checkpoint: Checkpoint, scales: Sequence[CacheScale]) -> dict[
     if not scales:
         return {}
     form = checkpoint.cache_format
-    if form is None:
+    if form is None or form.dynamic or form.strategy != "tensor" or form.bits != 8 or not form.symmetric:
         raise CheckpointError(
-            f"{scales[0].sources[0]} is a scale of a cache, but the settings do not say of which numbers "
-            "(kv_cache_scheme).\n  cure: ignore=['.*_scale'], for float caches"
-        )
-    if form.dynamic or form.strategy != "tensor" or form.bits != 8 or not form.symmetric:
-        raise CheckpointError(
-            f"the checkpoint's caches are {form}; known are 8 bits without zero points and one static scale of the "
-            "tensor.\n  cure: ignore=['.*_scale'], for float caches"
+            f"{scales[0].sources[0]} is a scale of a cache, and the settings (kv_cache_scheme) say {form}; known are 8 "
+            "bits without zero points and one static scale of the tensor.\n"
+            "  cure: ignore=['.*_scale'], for float caches"
         )
     return {
         cache.target: replace(form, scale=np.max([_scale(checkpoint, name) for name in cache.sources], 0))

@@ -251,13 +251,9 @@ def _depth(path: str, shape: tuple[int, ...], matches: Sequence[Match]) -> tuple
     """
     stacks = sorted({match.place[0] for match in matches})  # pyright: ignore
     depth = tuple(len({stack[at] for stack in stacks}) for at in range(len(stacks[0])))
-    if math.prod(depth) != len(stacks):
-        raise CheckpointError(
-            f"{path} is a stack, of which tensors are missing: {len(stacks)} of {math.prod(depth)}"
-        )
-    files = len(matches[0].rule.files)
-    if len(matches) != len(stacks) * files:
-        raise CheckpointError(f"{path} is joined from {files} tensors, of which some are missing")
+    needed = math.prod(depth) * len(matches[0].rule.files)
+    if len(matches) != needed:
+        raise CheckpointError(f"{path} is made of {needed} tensors, of which there are {len(matches)}")
     if shape[: len(depth)] != depth:
         raise CheckpointError(f"{path} has the shape {shape}, but {depth} tensors are stacked for it")
     return depth
@@ -289,7 +285,6 @@ def _label(stored: np.dtype, name: str, path: str, dtype: np.dtype) -> str:
     """
     if dtype.kind not in "iub" and stored.kind in "iub":
         raise CheckpointError(
-            f"{name} is {stored.name}, and {path} takes floats ({dtype.name}).\n"
-            "  cure: settings that say what its integers mean; or ignore, if nothing needs it"
+            f"{name} is {stored.name}, and {path} takes floats ({dtype.name}).\n  cure: its settings; or ignore"
         )
     return stored.name if dtype.itemsize >= stored.itemsize else f"{stored.name}, rounded to {dtype.name}"

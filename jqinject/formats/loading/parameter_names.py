@@ -126,14 +126,12 @@ def checked_names(names: Names) -> tuple[Name, ...]:
             Name(file, model[0], model[1]) if _has_axes(model) else Name(file, model)
             for file, model in names.items()
         )
-    rules: object = names
-    single = isinstance(rules, str | Name) or not isinstance(rules, Iterable)
-    checked = []
-    for rule in (rules,) if single else rules:
+    is_single = isinstance(names, str | Name) or not isinstance(names, Iterable)
+    rules: tuple[object, ...] = (names,) if is_single else tuple(names)
+    for rule in rules:
         if not isinstance(rule, Name):
             raise TypeError(f"names are jqinject.formats.Name rules, or a mapping of texts, got {rule!r:.80}")
-        checked.append(rule)
-    return tuple(checked)
+    return tuple(rule for rule in rules if isinstance(rule, Name))
 
 
 def _has_axes(model: str | tuple[str, ...]) -> bool:
@@ -219,23 +217,18 @@ READY = (*TUNIX, *TUNIX_GEMMA3, *FUSED)
 """All rules of these tables, which serve several models: no model has a tensor for each of them."""
 
 
-# Parts of names that GGUF files have, as the models' own checkpoints call them.
-GGUF = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.{i}.attn_q": "model.layers.{i}.self_attn.q_proj",
-    "blk.{i}.attn_k": "model.layers.{i}.self_attn.k_proj",
-    "blk.{i}.attn_v": "model.layers.{i}.self_attn.v_proj",
-    "blk.{i}.attn_output": "model.layers.{i}.self_attn.o_proj",
-    "blk.{i}.attn_q_norm": "model.layers.{i}.self_attn.q_norm",
-    "blk.{i}.attn_k_norm": "model.layers.{i}.self_attn.k_norm",
-    "blk.{i}.attn_norm": "model.layers.{i}.input_layernorm",
-    "blk.{i}.ffn_norm": "model.layers.{i}.post_attention_layernorm",
-    "blk.{i}.ffn_gate": "model.layers.{i}.mlp.gate_proj",
-    "blk.{i}.ffn_up": "model.layers.{i}.mlp.up_proj",
-    "blk.{i}.ffn_down": "model.layers.{i}.mlp.down_proj",
-}
+# Modules in GGUF files, as the models' own checkpoints call them.
+GGUF = _table("""
+    token_embd                      model.embed_tokens
+    output_norm                     model.norm
+    output                          lm_head
+    blk.{i}.attn_<q|k|v>            *.self_attn.<q|k|v>_proj
+    blk.{i}.attn_output             *.self_attn.o_proj
+    blk.{i}.attn_<q|k>_norm         *.self_attn.<q|k>_norm
+    blk.{i}.attn_norm               *.input_layernorm
+    blk.{i}.ffn_norm                *.post_attention_layernorm
+    blk.{i}.ffn_<gate|up|down>      *.mlp.<gate|up|down>_proj
+""")
 # What holds the number of heads whose two rotated halves llama.cpp keeps in turn, row by row.
 HEADS = {"blk.{i}.attn_q": "llama.attention.head_count", "blk.{i}.attn_k": "llama.attention.head_count_kv"}
 
@@ -247,7 +240,10 @@ def published_name(gguf: str) -> str:
         >>> published_name("blk.2.attn_q.weight")
         'model.layers.2.self_attn.q_proj.weight'
     """
-    return _translated(gguf, GGUF)
+    module, dot, leaf = gguf.rpartition(".")
+    matches = ((rule, rule.matches(module)) for rule in GGUF)
+    names = (rule.filled(match[1]).models[0] + dot + leaf for rule, match in matches if match is not None)
+    return next(names, gguf)
 
 
 def gguf_name(published: str) -> str:
@@ -257,21 +253,10 @@ def gguf_name(published: str) -> str:
         >>> gguf_name("layers.2.self_attn.q_proj.weight")
         'blk.2.attn_q.weight'
     """
-    names = {name: gguf for gguf, name in GGUF.items()}
-    for name in (published, f"model.{published}"):
-        translated = _translated(name, names)
-        if translated != name:
-            return translated
-    return published
-
-
-def _translated(name: str, patterns: Mapping[str, str]) -> str:
-    module, dot, leaf = name.rpartition(".")
-    for pattern, translation in patterns.items():
-        match = compiled(pattern).fullmatch(module)
-        if match:
-            return translation.format(**match.groupdict()) + dot + leaf
-    return name
+    module, dot, leaf = published.rpartition(".")
+    matches = ((rule, rule.matches_path(name)) for name in (module, f"model.{module}") for rule in GGUF)
+    names = (rule.filled(match[1]).files[0] + dot + leaf for rule, match in matches if match is not None)
+    return next(names, published)
 
 
 def heads_in_turn(gguf: str, values: Mapping[str, object]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +28,8 @@ from jqinject.formats.saving.saved_inputs import (
     cache_tensors,
     refuse_other_quantizers,
 )
-from jqinject.formats.saving.saved_matrices import Weight, arrays_of, matrices_of, weights_of
-from jqinject.formats.stored_matrix import Matrix, cut, rows_of
+from jqinject.formats.saving.saved_matrices import Weight, matrices_of, weights_of
+from jqinject.formats.stored_matrix import cut, rows_of
 
 T = TypeVar("T")
 CONFIG, GGUF = "config.json", "model.gguf"
@@ -114,12 +115,12 @@ def save(
     floats: list[str] = []
     is_own, layout = method == "jqinject", METHODS[method]
     assert layout.write is not None and layout.settings is not None, "of a method that is written"
-    for saved in arrays_of(weights) if is_own else matrices_of(weights):
+    for saved in matrices_of(weights):
         if isinstance(saved.numbers, np.ndarray):
             _add(tensors, {saved.name: saved.numbers})
             floats += [saved.module] if saved.numbers.ndim == 2 else []
         else:
-            arrays, scheme = layout.write(saved.numbers, saved.path, saved.name, saved.inputs)
+            arrays, scheme = layout.write(saved)
             _add(tensors, arrays)
             schemes[saved.name if is_own else saved.module] = scheme
     written = dict(config or {})
@@ -163,11 +164,8 @@ def _gguf(weights: list[Weight], place: Path, values: Values, round_scales: bool
         heads = heads_in_turn(name, values) if name != saved.name else 0
         if heads:
             numbers = cut(numbers, np.argsort(published_order(rows_of(numbers), heads, name)))
-        block: np.ndarray | Block
-        if isinstance(numbers, Matrix):
-            block = gguf_blocks(numbers, saved.path, saved.inputs, round_scales)
-        else:
-            block = np.ascontiguousarray(numbers)
+        block = np.ascontiguousarray(numbers) if isinstance(numbers, np.ndarray) else None
+        block = gguf_blocks(replace(saved, numbers=numbers), round_scales) if block is None else block
         _add(tensors, {name: block})
     check_gguf(tensors, values, place)
     place.mkdir(parents=True, exist_ok=True)

@@ -59,8 +59,7 @@ def input_format_of(layer: Layer | None, path: str, permuted: bool = False) -> I
         )
     if permuted and inputs.group_size is not None:
         raise CheckpointError(
-            f"{path}: the input is permuted and then quantized in groups, which no checkpoint can say.\n"
-            "  cure: an input quantizer with a scale for the tensor or for each row"
+            f"{path}: the input is permuted, then quantized in groups.\n  cure: a scale for the tensor or for each row"
         )
     return inputs
 
@@ -141,20 +140,19 @@ def cache_quantizers(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[
         CheckpointError: one has no name, or no static scale of 8 bits.
     """
     ends = {proxy: f"{which}_scale" for which, proxy in PROXIES.items()}
-    caches = []
-    for path, proxy in cache_proxies(model).items():
-        layer, _, leaf = path.rpartition(".")
-        name = _by_rule(path, rules) or f"{layer}.{ends[leaf]}".lstrip(".")
-        caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
+    proxies = cache_proxies(model)
     for _, node in ModelIndex(model).places:
-        for site in node.op_quant.caches if isinstance(node, QuantizedProgram) else ():
-            path, proxy, name = site.name, node.op_quant.held[site.name], _by_rule(site.name, rules)
-            if name is None:
-                raise CheckpointError(
-                    f"the cache {path} is quantized, and no name is for its scale.\n"
-                    f"  cure: names={{..., 'model.layers.0.self_attn.k_scale': {path!r}}}"
-                )
-            caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
+        if isinstance(node, QuantizedProgram):
+            proxies |= {site.name: node.op_quant.held[site.name] for site in node.op_quant.caches}
+    caches = []
+    for path, proxy in proxies.items():
+        layer, _, leaf = path.rpartition(".")
+        name = _by_rule(path, rules) or (f"{layer}.{ends[leaf]}".lstrip(".") if leaf in ends else None)
+        if name is None:
+            raise CheckpointError(
+                f"no name is for the scale of cache {path}.\n  cure: names={{..., 'self_attn.k_scale': {path!r}}}"
+            )
+        caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
     return caches
 
 
@@ -168,9 +166,11 @@ def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
 
 def _static(path: str, proxy: ActQuantProxyFromInjector) -> InputFormat:
     form = None if proxy.is_dynamic else static_format(proxy)
-    if form is None or not form.symmetric or vars(proxy).get("pre_transform") is not None:
+    is_plain = form is not None and form.symmetric and vars(proxy).get("pre_transform") is None
+    if form is None or not is_plain or not _is_exact(proxy, form, path):
         raise CheckpointError(
-            f"{path} quantizes a cache as {proxy.binding.base.__name__}, which no checkpoint can say.\n"
+            f"{path}: no checkpoint can say how {proxy.binding.base.__name__} quantizes the cache: what is loaded "
+            "would compute other numbers.\n"
             "  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat, whose scale is static; or rules without it"
         )
     return form
@@ -191,7 +191,7 @@ def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarra
     for cache in caches:
         if cache.form.kind != first.kind:
             raise CheckpointError(
-                f"{caches[0].path} and {cache.path} are of different numbers; a checkpoint has one scheme for caches"
+                f"{caches[0].path} and {cache.path} differ in their numbers; a file has one scheme for caches"
             )
     tensors = {cache.name: np.asarray(cache.form.scale, np.float32) for cache in caches}
     return tensors, {"kv_cache_scheme": settings_of_input(first)}
@@ -208,15 +208,8 @@ def refuse_other_quantizers(
         caches: whose scales are written.
 
     Raises:
-        CheckpointError: names the quantizers, or that of a cache which would be loaded as another.
+        CheckpointError: names the quantizers.
     """
-    for cache in caches:
-        if not _is_exact(cache.proxy, cache.form, cache.path):
-            raise CheckpointError(
-                f"{cache.path}: no checkpoint can say how {cache.proxy.binding.base.__name__} quantizes the cache: "
-                "what is loaded would compute other numbers.\n"
-                "  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat"
-            )
     places = ModelIndex(model).places
     layers = [node for _, node in places if isinstance(node, QuantWeightLayer) and node.frozen is not None]
     written = {id(proxy) for layer in layers for proxy in (layer.weight_quant, layer.input_quant)}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from flax import nnx
 from jqinject.core.transforms import Permutation, Sized
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.layouts.own import ParameterArrays
 from jqinject.formats.loading.layout_axes import TRANSPOSED, UNCHANGED, AxesOfLayout
 from jqinject.formats.loading.parameter_names import Name
 from jqinject.formats.saving.saved_inputs import Layer, input_format_of
@@ -25,8 +24,9 @@ from jqinject.formats.stored_matrix import (
     MINIFLOATS,
     InputFormat,
     Matrix,
+    SavedMatrix,
     cut,
-    joined,
+    gathered,
     minifloat_name,
     rows_of,
 )
@@ -36,6 +36,7 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Grid
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, transform_of
+from jqinject.quant_tensor import Groups
 
 T = TypeVar("T")
 Node = TypeVar("Node", bound="nnx.Module | nnx.Variable[Any]")
@@ -74,6 +75,11 @@ class Weight:
         """Whether it is in low bits."""
         return isinstance(self.variable, FrozenParam)
 
+    @property
+    def groups(self) -> Groups | None:
+        """Its groups of inputs, if it is in low bits and has any."""
+        return self.variable.form.groups if isinstance(self.variable, FrozenParam) else None
+
     def inputs(self) -> InputFormat | None:
         """Return how the input of its layer is quantized."""
         return input_format_of(self.layer, self.path, self.order is not None) if self.is_frozen else None
@@ -96,7 +102,7 @@ class Weight:
             CheckpointError: the axes leave sizes open; its numbers are of no kind that files hold.
         """
         if self.is_frozen:
-            return matrix_of_frozen(self)
+            return matrix_of_frozen(self) if self.axes.target else arrays_in_own_order(self)
         value, axes = np.asarray(self.variable.get_value()), self.axes
         if not axes.outputs:
             return value
@@ -132,6 +138,10 @@ def weights_of(
         written.add(id(variable))
         path = place_name(place if layer is None else (*place, layer.weight_name))
         rule = _named(path, rules, unchanged)
+        if unchanged and len(rule.files) + len(rule.models) > 2:
+            raise CheckpointError(
+                f"{path}: method='jqinject' keeps the matrices of the model as they are.\n  cure: no names"
+            )
         order = _order_before(path, index) if layer is None and not is_float else None
         for at in _stack(path, rule, variable.shape):
             depth = variable.shape[: len(at)]
@@ -140,7 +150,7 @@ def weights_of(
             if single is not None:
                 proxy = single.input_quant if isinstance(single.input_quant, nnx.Module) else None
                 order = None if proxy is None else _order_of(vars(proxy).get("pre_transform"), path)
-            axes = UNCHANGED if unchanged else _axes(names, path, part, single)
+            axes = UNCHANGED if unchanged else _axes(names, path, part)
             yield Weight(path, names, axes, part, single, order)
 
 
@@ -162,8 +172,7 @@ def _stack(path: str, rule: Name, shape: tuple[int, ...]) -> Iterator[tuple[int,
     count = len(rule.stacked())
     if len(shape) < count:
         raise CheckpointError(
-            f"{path} has the shape {shape}, too few axes for a stack of {rule.files[0]}.\n"
-            "  cure: a Name without the place that numbers its matrices"
+            f"{path}, {shape}, has too few axes for a stack.\n  cure: a Name of one matrix, not of {rule.files[0]}"
         )
     return np.ndindex(*shape[:count])
 
@@ -181,38 +190,26 @@ def _single(node: Node, at: tuple[int, ...], depth: tuple[int, ...]) -> Node:
     return jax.tree.map(numbers, node) if at else node
 
 
-def _axes(rule: Name, path: str, variable: Variable, layer: Layer | None) -> AxesOfLayout:
-    """Return the axes of a weight: by its rule, by the axes that its layer sums over, or by its name."""
+def _axes(rule: Name, path: str, variable: Variable) -> AxesOfLayout:
+    """Return the axes of a weight: by its rule, by the axes that are summed over, or by its name."""
     if rule.axes:
         return AxesOfLayout.of(rule.axes)
-    if layer is not None:
-        return _axes_of_layer(layer, path, rule.files[0])
-    if isinstance(variable, FrozenParam):
-        raise CheckpointError(
-            f"{path} is contracted by the model itself, so its inputs are not known.\n"
-            f"  cure: names={{'{rule.files[0]}': ('{path}', 'out in -> in out')}}"
-        )
     ndim = len(variable.shape)
-    if path.rpartition(".")[2] == "kernel" and ndim == 2:
-        return AxesOfLayout.of(TRANSPOSED)
-    return AxesOfLayout((), (), tuple((f"a{axis}",) for axis in range(ndim)))
-
-
-def _axes_of_layer(layer: Layer, path: str, name: str) -> AxesOfLayout:
-    ndim, summed = layer.weight_ndim, layer.summed_axes
-    if len(layer.weight_shape) != ndim:
-        module, dot, leaf = name.rpartition(".")
+    names = [f"a{axis}" for axis in range(ndim)]
+    if not isinstance(variable, FrozenParam):
+        is_kernel = path.rpartition(".")[2] == "kernel" and ndim == 2
+        return AxesOfLayout.of(TRANSPOSED) if is_kernel else AxesOfLayout((), (), tuple((n,) for n in names))
+    if len(variable.form.shape) != ndim:
+        module, dot, leaf = rule.files[0].rpartition(".")
         raise CheckpointError(
-            f"{path} is a stack of layers, {layer.weight_shape}, and a matrix is written for each of them.\n"
+            f"{path} is a stack of layers, {variable.shape}, and a matrix is written for each of them.\n"
             f"  cure: names={{'{module}.{{i}}{dot}{leaf}': {path!r}}}, or method='jqinject'"
         )
-    if not summed and ndim == 2:
-        summed = (1,)  # a table of rows
-    if not summed:
-        raise CheckpointError(f"{path}: weights of {type(layer).__name__} are not written")
-    names = [f"a{axis}" for axis in range(ndim)]
+    summed = {axis % ndim for axis in variable.form.summed} or {1}  # or a table of rows
+    if ndim > 2 and not variable.form.summed:
+        raise CheckpointError(f"{path} is summed over none of its {ndim} axes, so it is no matrix")
     outs, ins = (
-        [names[axis] for axis in range(ndim) if (axis in summed) is inside] for inside in (False, True)
+        [n for axis, n in enumerate(names) if (axis in summed) is inside] for inside in (False, True)
     )
     return AxesOfLayout.of(f"({' '.join(outs)}) ({' '.join(ins)}) -> {' '.join(names)}")
 
@@ -259,8 +256,8 @@ def group_of_column(order: np.ndarray, size: int) -> np.ndarray | None:
     return None if np.array_equal(groups, consecutive) else groups
 
 
-def frozen_arrays(weight: Weight) -> ParameterArrays:
-    """Return the arrays of a frozen weight.
+def frozen_arrays(weight: Weight) -> Matrix:
+    """Return the arrays of a frozen weight in its axes: scales have a number for a group along its axis.
 
     Raises:
         CheckpointError: its numbers are of no kind that files hold.
@@ -270,16 +267,14 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
     numbers, form = frozen.numbers, frozen.form
     if form.in_turn is not None:
         raise CheckpointError(
-            f"{path}: groups of outputs that lie in turn (HQQ's axis 0) are not written.\n"
-            "  cure: the checkpoint that they came from"
+            f"{path}: groups of outputs that lie in turn are not written.\n  cure: the checkpoint that has them"
         )
     if form.cut is not None:
         raise CheckpointError(
             f"{path}: groups that cross shards are not written.\n  cure: gather the model first"
         )
-    grid, groups = _checked_grid(form.grid, path), form.groups
+    grid, groups, order = _checked_grid(form.grid, path), form.groups, weight.order
     payload = form.fitted(numbers["value"].shape).stored.payload(numbers["value"])
-    scale, zero_point = numbers["scale"], numbers.get("zero_point")
     codes = payload if groups is None else groups.join(payload)
     if grid.is_integer or grid.bit_width < 8 or grid.is_table:
         codes = codes.astype(grid.storage if grid.is_integer else np.uint8)
@@ -287,15 +282,16 @@ def frozen_arrays(weight: Weight) -> ParameterArrays:
     def one_for_a_group(x: jax.Array) -> np.ndarray:
         return np.asarray(x) if groups is None else np.squeeze(x, axis=x.ndim + groups.dim)
 
-    factor, order = numbers.get("scale_factor"), weight.order
-    return ParameterArrays(
+    zero, factor = numbers.get("zero_point"), numbers.get("scale_factor")
+    return Matrix(
         np.asarray(codes),
+        one_for_a_group(numbers["scale"]),
         grid,
-        groups,
-        one_for_a_group(scale),
-        None if zero_point is None else one_for_a_group(zero_point),
-        None if factor is None else np.asarray(factor),
-        None if groups is None or order is None else group_of_column(order, groups.size),
+        (1, codes.size if groups is None else groups.size),
+        None if zero is None else one_for_a_group(zero),
+        factor=None if factor is None else np.asarray(factor),
+        table=grid.table,
+        group_of_column=None if groups is None or order is None else group_of_column(order, groups.size),
     )
 
 
@@ -314,25 +310,23 @@ def _checked_grid(grid: Grid, path: str) -> Grid:
     )
 
 
-def arrays_in_own_order(weight: Weight) -> ParameterArrays:
+def arrays_in_own_order(weight: Weight) -> Matrix:
     """Return the arrays of a frozen weight, with columns in the order of the layer's input before it is permuted.
 
     Raises:
         CheckpointError: see `frozen_arrays`; which axis is permuted is unknown, or it is not one.
     """
-    arrays = frozen_arrays(weight)
-    if weight.order is None:
+    arrays, order, groups = frozen_arrays(weight), weight.order, weight.groups
+    if order is None:
         return arrays
-    groups, shape = arrays.groups, arrays.codes.shape
-    summed = () if weight.layer is None else weight.layer.summed_axes
+    shape, summed = arrays.codes.shape, () if weight.layer is None else weight.layer.summed_axes
     axis = groups.dim if groups is not None else summed[0] if len(summed) == 1 else None
-    if axis is None or shape[axis] != weight.order.size:
+    if axis is None or shape[axis] != order.size:
         raise CheckpointError(
             f"{weight.path}: its permuted input is no single axis of {shape}, so its columns have no order.\n"
             "  cure: method='compressed-tensors', with names"
         )
-    codes = np.take(arrays.codes, np.argsort(weight.order), axis)
-    return arrays._replace(codes=codes)
+    return arrays.map(lambda codes: np.take(codes, np.argsort(order), axis), "codes")
 
 
 def matrix_of_frozen(weight: Weight) -> Matrix:
@@ -347,7 +341,7 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
         CheckpointError: its numbers are of no kind that files hold.
     """
     arrays, axes = frozen_arrays(weight), weight.axes
-    groups, sizes = arrays.groups, weight.sizes()
+    groups, sizes = weight.groups, weight.sizes()
     outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
     rows = math.prod(outputs)
     if groups is not None and axes.target[groups.dim] != axes.inputs[-1:]:
@@ -368,58 +362,12 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
 
     codes = np.ascontiguousarray(axes.back(arrays.codes, sizes).reshape(rows, -1))
     codes = codes if weight.order is None else codes[:, np.argsort(weight.order)]
-    zero = None if arrays.zero_point is None else by_group(arrays.zero_point)
-    return Matrix(
-        codes,
-        by_group(arrays.scale),
-        arrays.grid,
-        (1, codes.shape[1] if groups is None else groups.size),
-        zero if zero is None or np.any(zero) else None,
-        factor=arrays.factor,
-        table=arrays.grid.table,
-        group_of_column=arrays.group_of_column,
-    )
+    matrix = replace(arrays, codes=codes, block=(1, codes.shape[1] if groups is None else groups.size))
+    matrix = matrix.map(by_group, "scale", "zero_point")
+    return matrix.without_zeros()
 
 
-class SavedMatrix(NamedTuple, Generic[T]):
-    """A matrix of the file.
-
-    Attributes:
-        name: of the matrix.
-        path: of its weight.
-        numbers: in low bits, or floats.
-        inputs: how its input is quantized.
-    """
-
-    name: str
-    path: str
-    numbers: T
-    inputs: InputFormat | None
-
-    @property
-    def module(self) -> str:
-        """The name without `.weight`."""
-        return self.name.removesuffix(".weight")
-
-
-def arrays_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix[ParameterArrays | np.ndarray]]:
-    """Return weights in the axes of the model.
-
-    Raises:
-        CheckpointError: a rule joins or divides matrices; see `frozen_arrays`.
-    """
-    for weight in weights:
-        if len(weight.rule.files) > 1 or len(weight.rule.models) > 1:
-            raise CheckpointError(
-                f"{weight.path}: method='jqinject' keeps the matrices of the model, and joins or divides none.\n"
-                "  cure: no names"
-            )
-        inputs = weight.inputs()
-        value = arrays_in_own_order(weight) if weight.is_frozen else np.asarray(weight.variable.get_value())
-        yield SavedMatrix(weight.name, weight.path, value, inputs)
-
-
-def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix[Matrix | np.ndarray]]:
+def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
     """Return what is written of the weights of a model, as `loading` undoes it.
 
     Raises:
@@ -454,7 +402,8 @@ def _joined(weights: Sequence[Weight]) -> tuple[Matrix | np.ndarray, InputFormat
     _shared(weights, [weight.is_frozen for weight in weights], "which are frozen, and which not")
     _shared(weights, [weight.order for weight in weights], "the order of their columns")
     inputs = _shared(weights, [weight.inputs() for weight in weights], "how their inputs are quantized")
-    return joined([weight.numbers() for weight in weights], f"{weights[0].name} of {_paths(weights)}"), inputs
+    numbers = [weight.numbers() for weight in weights]
+    return gathered(numbers, f"{weights[0].name} of {_paths(weights)}"), inputs
 
 
 def _shared(weights: Sequence[Weight], values: Sequence[T], what: str) -> T:

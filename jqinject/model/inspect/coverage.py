@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.model.inspect import page
 from jqinject.model.inspect.site_table import BIG, CACHE, LEGEND, SiteRow, SiteTable
 from jqinject.model.quantizing.rules import Rule
+from jqinject.model.walk import check_module
 from jqinject.program import CALL, Call, Method, checked_method
 
 COLUMNS = ("parameter", "operation", "weight", "input", "contracts", "multiply-adds")
@@ -53,30 +54,25 @@ class Coverage(page.Shown):
                 first.setdefault(row.parameter, row)
         return tuple(sorted(first.values(), key=lambda row: (-row.size, row.parameter)))
 
-    @property
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """The bytes of every matrix in floats, and as it is quantized, scales aside."""
-        sizes: dict[str, tuple[int, int]] = {}
-        for row in self.rows:
-            if row.shape is not None:
-                _, low = sizes.get(row.parameter, (0, 0))
-                sizes[row.parameter] = row.float_bytes, max(low, row.low_bytes)
-        return sizes
+    @cached_property
+    def _bytes(self) -> dict[str, int]:
+        """The bytes of every matrix in floats."""
+        return {row.parameter: row.float_bytes for row in self.rows if row.shape is not None}
 
     @property
     def matrices(self) -> int:
         """How many there are."""
-        return len(self.sizes)
+        return len(self._bytes)
 
     @property
     def quantized_matrices(self) -> int:
         """How many are quantized wherever they are read."""
-        return len(self.sizes.keys() - {row.parameter for row in self.missed})
+        return len(self._bytes.keys() - {row.parameter for row in self.missed})
 
     @property
     def weight_bytes(self) -> int:
         """The bytes of all matrices in floats."""
-        return sum(before for before, _ in self.sizes.values())
+        return sum(self._bytes.values())
 
     @property
     def quantized_bytes(self) -> int:
@@ -136,7 +132,7 @@ class Coverage(page.Shown):
 
     def legend(self) -> tuple[tuple[str, str], ...]:
         """See `Shown`."""
-        return LEGEND if self.table()[1] else ()
+        return LEGEND
 
     def notes(self) -> tuple[str, ...]:
         """See `Shown`."""
@@ -152,23 +148,6 @@ class Coverage(page.Shown):
             "operations": self.operations,
             "low_bit_operations": self.low_bit_operations,
         }
-
-    def tiles(self) -> list[tuple[str, str]]:
-        """The shares as large numbers, each with what it is."""
-        before, after = (sum(sizes[place] for sizes in self.sizes.values()) for place in (0, 1))
-        share = self.share_of_operations
-        return [
-            (f"{page.in_units(before)} → {page.in_units(after)}", "weights before and after, scales aside"),
-            (
-                f"{self.share_of_bytes:.1%}",
-                f"of the weight bytes quantized: {self.quantized_matrices} of {self.matrices} matrices",
-            ),
-            ("unknown" if share is None else f"{share:.1%}", "of the multiply-adds in low bits"),
-        ]
-
-    def body(self) -> str:
-        """See `Shown`."""
-        return page.tiles(self.tiles()) + self.described("Contractions")
 
 
 def _cells(row: SiteRow) -> tuple[str, ...]:
@@ -213,10 +192,9 @@ def coverage(model: nnx.Module, *inputs: object, method: Method = CALL, **keywor
         quantized, in low bits: A matrix in all its uses; multiply-adds whose operands
           have at most 8 bits each.
         coverage: 1 of 2 matrices quantized, 20.0% of the weight bytes, 20.0% of the multiply-adds in low bits
-        not quantized: layers.0.kernel (2,048 numbers): no rule took it; Rule('layers.0.kernel', ...)
+        not quantized: layers.0.kernel (2,048 numbers): it has no quantizer; Rule('layers.0.kernel', ...)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"coverage takes an NNX module, got {type(model).__name__}")
+    check_module(model, "coverage")
     function = checked_method(model, method, "coverage")
     return coverage_of(model, [Call(inputs, keywords, function)] if inputs or keywords else [])
 

@@ -7,7 +7,8 @@ program: run it as it is, in floats, or by choice. Next: `measured_report`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
 
@@ -19,13 +20,12 @@ from flax import nnx
 from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import clipped_fields
 from jqinject.model.status import Change, changed
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import modules_of
 from jqinject.nn import QuantCheckpoint, QuantEmbed
 from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import from_holder, on_host, spans_processes
 from jqinject.program import (
-    Around,
     Call,
     HeldQuantizers,
     QuantizedProgram,
@@ -40,13 +40,15 @@ from jqinject.quant_tensor import as_array, is_quantized
 
 # slot of a layer: the part of the layer that it quantizes
 PARTS = {"weight_quant": "weight", "input_quant": "input", "output_quant": "output", "act_quant": "output"}
-SLOTS = (*PARTS, "bias_quant", "grad_quant")
 PLAIN_OPS = {
     "dot_general": jax.lax.dot_general,
     "einsum_op": jnp.einsum,
     "conv_general_dilated": jax.lax.conv_general_dilated,
 }
-Arrays = tuple[np.ndarray, ...]
+OTHERS = "(others)"
+"""The entry of all quantizers that run outside of the others."""
+Records = Mapping[tuple[str, str], list[tuple[np.ndarray, ...]]]
+"""(entry, what) -> the arrays of each call."""
 
 
 class Observer:
@@ -57,13 +59,12 @@ class Observer:
             its entry.
         layers: the paths of the entries that are layers, which are observed where they are called.
         on: True for all as it is, False for all in floats; or entry -> a traced bool.
-        others: whether quantizers that belong to no entry are on.
         records: whether it records, for each call, as "float" the float output and the quantized output for the same
             input; or, of all as it is, as "quantized" the output, and what the quantizer of each part did.
 
     Attributes:
         slots: entry -> name of each of its quantizers in `op_quant` -> the slot that it would have in a layer.
-        has_others: whether quantizers of the program belong to no entry.
+        running: the entry that is running, and the module that holds its quantizers; None between entries.
     """
 
     def __init__(
@@ -72,36 +73,45 @@ class Observer:
         layers: Collection[str],
         on: bool | Mapping[str, jax.Array],
         *,
-        others: bool,
         records: bool = False,
     ) -> None:
-        self.sites, self.layers, self.on, self.others, self._records = sites, layers, on, others, records
+        self.sites, self.layers, self.on, self._records = sites, layers, on, records
         self.slots: dict[str, dict[str, str]] = defaultdict(dict)
-        self.has_others = False
-        self._kept: dict[tuple[str, str], list[tuple[int, Arrays]]] = defaultdict(list)
+        self.running: tuple[str, object] | None = None
+        self._arrays: dict[tuple[str, str], list[tuple[int, tuple[np.ndarray, ...]]]] = defaultdict(list)
         self._traced: Counter[tuple[str, str]] = Counter()
+
+    @contextmanager
+    def within(self, entry: str, holder: object) -> Generator[None]:
+        """While an entry runs, whose quantizers a module holds."""
+        before, self.running = self.running, (entry, holder)
+        try:
+            yield
+        finally:
+            self.running = before
 
     def entry_of(self, call: WeightCall) -> str | None:
         """The entry that a contraction of the program belongs to; None if it is not observed there."""
         entry = self.sites.get(call.name)
         return None if entry is not None and entry in self.layers and call.module == entry else entry
 
-    def output(self, entry: str, quantized: jax.Array, floats: Callable[[], jax.Array]) -> jax.Array:
+    def output(self, entry: str, quantized: Any, floats: Callable[[], jax.Array]) -> Any:
         """The output of an entry that flows on."""
         if self.on is True:
-            self._note(entry, "quantized", quantized)
+            self._note(entry, "quantized", as_array(quantized))
             return quantized
         y = floats()
         if self.on is False:
-            self._note(entry, "float", y, quantized)
+            self._note(entry, "float", y, as_array(quantized))
         return self.chosen(entry, quantized, y)
 
-    def chosen(self, entry: str, quantized: jax.Array, floats: jax.Array) -> jax.Array:
-        """What an operation that does not contract a parameter reads of it."""
+    def chosen(self, entry: str, quantized: Any, floats: jax.Array) -> Any:
+        """The quantized numbers or the floats; a QuantTensor keeps its scale."""
         if self.on is True:
             return quantized
-        y = floats.astype(quantized.dtype)
-        return y if self.on is False else jnp.where(self.on[entry], quantized, y)
+        value = floats.astype(quantized.dtype)
+        value = value if self.on is False else jnp.where(self.on[entry], as_array(quantized), value)
+        return quantized.set(value=value) if is_quantized(quantized) else value
 
     def quantizer(
         self, entry: str, part: str, proxy: QuantProxyFromInjector | None, x: object, quantized: object
@@ -120,99 +130,70 @@ class Observer:
             jax.debug.callback(partial(self._keep, key, order), *map(jnp.asarray, arrays))
 
     def _keep(self, key: tuple[str, str], order: int, *arrays: object) -> None:
-        self._kept[key].append((order, tuple(map(np.asarray, arrays))))
+        self._arrays[key].append((order, tuple(map(np.asarray, arrays))))
 
-    def finish(self, *arguments: object) -> None:
-        """Wait for the started programs; afterwards every process holds all their records.
+    def finish(self, *arguments: object) -> Records:
+        """The records, on every process, once the started programs have run.
 
         Args:
             arguments: pytrees of the programs' arguments.
         """
         jax.effects_barrier()
+        # NNX's caches may keep the observer alive, so it drops the arrays.
+        arrays, self._arrays = dict(self._arrays), defaultdict(list)
         if spans_processes(arguments):
             # If a program spans several processes, only one is called back, with unsharded arrays.
-            self._kept = defaultdict(list, from_holder(dict(self._kept), bool(self._kept)))
-
-    @property
-    def recorded(self) -> set[str]:
-        """The entries of which there are records."""
-        return {entry for entry, _ in self._kept}
-
-    def of(self, entry: str, what: str) -> list[Arrays]:
-        """The recorded arrays, float64, once the program has run."""
-        records = sorted(self._kept.get((entry, what), ()), key=lambda record: record[0])
-        return [tuple(array.astype(np.float64) for array in arrays) for _, arrays in records]
-
-    def clear(self) -> None:
-        """Drop all arrays: NNX's caches may keep the observer alive."""
-        self._kept.clear()
+            arrays = from_holder(arrays, bool(arrays))
+        return {key: [x for _, x in sorted(calls, key=lambda call: call[0])] for key, calls in arrays.items()}
 
 
-@final
-class _AtLayer(Around):
-    """Observes the calls of a layer.
+def _at_layer(
+    path: str,
+    observer: Observer,
+    layer: nnx.Module,
+    call: Callable[..., Any],
+    *args: object,
+    **kwargs: object,
+) -> Any:
+    """A call of a layer, observed: see `Around`.
 
     Args:
         path: of the layer.
-        original: the layer of the observed model, whose quantizers are as the user has switched them.
         observer: says what is done.
+        layer, call, args, kwargs: as for an `Around`.
     """
-
-    def __init__(self, path: str, original: nnx.Module, observer: Observer) -> None:
-        self.path, self.observer = path, observer
-        slots = vars(original)
-        self.disabled = {slot: slots[slot].disable_quant for slot in SLOTS if slots.get(slot) is not None}
-        self.quantizes_input = _is_on(slots.get("input_quant"))
-
-    def __call__(self, layer: nnx.Module, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        """See `Around`."""
-        run = partial(call, *args, **kwargs)
-        with changed(self._changes_quantized(layer)):
+    run, x = partial(call, *args, **kwargs), args[0] if args else next(iter(kwargs.values()))
+    # An input that the layer does not quantize may be a float tensor that claims to be quantized.
+    as_floats = observer.on is not True and not _is_on(vars(layer).get("input_quant"))
+    with observer.within(path, layer):
+        with changed(_in_floats(layer) if as_floats else []):
             quantized = run()
-        x = args[0] if args else next(iter(kwargs.values()))
-        value = self.observer.output(self.path, as_array(quantized), lambda: self._floating(layer, run, x))
-        if self.observer.on is True:
-            return quantized
-        # A QuantTensor keeps its scale.
-        return quantized.set(value=value) if is_quantized(quantized) else value
-
-    def _changes_quantized(self, layer: nnx.Module) -> list[Change]:
-        """What lets a layer run with its quantizers as the user has switched them."""
-        attributes, observer = vars(layer), self.observer
-        if observer.on is True:
-            return [
-                (attributes, slot, Listener(attributes[slot], partial(observer.quantizer, self.path, part)))
-                for slot, part in PARTS.items()
-                if attributes.get(slot) is not None
-            ]
-        changes = _switched(layer, self.disabled)
-        if not self.quantizes_input and isinstance(layer, QuantWeightLayer):
-            # The input may be a float tensor that claims to be quantized.
-            changes.append((attributes, "contraction", "float"))
-        return changes
-
-    def _floating(self, layer: nnx.Module, run: Callable[[], Any], x: object) -> jax.Array:
-        """The output of a layer with its quantizers off, for the input `x`."""
-        if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
-            return as_array(x)
-        changes, attributes = _switched(layer, dict.fromkeys(self.disabled, True)), vars(layer)
-        if isinstance(layer, QuantWeightLayer | QuantActLayer):
-            changes.append((attributes, "return_quant_tensor", False))
-        if isinstance(layer, QuantWeightLayer):
-            changes.append((attributes, "contraction", "float"))
-        op = quantized_op(layer)
-        if op is not None:
-            changes.append((attributes, op.name, PLAIN_OPS[op.name]))
-        with changed(changes):
-            return as_array(run())
+        return observer.output(path, quantized, lambda: _floating(layer, run, x))
 
 
-def _switched(layer: nnx.Module, disabled: Mapping[str, bool]) -> list[Change]:
-    return [(vars(vars(layer)[slot]), "disable_quant", off) for slot, off in disabled.items()]
+def _in_floats(layer: nnx.Module) -> list[Change]:
+    return [(vars(layer), "contraction", "float")] if isinstance(layer, QuantWeightLayer) else []
 
 
-def _is_on(proxy: QuantProxyFromInjector | None) -> bool:
-    return proxy is not None and proxy.is_quant_enabled
+def _floating(layer: nnx.Module, run: Callable[[], Any], x: object) -> jax.Array:
+    """The output of a layer with its quantizers off, for the input `x`."""
+    if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
+        return as_array(x)
+    changes, op = [*_in_floats(layer), *_switched_off(vars(layer).values())], quantized_op(layer)
+    if isinstance(layer, QuantWeightLayer | QuantActLayer):
+        changes.append((vars(layer), "return_quant_tensor", False))
+    if op is not None:
+        changes.append((vars(layer), op.name, PLAIN_OPS[op.name]))
+    with changed(changes):
+        return as_array(run())
+
+
+def _switched_off(modules: Collection[object]) -> list[Change]:
+    return [(vars(x), "disable_quant", True) for x in modules if isinstance(x, QuantProxyFromInjector)]
+
+
+def _is_on(proxy: object) -> bool:
+    return isinstance(proxy, QuantProxyFromInjector) and proxy.is_quant_enabled
 
 
 def _quantizes(node: object) -> bool:
@@ -222,45 +203,26 @@ def _quantizes(node: object) -> bool:
     if not isinstance(node, QuantWeightLayer | QuantActLayer | QuantCheckpoint):
         return False
     frozen = isinstance(node, QuantWeightLayer) and node.frozen is not None
-    return frozen or any(_is_on(vars(node).get(slot)) for slot in SLOTS if slot != "grad_quant")
+    return frozen or any(_is_on(proxy) for slot, proxy in vars(node).items() if slot != "grad_quant")
 
 
-class Listener:
-    """A proxy that reports its inputs and outputs, and otherwise behaves like the proxy that it wraps.
-
-    Args:
-        proxy: the proxy.
-        heard: takes the proxy, its input and its output.
-    """
-
-    def __init__(
-        self, proxy: QuantProxyFromInjector, heard: Callable[[QuantProxyFromInjector, object, object], None]
-    ) -> None:
-        self._proxy, self._heard = proxy, heard
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._proxy, name)
-
-    def __call__(self, x: Any, *more: Any) -> object:
-        """Call the proxy and report; weights that depend on the format of their input are called with it."""
-        quantized = self._proxy(x, *more)
-        if self._proxy.is_quant_enabled:
-            self._heard(self._proxy, x, quantized)
-        return quantized
+def _at_quantizer(
+    observer: Observer, proxy: QuantProxyFromInjector, call: Callable[..., Any], x: object, *more: object
+) -> object:
+    """A call of a quantizer, observed: of the layer that is running, or of none; see `Around`."""
+    quantized = call(x, *more)
+    if observer.running is None:
+        return observer.chosen(OTHERS, quantized, as_array(x))
+    entry, holder = observer.running
+    part = next((part for slot, part in PARTS.items() if vars(holder).get(slot) is proxy), "")
+    if part and proxy.is_quant_enabled:
+        observer.quantizer(entry, part, proxy, x, quantized)
+    return quantized
 
 
-@final
-class _AtProgram(Around):
-    """Goes around `QuantizedProgram.quantizers`, so that a call of the program is observed."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def __call__(
-        self, layer: nnx.Module, call: Callable[..., Any], *args: object, **kwargs: object
-    ) -> ObservedQuantizers:
-        """See `Around`."""
-        return ObservedQuantizers(call(*args, **kwargs), self._observer)
+def _at_program(observer: Observer, model: object, call: Callable[[], HeldQuantizers]) -> ObservedQuantizers:
+    """A call of `QuantizedProgram.quantizers`, so that a call of the program is observed; see `Around`."""
+    return ObservedQuantizers(call(), observer)
 
 
 @final
@@ -275,29 +237,31 @@ class ObservedQuantizers(HeldQuantizers):
     def __init__(self, quantizers: HeldQuantizers, observer: Observer) -> None:
         vars(self).update(vars(quantizers))
         self._observer = observer
-        self._entry = ""  # of the contraction that is running
 
     @property
     def mode(self) -> bool:
         """Whether an observed contraction is running: its quantizers are on where others are off."""
-        return bool(self._entry)
+        return self._observer.running is not None
 
     def run(self, call: WeightCall) -> Tracked:
         """See `Quantizers`."""
-        entry = self._observer.entry_of(call)
+        observer = self._observer
+        entry = observer.entry_of(call)
         if entry is None:
             return call.quantized()
-        before, self._entry = self._entry, entry
-        try:
+        with observer.within(entry, self):
             out = call.quantized()
-            for heard in call.heard:
-                self._observer.slots[entry][heard.site] = f"{heard.part}_quant"
-                self._observer.quantizer(entry, heard.part, self.proxy_at(heard.site), heard.x, heard.made)
-            value = self._observer.output(entry, out.array, call.floating)
-        finally:
-            self._entry = before
+            value = observer.output(entry, out.array, call.floating)
         # Contracted as floats next, if these are other numbers: the scale is not theirs.
-        return out if self._observer.on is True else out.with_value(value)
+        return out if observer.on is True else out.with_value(value)
+
+    def record(self, site: Site, x: jax.Array, quantized: object) -> None:
+        """See `Quantizers`."""
+        entry, holder = self._observer.running or ("", None)
+        if entry and holder is self:
+            part = "output" if site.name.endswith("_output") else "weight" if site.is_weight else "input"
+            self._observer.slots[entry][site.name] = f"{part}_quant"
+            self._observer.quantizer(entry, part, self.proxy_at(site.name), x, quantized)
 
     def chosen(self, name: str) -> Callable[[jax.Array, jax.Array], jax.Array] | None:
         """See `Quantizers`."""
@@ -306,18 +270,20 @@ class ObservedQuantizers(HeldQuantizers):
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """See `Quantizers`."""
-        observer = self._observer
+        observer, running = self._observer, self._observer.running
         weight = observer.sites.get(site.name) if site.is_weight else None
-        if weight is None and not self._entry:
-            if not observer.others:
-                return self.transformed(site, x)
-            observer.has_others = True
-        quantized = super().quantize(site, x, token)
+        is_other = weight is None and running is None
+        if is_other and observer.on is False:
+            return self.transformed(site, x)
+        with observer.within("", self):
+            quantized = super().quantize(site, x, token)
         if weight is not None and weight not in observer.layers:
             observer.slots[weight][site.name] = "weight_quant"
             observer.quantizer(weight, "weight", self.proxy_at(site.name), x, quantized)
-        elif weight is None and self._entry and site.name.endswith("_grad"):
-            observer.slots[self._entry][site.name] = "grad_quant"
+        elif weight is None and running is not None and site.name.endswith("_grad"):
+            observer.slots[running[0]][site.name] = "grad_quant"
+        if is_other and observer.on is not True:
+            return observer.chosen(OTHERS, as_array(quantized), self.transformed(site, x))
         return quantized
 
     def has_state(self) -> bool:
@@ -339,48 +305,33 @@ class ObservedRuns:
 
     Attributes:
         nodes: path -> quantized layer.
-        entries: layers, and whatever else is switched.
+        entries: layers, and whatever else is switched; the last is `OTHERS`.
         state, arrays: of the model and its call, as `SplitCall` has them.
     """
 
     def __init__(self, model: nnx.Module, call: Call, sites: Mapping[str, str]) -> None:
         self._split = SplitCall(model, call)
         self.state, self.arrays = self._split.state, self._split.arrays
-        self.nodes = {
-            ".".join(map(str, path)): node for path, node in nnx.iter_modules(model) if _quantizes(node)
-        }
-        self.entries = tuple(dict.fromkeys((*self.nodes, *sites.values())))
+        self.nodes = {path: node for path, node in modules_of(model).items() if _quantizes(node)}
+        self.entries = tuple(dict.fromkeys((*self.nodes, *sites.values(), OTHERS)))
         self._observer = partial(Observer, sites, self.nodes)
-        self._has_others = _has_others(model, self.nodes)
-        self._mixed: dict[bool, Callable[..., list[jax.Array]]] = {}
 
-    def recorded(self, on: bool) -> tuple[Observer, list[np.ndarray]]:
+        def mixed(state: object, arrays: list[jax.Array], on: jax.Array) -> list[jax.Array]:
+            return self.outputs(state, arrays, self._observer(dict(zip(self.entries, on, strict=True))))
+
+        self._mixed = jax.jit(mixed)
+
+    def recorded(self, on: bool) -> tuple[Observer, Records, list[np.ndarray]]:
         """Run the model as it is, or with every quantizer off; its records, and the model's outputs, float64."""
-        observer = self._observer(on, others=on, records=True)
+        observer = self._observer(on, records=True)
         run = jax.jit(partial(self.outputs, observer=observer))
         outputs = _numbers(run(self.state, self.arrays))
-        observer.finish(self.state, self.arrays)
-        self._has_others = self._has_others or observer.has_others
-        return observer, outputs
+        return observer, observer.finish(self.state, self.arrays), outputs
 
-    def mixed(self, on: Mapping[str, bool], *, others: bool) -> list[np.ndarray]:
-        """Run with some entries quantized; after the model has run as it is.
-
-        Args:
-            on: entry -> whether it is quantized; compiled once for all choices.
-            others: whether quantizers that belong to no entry are on.
-
-        Returns:
-            The model's outputs, float64.
-        """
-        others = others or not self._has_others
-
-        def run(state: object, arrays: list[jax.Array], chosen: jax.Array) -> list[jax.Array]:
-            switches = {entry: chosen[place] for place, entry in enumerate(self.entries)}
-            return self.outputs(state, arrays, self._observer(switches, others=others))
-
-        compiled = self._mixed.setdefault(others, jax.jit(run))
-        return _numbers(compiled(self.state, self.arrays, np.array([on[entry] for entry in self.entries])))
+    def mixed(self, quantized: Collection[str]) -> list[np.ndarray]:
+        """Run with some entries quantized, compiled once for all choices: the model's outputs, float64."""
+        on = np.array([entry in quantized for entry in self.entries])
+        return _numbers(self._mixed(self.state, self.arrays, on))
 
     def in_floats(self, state: object, arrays: list[jax.Array]) -> list[jax.Array]:
         """The model's floating-point outputs with every quantizer off, for a caller that traces.
@@ -388,7 +339,7 @@ class ObservedRuns:
         Args:
             state, arrays: of the structure of the attributes.
         """
-        return self.outputs(state, arrays, self._observer(False, others=False))
+        return self.outputs(state, arrays, self._observer(False))
 
     def outputs(
         self, state: object, arrays: list[jax.Array], observer: Observer | None = None
@@ -409,38 +360,20 @@ class ObservedRuns:
 
     def _observe(self, copy: nnx.Module, observer: Observer) -> None:
         """Let an observer see what a copy of the model runs."""
-        of_program = _of_program(copy)
-        for path, node in list(nnx.iter_modules(copy)):
-            name = ".".join(map(str, path))
-            if name in self.nodes:
-                around = _AtLayer(name, self.nodes[name], observer)
-                for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
-                    intercept(node, around, method)
-            is_proxy = isinstance(node, QuantProxyFromInjector)
-            if is_proxy and not observer.others and id(node) not in of_program:
-                node.disable_quant = True
+        modules = modules_of(copy)
+        layers = [node for name, node in modules.items() if name in self.nodes]
+        of_layers = {id(node) for layer in layers for _, node in nnx.iter_modules(layer, graph=True)}
+        of_program: set[int] = set()
         if isinstance(copy, QuantizedProgram):
-            intercept(copy, _AtProgram(observer), "quantizers")
-
-
-def _of_program(model: object) -> set[int]:
-    """The quantizers of the model's own program: these are switched where it runs."""
-    if not isinstance(model, QuantizedProgram):
-        return set()
-    tied = {id(proxy) for proxy in model.tied_quantizers().values()}
-    return tied | {id(node) for _, node in nnx.iter_modules(model.op_quant, graph=True)}
-
-
-def _has_others(model: nnx.Module, nodes: Mapping[str, nnx.Module]) -> bool:
-    """Whether there are quantizers outside of these layers, and of the program."""
-    layers = {id(node) for node in nodes.values()}
-    inside = {
-        id(holders.proxy)
-        for holders in ModelIndex(model).proxies
-        if all(id(layer) in layers for layer in holders.layers)
-    }
-    proxies = (node for _, node in nnx.iter_modules(model) if isinstance(node, QuantProxyFromInjector))
-    return any(id(proxy) not in inside | _of_program(model) for proxy in proxies)
+            of_program = {id(node) for _, node in nnx.iter_modules(copy.op_quant, graph=True)}
+            intercept(copy, partial(_at_program, observer), "quantizers")
+        for name, node in modules.items():
+            if name in self.nodes:
+                for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
+                    intercept(node, partial(_at_layer, name, observer), method)
+            if isinstance(node, QuantProxyFromInjector) and id(node) not in of_program:
+                intercept(node, partial(_at_quantizer, observer))
+                node.disable_quant |= observer.on is False and id(node) not in of_layers
 
 
 def _numbers(outputs: list[jax.Array]) -> list[np.ndarray]:

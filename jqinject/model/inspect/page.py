@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jqinject.model.inspect.layer_numbers import Histogram, History
-from jqinject.model.inspect.site_table import RIGHT, TOTAL, SiteRow, decibels
+from jqinject.model.inspect.site_table import RIGHT, SiteRow
 from jqinject.terminal import blocks, wrapped
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 STYLE = resources.files("jqinject.model.inspect").joinpath("page.css").read_text(encoding="utf-8")
-TITLES = {"clipped w/in/out": "clipped weight, input, output"}
-
-
 NOTE = "note"
 """The last column of a table whose texts are long: where it does not fit, they are listed beneath."""
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
@@ -34,23 +31,20 @@ class Shown:
     def table(self) -> Table:
         """The names of the columns, and a line of cells for each row."""
 
-    @abstractmethod
     def legend(self) -> tuple[tuple[str, str], ...]:
         """What the columns mean: names, explanation."""
+        return ()
 
     @abstractmethod
     def notes(self) -> tuple[str, ...]:
         """Notes beneath the table."""
 
-    @abstractmethod
-    def body(self) -> str:
-        """What is shown, as HTML without its frame."""
-
     def __str__(self) -> str:
         """The table, as wide as the terminal: where columns do not fit, several tables, and the notes beneath."""
         names, rows = self.table()
         lines = blocks(names, rows, right=RIGHT)
-        beneath = [*(f"{name}: {text}" for name, text in self.legend()), *self.notes()]
+        legend = [f"{name}: {text}" for name, text in self.legend()] if rows else []
+        beneath = [*legend, *self.notes()]
         if "" in lines and names[-1] == NOTE:
             lines = blocks(names[:-1], [row[:-1] for row in rows], right=RIGHT)
             beneath = [*(f"{row[0]}: {row[-1]}" for row in rows if row[-1]), *beneath]
@@ -61,60 +55,32 @@ class Shown:
 
         return Text(str(self))
 
-    def described(self, heading: str) -> str:
+    def body(self) -> str:
         """The table with its notes and its legend, as HTML."""
         names, rows = self.table()
-        names = names[:-1] if names[-1] == NOTE else names
         below = "".join(f"<p>{escape(line)}</p>\n" for line in self.notes())
-        terms = "".join(
-            f"<dt>{escape(TITLES.get(name, name))}</dt>\n<dd>{escape(text)}</dd>\n"
-            for name, text in self.legend()
-        )
-        shown = f"<h2>{heading}</h2>\n{table(names, rows)}" if rows else ""
-        return f"{shown}{below}<dl>\n{terms}</dl>\n"
+        terms = "".join(f"<dt>{escape(name)}</dt>\n<dd>{escape(text)}</dd>\n" for name, text in self.legend())
+        return f"{table(names, rows) if rows else ''}{below}<dl>\n{terms}</dl>\n"
 
     def _repr_html_(self, title: str = "") -> str:
         return f'<div class="jqinject"><style>\n{STYLE}</style>\n{title}{self.body()}</div>\n'
 
-    def page(self, title: str) -> str:
-        """It as a page by itself."""
-        return (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            "<style>:root { color-scheme: light dark; } body { margin: 1rem 20px; }</style></head>\n"
-            f"<body>{self._repr_html_(f'<h1>{title}</h1>')}</body></html>\n"
-        )
-
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table.
-
-    Args:
-        names: of its columns.
-        rows: their cells, and maybe one more, a note that is shown below the row.
-    """
-    header = "".join(_cell("th", name, TITLES.get(name, name)) for name in names)
-    body = "\n".join(_row(names, row) for row in rows)
+    """A table: the names of its columns, and its cells."""
+    header = "".join(_cell("th", name, name) for name in names)
+    cells = ("".join(_cell("td", *cell) for cell in zip(names, row, strict=True)) for row in rows)
+    body = "\n".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table><thead><tr>{header}</tr></thead>\n<tbody>{body}</tbody></table>\n"
 
 
-def _row(names: Sequence[str], cells: Sequence[str]) -> str:
-    inside = "".join(_cell("td", name, cell) for name, cell in zip(names, cells, strict=False))
-    total = ' class="total"' if cells[0] == TOTAL else ""
-    note = "".join(cells[len(names) :])
-    below = f'<tr class="note"><td colspan="{len(names)}">{escape(note)}</td></tr>' if note else ""
-    return f"<tr{total}>{inside}</tr>{below}"
-
-
 def _cell(tag: str, column: str, text: str) -> str:
-    kind = "right" if column in RIGHT else "whole" if column == "program" and tag == "td" else ""
-    attribute = f' class="{kind}"' if kind else ""
+    attribute = ' class="right"' if column in RIGHT else ""
     return f"<{tag}{attribute}>{escape(text)}</{tag}>"
 
 
 WIDTH, HEIGHT = 320, 110
 CHART_LEFT, CHART_RIGHT, TOP, BOTTOM = 8, 312, 8, 92
-MOST_POINTS = 400
 
 
 def histogram_chart(title: str, drawn: Histogram) -> str:
@@ -145,126 +111,36 @@ def histogram_chart(title: str, drawn: Histogram) -> str:
     ]
     unit = "" if drawn.unit == "value" else f" {drawn.unit}"
     about = f"quantizer's range {drawn.low:.3g} to {drawn.high:.3g}{unit} (dashed); heights: log of counts"
-    marks = [
-        *_axis_ends("", ""),
-        *(_mark(x(place), _rounded(drawn.edges, place)) for place in range(0, bins + 1, bins // 4 or 1)),
-    ]
-    return _figure(title, about, [*bars, *lines, *marks])
+    span = drawn.edges[-1] - drawn.edges[0]
+    # Where only rounding separates an edge from 0, it is 0.
+    edges = [edge if abs(edge) > 1e-6 * span else 0.0 for edge in drawn.edges]
+    marks = [(x(place), f"{edges[place]:.3g}") for place in range(0, bins + 1, bins // 4 or 1)]
+    return _figure(title, about, [*bars, *lines], marks)
 
 
-def _rounded(edges: Sequence[float], place: int) -> float:
-    """An edge, 0 where only rounding separates it from 0."""
-    return edges[place] if abs(edges[place]) > 1e-6 * (edges[-1] - edges[0]) else 0.0
+def series_chart(title: str, values: Sequence[float]) -> str:
+    """Numbers of successive steps as a line, above a vertical axis that starts at 0."""
+    high, step = max(values) or 1.0, (CHART_RIGHT - CHART_LEFT) / (len(values) - 1)
+    points = " ".join(
+        f"{CHART_LEFT + place * step:.1f},{BOTTOM - value / high * (BOTTOM - TOP):.1f}"
+        for place, value in enumerate(values)
+    )
+    marks = (CHART_LEFT, f"{len(values) - 1} steps before"), (CHART_RIGHT, "last step")
+    about = f"{min(values):.4g} to {max(values):.4g}"
+    return _figure(title, about, [f'<polyline class="line" points="{points}"/>'], marks)
 
 
-def _mark(at: float, value: float) -> str:
-    """The value at a place of the axis."""
-    anchor = "start" if at < CHART_LEFT + 1 else "end" if at > CHART_RIGHT - 1 else "middle"
-    return f'<text x="{at:.1f}" y="{HEIGHT - 4}" text-anchor="{anchor}">{value:.3g}</text>'
-
-
-def series_chart(title: str, values: Sequence[float], ends: tuple[str, str], *, joined: bool) -> str:
-    """Draw numbers in order, above a vertical axis that starts at 0, or at the lowest value if that is negative.
-
-    Args:
-        title: its title.
-        values: the numbers; if there are very many, an evenly spaced subset is drawn.
-        ends: labels of the two ends of the horizontal axis.
-        joined: whether a line joins them, as numbers of successive steps; dots otherwise.
-    """
-    shown = [v for v in values[:: math.ceil(len(values) / MOST_POINTS)] if math.isfinite(v)]
-    low, high = min([0.0, *shown]), max([0.0, *shown])
-    span = high - low or 1.0
-    step = (CHART_RIGHT - CHART_LEFT) / max(len(shown) - 1, 1)
-    points = [
-        (f"{CHART_LEFT + i * step:.1f}", f"{BOTTOM - (v - low) / span * (BOTTOM - TOP):.1f}")
-        for i, v in enumerate(shown)
-    ]
-    line = f'<polyline class="line" points="{" ".join(",".join(point) for point in points)}"/>'
-    drawing = [line] if joined else [f'<circle class="dot" cx="{x}" cy="{y}" r="1.6"/>' for x, y in points]
-    about = f"{min(shown, default=math.nan):.4g} to {max(shown, default=math.nan):.4g}, drawn from {low:.4g}"
-    return _figure(title, about, [*drawing, *_axis_ends(*ends)])
-
-
-def _axis_ends(left: str, right: str) -> list[str]:
-    y = HEIGHT - 4
-    return [
-        f'<line class="axis" x1="{CHART_LEFT}" x2="{CHART_RIGHT}" y1="{BOTTOM}" y2="{BOTTOM}"/>',
-        f'<text x="{CHART_LEFT}" y="{y}">{escape(left)}</text>',
-        f'<text x="{CHART_RIGHT}" y="{y}" text-anchor="end">{escape(right)}</text>',
-    ]
-
-
-def _figure(title: str, about: str, drawing: Sequence[str]) -> str:
-    label = escape(f"{title}: {about}", quote=True)
+def _figure(title: str, about: str, drawing: Sequence[str], marks: Iterable[tuple[float, str]]) -> str:
+    """A drawing above a horizontal axis with texts at some places."""
+    axis = [f'<line class="axis" x1="{CHART_LEFT}" x2="{CHART_RIGHT}" y1="{BOTTOM}" y2="{BOTTOM}"/>']
+    for at, text in marks:
+        anchor = "start" if at < CHART_LEFT + 1 else "end" if at > CHART_RIGHT - 1 else "middle"
+        axis.append(f'<text x="{at:.1f}" y="{HEIGHT - 4}" text-anchor="{anchor}">{escape(text)}</text>')
+    label, inside = escape(f"{title}: {about}", quote=True), "".join([*drawing, *axis])
     return (
         f"<figure><figcaption><b>{escape(title)}</b> {escape(about)}</figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(drawing)}</svg></figure>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{inside}</svg></figure>'
     )
-
-
-NOISE_HEADS = ("layer", "noise that it alone brings to the output", "dB")
-UNITS = ("B", "kB", "MB", "GB", "TB")
-
-
-def tiles(numbers: Iterable[tuple[str, str]]) -> str:
-    """Large numbers, each with what it is."""
-    inside = "".join(
-        f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in numbers
-    )
-    return f'<div class="tiles">{inside}</div>\n'
-
-
-def costs(rows: Sequence[SiteRow], sizes: Mapping[str, tuple[int, int]], *, measured: bool) -> str:
-    """A bar for each layer: its noise in the model's output, the costliest first; without numbers its bytes.
-
-    Args:
-        rows: of a report.
-        sizes: path of a row -> bytes of its weight in floats, and as it is quantized.
-        measured: whether the rows have numbers.
-    """
-    measurements = {row.path: row.numbers for row in rows if row.numbers is not None} if measured else {}
-    ratios = {path: x.only_quantized for path, x in measurements.items() if x.only_quantized is not None}
-    if measured:
-        shown, heads = {path: _noise(x) for path, x in ratios.items()}, NOISE_HEADS
-    else:
-        shown, heads = {path: float(low) for path, (_, low) in sizes.items()}, ("layer", "bytes after", "")
-    if not shown:
-        return ""
-    worst = max((part for part in shown.values() if math.isfinite(part)), default=0.0) or 1.0
-    bars = "".join(
-        _bar(path, min(part / worst, 1.0), decibels(ratios[path]) if path in ratios else "", sizes.get(path))
-        for path, part in sorted(shown.items(), key=lambda item: -item[1])
-    )
-    head = "".join(f'<div class="head">{escape(text)}</div>' for text in (*heads, "bytes"))
-    return f'<h2>What every layer costs</h2><div class="costs">{head}{bars}</div>\n'
-
-
-def _bar(path: str, part: float, label: str, size: tuple[int, int] | None) -> str:
-    bytes_ = "" if size is None else " → ".join(map(in_units, size))
-    return (
-        f"<div>{escape(path) or 'the model'}</div>"
-        f'<div class="track"><div class="fill" style="width: {part:.2%}"></div></div>'
-        f'<div class="number">{escape(label)}</div><div class="number">{escape(bytes_)}</div>\n'
-    )
-
-
-def _noise(ratio: float) -> float:
-    """The power of noise against the signal's."""
-    return math.inf if math.isnan(ratio) or ratio == -math.inf else 10 ** (-ratio / 10)
-
-
-def in_units(count: float) -> str:
-    """Bytes in a unit that suits them.
-
-    Example:
-        >>> in_units(0), in_units(65536), in_units(3.2e9)
-        ('0 B', '65.5 kB', '3.2 GB')
-    """
-    place = 0
-    while count >= 1000 and place < len(UNITS) - 1:
-        count, place = count / 1000, place + 1
-    return f"{count:.0f} {UNITS[0]}" if place == 0 else f"{count:.1f} {UNITS[place]}"
 
 
 def charts(rows: Iterable[SiteRow]) -> str:
@@ -288,60 +164,8 @@ def _section(entry: SiteRow) -> str:
 
 
 def _history(history: History) -> str:
-    title, name = state_as_text(history.slot, history.name), f"{history.slot}.{history.name}"
+    title = f"{history.slot}.{history.name}"
     if len(history.values) > 1:
-        return series_chart(title, history.values, _ends(history), joined=history.along == "steps")
+        return series_chart(title, history.values)
     value = f"{history.values[0]:.6g}" if history.values else "not filled yet"
-    caption = f"<figcaption><b>{escape(title)}</b> {value}</figcaption>"
-    return f'<figure title="{escape(name, quote=True)}">{caption}</figure>'
-
-
-def _ends(history: History) -> tuple[str, str]:
-    """What the two ends of a chart's horizontal axis are."""
-    count = len(history.values)
-    if history.along == "steps":
-        return f"{count - 1} steps before", "last step"
-    return "channel or group 1", f"{count}"
-
-
-# The last part of a name, as in `averaging_impl.sum_of_max`.
-WORDS = {
-    "amax_history": "largest magnitude of each step",
-    "scale": "scale",
-    "value": "learned value",
-    "buffer": "collected average",
-    "running_stats": "running statistic",
-    "sum_of_max": "sum of the batches' largest numbers",
-    "sum_of_min": "sum of the batches' smallest numbers",
-    "minimum": "smallest number",
-    "maximum": "largest number",
-    "affine_weight": "learned factor",
-    "affine_bias": "learned shift",
-}
-OWN = ("amax_history", "scale")  # are said without what they belong to
-TENSORS = {"act": "activation", "grad": "gradient"}
-# A part of the path before it that says what it belongs to.
-OWNERS = {"scaling_impl": "scale", "zero_point_impl": "zero point", "bit_width_impl": "bit width"}
-
-
-def state_as_text(slot: str, name: str) -> str:
-    """A state as text.
-
-    Args:
-        slot: the quantizer, as in "input_quant".
-        name: the path of the state within it.
-
-    Example:
-        >>> state_as_text("input_quant", "averaging_impl.sum_of_max")
-        "input: sum of the batches' largest numbers"
-        >>> state_as_text("weight_quant", "scaling_impl.value"), state_as_text("act_quant", "my_impl.some_thing")
-        ('weight: learned value of the scale', 'activation: some thing of my')
-    """
-    *path, last = name.split(".")
-    words = WORDS.get(last, last.replace("_", " "))
-    owner = next((f"the {OWNERS[part]}" for part in reversed(path) if part in OWNERS), "")
-    if not owner and path and last not in WORDS:
-        owner = path[-1].removesuffix("_impl").replace("_", " ")
-    of = f" of {owner}" if owner and last not in OWN else ""
-    tensor = slot.removesuffix("_quant").replace("_", " ")
-    return f"{TENSORS.get(tensor, tensor)}: {words}{of}"
+    return f"<figure><figcaption><b>{escape(title)}</b> {value}</figcaption></figure>"

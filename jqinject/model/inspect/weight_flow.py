@@ -11,13 +11,13 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import only_moves, operation_of, path_in, runs_inside
-from jqinject.program.contractions import BY_SCHEME
+from jqinject.program.contractions import BY_SCHEME, summed_axes
 from jqinject.program.jaxpr import Body, Equation, Scan, While, settled
-from jqinject.program.operand_quantizer import summed_axes
 
 
 def operations_of(equation: Equation) -> int:
@@ -244,10 +244,7 @@ class WeightFlow:
 
 
 def _all(inputs: Sequence[Flow]) -> Flow:
-    flow = Flow()
-    for x in inputs:
-        flow = flow.joined(x)
-    return flow
+    return reduce(Flow.joined, inputs, Flow())
 
 
 def _changed(inputs: Sequence[Flow], name: str) -> Flow:

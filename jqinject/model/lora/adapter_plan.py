@@ -94,9 +94,10 @@ def plan_adapters(plan: QuantizationPlan, ranks: Ranks) -> tuple[PlannedAdapter,
         ValueError: a pattern of ranks matches nothing that is contracted and taken by a rule.
     """
     planned, candidates, matched = [], [], set()
+    taken = {(path, operation) for path, operation, *_ in plan.taken}
     for path, uses in uses_by_path(plan.outside.uses).items():
         contractions = tuple(use for use in uses if use.operation != "take")
-        if not any((path, use.operation) in plan.taken for use in contractions):
+        if not any((path, use.operation) in taken for use in contractions):
             continue
         candidates.append(dotted(path))
         places = (dotted(path), dotted(path[:-1]))
@@ -328,14 +329,7 @@ def refuse_adapted(index: ModelIndex) -> None:
 
 
 def check_bases(plan: QuantizationPlan) -> None:
-    """Refuse rules that take nothing, and quantizers that are proxies."""
-    if plan.idle:
-        weights = dict.fromkeys(dotted(use.weight_path) for use in plan.outside.uses)
-        shown = "\n".join(f"    {plan.rules[index]}" for index in plan.idle)
-        raise ValueError(
-            f"lora: rules that take nothing (the first rule that matches wins):\n{shown}\n"
-            f"  weights here: {listed(tuple(weights)) or 'none'}\n  cure: mend the path or the order"
-        )
+    """Refuse quantizers that are proxies."""
     bases = plan.parameters.items()
     shared = tuple(name for name, base in bases if isinstance(base.quantizer, QuantProxyFromInjector))
     if shared:

@@ -28,6 +28,7 @@ from jqinject.model.lora.adapter_plan import (
     refuse_adapted,
     refuse_bias_quantizers,
 )
+from jqinject.model.quantizing.check_rules import refuse_idle
 from jqinject.model.quantizing.quantize_model import quantize_program
 from jqinject.model.quantizing.rule_policy import (
     Methods,
@@ -37,11 +38,11 @@ from jqinject.model.quantizing.rule_policy import (
     has_arguments,
     traced_calls,
 )
-from jqinject.model.quantizing.rules import Rule, check_operations, checked_rules
+from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.model.walk import ModelIndex, check_module, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.freeze_layer import frozen_param
-from jqinject.program import HELD, Call, find_sites, quantized_stack
+from jqinject.program import HELD, find_sites, quantized_stack
 from jqinject.program.tracked_value import Path
 from jqinject.quant_tensor import as_array
 
@@ -123,13 +124,7 @@ def lora(
     """
     check_module(model, "lora")
     check_arguments(alpha, dropout, rngs, start, update)
-    calls = traced_calls(model, call_with(inputs), methods, "lora")
-    if not has_arguments(calls):
-        raise ValueError(
-            "lora finds the contractions of a model by tracing it.\n"
-            "  cure: lora(model, rules, inputs=(x,), ...), with arrays or jax.ShapeDtypeStructs"
-        )
-    model, plan, adapters = _planned(model, rules, rank, calls, "lora")
+    model, plan, adapters = _planned(model, rules, rank, inputs, methods, "lora")
 
     def adapted(model: Model, rngs: nnx.Rngs) -> Model:
         return _adapted(model, plan, adapters, (alpha, dropout), rngs, start, update)
@@ -143,7 +138,8 @@ def _planned(
     model: Model,
     rules: Rule | Iterable[Rule],
     rank: Rank,
-    calls: tuple[Call, ...],
+    inputs: object,
+    methods: Methods | None,
     caller: str,
     *,
     allow_idle: bool = False,
@@ -153,14 +149,21 @@ def _planned(
     Raises:
         ValueError: see `lora`.
     """
+    calls = traced_calls(model, call_with(inputs), methods, caller)
+    if not has_arguments(calls):
+        raise ValueError(
+            f"{caller} finds the contractions of a model by tracing a method of it, with arrays or "
+            "jax.ShapeDtypeStructs.\n  cure: inputs=(x,), or methods={'encode': (x,)}; Recipe.apply(..., "
+            "method='encode') in the place of call=..."
+        )
     ranks, checked = checked_ranks(rank), checked_rules(rules)
-    check_operations(checked)
     refuse_bias_quantizers(checked, caller)
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
     refuse_adapted(index)
     plan = QuantizationPlan.of(model, index, RulePolicy(checked, into_layers=True), calls)
     if not allow_idle:
+        refuse_idle(index, model, plan)
         check_bases(plan)
     return model, plan, plan_adapters(plan, ranks)
 
@@ -231,13 +234,7 @@ def with_low_rank(
     Raises:
         ValueError: see `lora`.
     """
-    calls = traced_calls(model, call_with(inputs), methods, "LowRank")
-    if not has_arguments(calls):
-        raise ValueError(
-            "LowRank finds the contractions of a model by tracing a method of it, and was given a function instead.\n"
-            "  cure: Recipe.apply(..., method='encode') in the place of call=..."
-        )
-    model, plan, wide = _planned(model, rules, rank, calls, "LowRank", allow_idle=allow_idle)
+    model, plan, wide = _planned(model, rules, rank, inputs, methods, "LowRank", allow_idle=allow_idle)
     bases, by_name = plan.parameters, ModelIndex(model).by_name
     adapters, planned = {}, {}
     for entry in wide:

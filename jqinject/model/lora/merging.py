@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
-from jqinject.model.frozen_weights import put_in_place
+from jqinject.model.frozen_weights import float_param, put_in_place
 from jqinject.model.inspect.measured_report import sqnr_db
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
@@ -83,7 +83,9 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
             f"merge_lora: rows of {', '.join(looked_up)} are looked up too, without the update, which would change.\n"
             "  cure: keep these adapters; merge_lora(model, path) takes a pattern that leaves them out"
         )
-    _tell({place_name((*place.at, place.name)): _merge(ModelIndex(model), place, rngs) for place in chosen})
+    _warn_of_loss(
+        {place_name((*place.at, place.name)): _merge(ModelIndex(model), place, rngs) for place in chosen}
+    )
     return model
 
 
@@ -159,25 +161,13 @@ class LossyMergeWarning(UserWarning):
     """Weights in low bits were quantized again with their updates: the model is not the one that was trained."""
 
 
-class _Rounded(NamedTuple):
-    """What quantizing again did to a weight.
-
-    Attributes:
-        sqnr_db: of the updated weight, in decibels.
-        by_update: the error's root mean square by that of the update.
-    """
-
-    sqnr_db: float
-    by_update: float
-
-
-def _tell(rounded: Mapping[str, _Rounded | None]) -> None:
-    """Warn of the weights that were quantized again."""
-    worst = sorted((loss.sqnr_db, name, loss.by_update) for name, loss in rounded.items() if loss is not None)
+def _warn_of_loss(losses: Mapping[str, tuple[float, float] | None]) -> None:
+    """Warn of the weights that were quantized again, with what `_loss` returned of each."""
+    worst = sorted((*loss, name) for name, loss in losses.items() if loss is not None)
     if not worst:
         return
     shown = "\n".join(
-        f"    {name}: {ratio:.1f} dB, {by:.3g} of the update" for ratio, name, by in worst[:MOST_TOLD]
+        f"    {name}: {ratio:.1f} dB, {by:.3g} of the update" for ratio, by, name in worst[:MOST_TOLD]
     )
     more = f"\n    {len(worst) - MOST_TOLD} more, with less error" if len(worst) > MOST_TOLD else ""
     warnings.warn(
@@ -189,7 +179,7 @@ def _tell(rounded: Mapping[str, _Rounded | None]) -> None:
     )
 
 
-def _merge(index: ModelIndex, place: _Place, rngs: nnx.Rngs | None) -> _Rounded | None:
+def _merge(index: ModelIndex, place: _Place, rngs: nnx.Rngs | None) -> tuple[float, float] | None:
     """Put one adapter into its weight; returns what quantizing it again did, if it was and is known."""
     adapter, model = place.adapter, index.places[0][1]
     variable: Any = dict(index.places)[(*place.at, *map(str, adapter.weight_path))]
@@ -205,18 +195,18 @@ def _merge(index: ModelIndex, place: _Place, rngs: nnx.Rngs | None) -> _Rounded 
             site.weight_quant.release(site)
             site.weight_quant.init_tensor_quant(site)
         return None
-    metadata = {k: v for k, v in variable.get_metadata().items() if k not in ("form", READS_WHOLE)}
-    param = nnx.Param.from_metadata(merged, metadata)
+    param = float_param(variable, merged)
     put_in_place(index, variable, param)
     frozen = frozen_param(parameter_site(ModelIndex(place.owner), adapter.base, rngs))
     if variable.get_metadata(READS_WHOLE, False):
         frozen.set_metadata(**{READS_WHOLE: True})
     put_in_place(ModelIndex(model), param, frozen)
-    return _rounding(value, merged, frozen.get_value()) if is_concrete(merged) else None
+    return _loss(value, merged, frozen.get_value()) if is_concrete(merged) else None
 
 
-def _rounding(before: object, updated: object, stored: object) -> _Rounded:
+def _loss(before: object, updated: object, stored: object) -> tuple[float, float]:
+    """The signal to error of an updated weight in decibels, and the error's root mean square by the update's."""
     old, new, quantized = (np.asarray(as_array(x), np.float64) for x in (before, updated, stored))
     error = float(np.sqrt(np.mean(np.square(quantized - new))))
     update = float(np.sqrt(np.mean(np.square(new - old))))
-    return _Rounded(sqnr_db([new], [quantized]), error / update if update else math.inf if error else 0.0)
+    return sqnr_db([new], [quantized]), error / update if update else math.inf if error else 0.0

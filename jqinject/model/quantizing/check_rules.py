@@ -50,8 +50,19 @@ def check_model(
 
 def check_plan(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) -> None:
     """Refuse rules that take nothing, and rules that quantize nothing."""
-    rules, layers = plan.rules, plan.layers.values()
     _check_caches(plan)
+    refuse_idle(index, model, plan)
+    if not (plan.parameters or plan.outside.sites or any(entry.slots for entry in plan.layers.values())):
+        shown = "\n".join(f"    {rule}" for rule in plan.rules)
+        raise ValueError(
+            f"these rules quantize nothing: what they match stays float.\n{shown}\n"
+            "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
+        )
+
+
+def refuse_idle(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) -> None:
+    """Refuse rules that take nothing."""
+    rules, layers = plan.rules, plan.layers.values()
     if plan.idle:
         weights = dict.fromkeys(place_name(use.weight_path) for use in plan.outside.uses)
         names = [*(entry.path for entry in layers), *weights]
@@ -60,14 +71,8 @@ def check_plan(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) -> 
         unreached = _unreached(index, model, [rules[at] for at in plan.idle], plan.calls, names)
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n"
-            f"  layers here: {paths or 'none'}\n{unreached}"
+            f"  layers and weights here: {paths or 'none'}\n{unreached}"
             "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
-        )
-    if not (plan.parameters or plan.outside.sites or any(entry.slots for entry in layers)):
-        shown = "\n".join(f"    {rule}" for rule in rules)
-        raise ValueError(
-            f"these rules quantize nothing: what they match stays float.\n{shown}\n"
-            "  cure: weight_quant=..., input_quant=..., of a kind that the layers take; or allow_idle=True"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from flax import nnx
 
@@ -13,16 +13,16 @@ from jqinject.core._protocols import groups_of
 from jqinject.inject import Binding, DependencyError
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.base.slots import binding_of, warn_of_cut_groups
+from jqinject.nn.base.slots import WEIGHT, LayerFacts, Slot, binding_of, make_proxy
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import WeightUse, dotted
 from jqinject.program.tracked_value import Path
-from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
+from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import ScalingPerOutputType
 
 OPERAND = "operand"
 """The role of a scheme's own quantizers, which take any operand; as a parameter's they are quantizers of weights."""
-Proxy = TypeVar("Proxy", bound=QuantProxyFromInjector)
+OF_PARAMETER = replace(WEIGHT, also=(OPERAND,))
 ROWS = ("dot_general", "einsum")
 """Contractions of rows and columns."""
 
@@ -150,70 +150,55 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
     """
     name, quantizer = dotted(parameter.path), parameter.quantizer
     variable: Any = index.by_path[tuple(map(str, parameter.path))].variable
-    facts = parameter.shared, parameter.stacked, parameter.free, parameter.summed
-    site = ParameterSite(variable, parameter.path, *facts)
+    axes = parameter.shared, parameter.stacked, parameter.free, parameter.summed
+    site = ParameterSite(variable, parameter.path, *axes)
     site.rounded_again = any(use.rounds_again for use in parameter.uses)
     if isinstance(quantizer, QuantProxyFromInjector):
         site.weight_quant = quantizer
         quantizer.add_tracked_module(site)
         return site
-    declared, kind = checked_binding(name, quantizer, WeightQuantProxyFromInjector, (OPERAND,))
-    proxy = kind(
-        declared.base,
-        site,
-        overrides=declared.overrides,
-        rngs=rngs,
-        where=(f"the weight quantizer of {name}", ""),
-        stack=site.weight_shape[: parameter.stacked],
-    )
-    warn_of_cut_groups(proxy, site, f"the weight quantizer of {name}")
-    site.weight_quant = proxy
+    facts = LayerFacts(site.weight_shape[: parameter.stacked])
+    proxy = proxy_of(site, OF_PARAMETER, quantizer, rngs, facts, name, f"the weight quantizer of {name}")
+    site.weight_quant, base = proxy, proxy.binding.base.__name__
     if proxy.requires_quant_input:
         raise TypeError(
-            f"{name}: {declared.base.__name__} quantizes a weight for one quantized input, and a parameter that the "
+            f"{name}: {base} quantizes a weight for one quantized input, and a parameter that the "
             "model contracts by itself may have several.\n  cure: another weight quantizer, such as "
             "Int8WeightPerChannelFloat"
         )
-    _check_groups(name, declared.base.__name__, proxy.tensor_quant, site)
+    _check_groups(name, base, proxy.tensor_quant, site)
     return site
 
 
-CURES = {
-    "weight": "Int8WeightPerChannelFloat",
-    "activation": "Int8ActPerTensorMinMax",
-    "gradient": "Int8DynamicGradPerTensorFloat",
-}
-
-
-def checked_binding(
-    name: str, quantizer: object, kind: type[Proxy], also: tuple[str, ...] = ()
-) -> tuple[Binding, type[Proxy]]:
-    """Return a quantizer's declaration, and the class of its proxy.
+def proxy_of(
+    holder: object,
+    slot: Slot,
+    quantizer: object,
+    rngs: nnx.Rngs | None,
+    facts: LayerFacts,
+    name: str,
+    where: str,
+) -> Any:
+    """Return the proxy for a tensor of a program, each of whose overrides must count.
 
     Args:
-        name: of the tensor.
+        holder: of the tensor, with the facts of a layer.
+        slot: with the kind of quantizers that fit.
         quantizer: an injector, or a binding of one.
-        kind: the class of proxies for such a tensor.
-        also: other roles of quantizers that fit, by a proxy of `kind`.
+        rngs: for quantizers that draw random numbers.
+        facts: as of a layer.
+        name: of the tensor.
+        where: what the quantizer is of.
 
     Raises:
-        TypeError: it is not an injector, or is one for tensors of another role.
+        TypeError: it is not an injector, or is one for tensors of another role; an override that has no effect.
     """
     declared = binding_of(quantizer)
     if declared is None:
         raise TypeError(
             f"{name} takes an injector (a class that derives from ExtendedInjector), got {quantizer!r:.80}"
         )
-    own = declared.resolve("proxy_class") if declared.declares("proxy_class") else kind
-    if own.role in also:
-        return declared, kind
-    if own.role not in (kind.role, QuantProxyFromInjector.role):
-        article = "an" if kind.role == "activation" else "a"
-        raise TypeError(
-            f"{name} is {article} {kind.role}, and {declared.base.__name__} is not for these: its proxy is a "
-            f"{own.__name__}.\n  cure: a quantizer of {kind.role}s, such as {CURES[kind.role]}"
-        )
-    return declared, own
+    return make_proxy(holder, slot, declared.base, declared.overrides, rngs, facts, where)
 
 
 def _check_groups(name: str, declared: str, quantizer: object, site: ParameterSite) -> None:

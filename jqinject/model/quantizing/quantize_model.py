@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
@@ -26,7 +25,7 @@ from jqinject.model.quantizing.rule_policy import (
     quantizer_at,
     traced_calls,
 )
-from jqinject.model.quantizing.rules import COUNTERPARTS, LayerRule, Rule, check_operations, checked_rules
+from jqinject.model.quantizing.rules import COUNTERPARTS, LayerRule, Rule, checked_rules
 from jqinject.model.walk import ModelIndex, check_module
 from jqinject.nn.base.layer_schemes import scheme_op
 from jqinject.program import (
@@ -123,7 +122,6 @@ def quantize(
     if isinstance(rules, Provider) and not isinstance(rules, type):
         return rules.quantize_calls(model, calls)
     checked = checked_rules(cast("Rule | Iterable[Rule]", rules))
-    check_operations(checked)
     for rule in checked:
         if rule.configures:
             check_random_numbers(
@@ -162,23 +160,10 @@ def _quantized(model: Model, index: ModelIndex, plan: QuantizationPlan, rngs: nn
 
 
 def _quantize_layers(nodes: Mapping[Path, Any], plan: QuantizationPlan, rngs: nnx.Rngs | None) -> None:
-    templates: dict[Hashable, nnx.Module | None] = {None: None}
     for path, entry in plan.layers.items():
         if entry.rule is not None and entry.slots:
-            layer, rule = nodes[path], plan.rules[entry.rule]
-            quantize = partial(_quantize_layer, rule=rule, entry=entry, rngs=rngs)
-            # Without a template: each layer draws its own random numbers, a proxy is shared, not copied, and a scheme's
-            # operation takes the place of a function.
-            unshared = rngs is not None or rule.shares or rule.configures
-            kind = None if unshared else _kind(layer, entry.rule, entry.slots)
             try:
-                if kind not in templates:
-                    templates[kind] = _without_numbers(layer, quantize)
-                template = templates[kind]
-                if template is None:
-                    quantize(layer)
-                else:
-                    _take(layer, template)
+                _quantize_layer(nodes[path], plan.rules[entry.rule], entry, rngs)
             except Exception as error:
                 error.add_note(f"while quantizing {entry.path}")
                 raise
@@ -224,45 +209,6 @@ def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | N
         quantizers["contraction"] = rule.contraction
     change_class(layer, COUNTERPARTS[type(layer)])
     layer._init_quantizers(quantizers, overrides, rngs)
-
-
-def _kind(layer: nnx.Module, *how: Hashable) -> Hashable:
-    """What layers have in common that are quantized alike; None with metadata that is not hashable."""
-    graphdef, state = nnx.split(layer, graph=True)
-    kind = (*how, graphdef, tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)))
-    try:
-        hash(kind)
-    except TypeError:
-        return None
-    return kind
-
-
-def _without_numbers(layer: nnx.Module, quantize: Callable[[nnx.Module], None]) -> nnx.Module | None:
-    """The layer quantized on shapes alone, to be copied to its like; None if that fails, or adds state.
-
-    Copies are right only if assembling neither reads nor stores numbers.
-    """
-
-    def traced(layer: nnx.Module) -> nnx.Module:
-        quantize(layer)
-        return layer
-
-    try:
-        quantized = nnx.eval_shape(traced, layer)
-    except Exception:  # assembling reads numbers; its own errors are raised for the layer itself
-        return None
-    had, has = (len(jax.tree.leaves(nnx.state(module, graph=True))) for module in (layer, quantized))
-    return quantized if had == has else None
-
-
-def _take(layer: object, template: object) -> None:
-    """Give a layer copies of another's quantizers."""
-    added = {name: value for name, value in vars(template).items() if name not in vars(layer)}
-    modules = {name: value for name, value in added.items() if isinstance(value, nnx.Module)}
-    copies = nnx.clone(modules, graph=True)
-    change_class(layer, type(template))
-    for name, value in added.items():
-        setattr(layer, name, copies.get(name, value))
 
 
 def initialize(model: nnx.Module, *args: object, **kwargs: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,14 +26,15 @@ from jqinject.model.frozen_weights import KernelInOp
 from jqinject.model.quantizing.parameter_sites import (
     OPERAND,
     PlannedParameter,
-    checked_binding,
     plan_parameters,
+    proxy_of,
 )
 from jqinject.model.quantizing.rules import COUNTERPARTS, LAYER_NAMES, LayerRule, Rule, plan_layers
 from jqinject.model.walk import ModelIndex
 from jqinject.model.walk import Path as ModulePath
 from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.layer_schemes import build_op
+from jqinject.nn.base.slots import ACT, GRAD, LayerFacts
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.dot_product_attention import QuantScaledDotProductAttention
 from jqinject.nn.merging_and_resizing import QuantMergeLayer
@@ -57,7 +58,6 @@ from jqinject.program import (
 )
 from jqinject.program.policy import FoundSites
 from jqinject.program.tracked_value import Path
-from jqinject.proxy import ActQuantProxyFromInjector, GradQuantProxyFromInjector
 
 
 def by_scheme(scheme: SchemeLike, operation: str, weight_path: Path) -> Choice | None:
@@ -110,10 +110,14 @@ class RulePolicy(Policy):
     Attributes:
         rules: the rules.
         into_layers: whether Flax's layers are looked into, so that their weights are sites.
+        taken: notes the index of the rule of each operation, if it is not None.
+        caches: notes that of the rule of each cache, or None, likewise.
     """
 
     rules: tuple[Rule, ...]
     into_layers: bool = False
+    taken: dict[tuple[Path, str, str, str], int] | None = field(default=None, compare=False, repr=False)
+    caches: dict[str, int | None] | None = field(default=None, compare=False, repr=False)
 
     follows_parameters = True
 
@@ -155,12 +159,16 @@ class RulePolicy(Policy):
             takes = bool(weight_path) and rule.takes_weights if rule.op is None else operation.name in rule.op
             own = (name,) if rule.op is not None and name else ()
             if takes and rule.matches(*places, *own):
+                if self.taken is not None:
+                    self.taken[weight_path, operation.name, path, name] = index
                 return index
         return None
 
     def cache_quantizer(self, path: str, cache: str) -> object:
         """See `Policy`."""
         index = self.cache_rule_of(path, cache)
+        if self.caches is not None:
+            self.caches[cache] = index
         return None if index is None else self.rules[index].declared("cache_quant")
 
     def cache_rule_of(self, path: str, cache: str) -> int | None:
@@ -171,26 +179,6 @@ class RulePolicy(Policy):
             if takes and rule.matches(*places):
                 return index
         return None
-
-
-@dataclass(frozen=True)
-class _Watching(RulePolicy):
-    """Records which rules matched what."""
-
-    taken: dict[tuple[Path, str, str, str], int] = field(default_factory=dict, compare=False)
-    caches: dict[str, int | None] = field(default_factory=dict, compare=False)
-
-    def rule_of(self, path: str, operation: Operation, weight_path: Path = (), name: str = "") -> int | None:
-        """See `RulePolicy`."""
-        index = super().rule_of(path, operation, weight_path, name)
-        if index is not None:
-            self.taken[weight_path, operation.name, path, name] = index
-        return index
-
-    def cache_rule_of(self, path: str, cache: str) -> int | None:
-        """See `RulePolicy`."""
-        self.caches[cache] = super().cache_rule_of(path, cache)
-        return self.caches[cache]
 
 
 def needs_inputs(index: ModelIndex, rules: tuple[Rule, ...]) -> bool:
@@ -209,18 +197,16 @@ class QuantizationPlan:
         calls: that were traced, one for each method.
         layers: path -> the rule of a layer; empty if layers are looked into.
         outside: what the calls contract and look up outside of these layers.
-        taken: the path of a parameter and the name of an operation on it, where a rule takes it.
+        taken: path of a parameter, operation, path of the module and name of the operation -> the index of its rule.
         caches: name of a cache that the calls write -> the index of its rule, or None.
-        used: the indices of the rules that take something.
     """
 
     policy: RulePolicy
     calls: tuple[Call, ...]
     layers: Mapping[ModulePath, LayerRule]
     outside: FoundSites
-    taken: frozenset[tuple[Path, str]]
+    taken: Mapping[tuple[Path, str, str, str], int]
     caches: Mapping[str, int | None]
-    used: frozenset[int]
 
     @classmethod
     def of(
@@ -228,17 +214,11 @@ class QuantizationPlan:
     ) -> QuantizationPlan:
         """Plan a model; calls with arguments are traced, unless the model itself is a layer that a rule takes."""
         layers = {} if policy.into_layers else plan_layers(index, policy.rules)
-        watching = _Watching(policy.rules, policy.into_layers)
+        watching = replace(policy, taken={}, caches={})
         own = layers.get(())
         traced = calls if has_arguments(calls) and not (own is not None and own.slots) else ()
         outside = find_sites(model, watching, traced)
-        taken = frozenset((path, operation) for path, operation, *_ in watching.taken)
-        used = {
-            *(entry.rule for entry in layers.values()),
-            *watching.taken.values(),
-            *watching.caches.values(),
-        }
-        return cls(policy, calls, layers, outside, taken, watching.caches, frozenset(used - {None}))
+        return cls(policy, calls, layers, outside, watching.taken or {}, watching.caches or {})
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -248,7 +228,9 @@ class QuantizationPlan:
     @property
     def idle(self) -> tuple[int, ...]:
         """Indices of the rules that take nothing."""
-        return tuple(index for index in range(len(self.rules)) if index not in self.used)
+        of_layers = (entry.rule for entry in self.layers.values())
+        used = {*of_layers, *self.taken.values(), *self.caches.values()}
+        return tuple(index for index in range(len(self.rules)) if index not in used)
 
     @cached_property
     def parameters(self) -> dict[str, PlannedParameter]:
@@ -282,26 +264,20 @@ def quantizer_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         return build_op(
             kind, site.quantizer, partial(_contracted, site), site.stack, rngs, bool(site.is_weight)
         )
-    kind = GradQuantProxyFromInjector if site.name.endswith("_grad") else ActQuantProxyFromInjector
-    declared, _ = checked_binding(
-        site.name, site.quantizer, kind, ("weight", OPERAND) if site.is_weight else ()
+    slot = (
+        GRAD
+        if site.name.endswith("_grad")
+        else replace(ACT, also=("weight", OPERAND) if site.is_weight else ())
     )
     axes = site.overrides.get("channelwise_axes", ())
-    return kind(
-        declared.base,
-        Operand(site),
-        overrides=declared.overrides,
-        offered={"channelwise_axes": axes} if axes else {},
-        rngs=rngs,
-        where=(f"the quantizer of {site.name}", ""),
-        stack=site.stack,
-    )
+    facts = LayerFacts(site.stack, offered={slot.name: {"channelwise_axes": axes}} if axes else {})
+    where = f"the quantizer of {site.name}"
+    return proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name, where)
 
 
 def _contracted(site: Site, op: object) -> jax.Array:
     """The contraction at a site, of arrays of its shapes."""
-    lhs, rhs, *rest = (jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs)
-    return contract_by(op, site, lhs, rhs, rest=rest)
+    return contract_by(op, site, [jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs])
 
 
 class Operand:

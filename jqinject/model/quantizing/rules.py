@@ -149,18 +149,10 @@ class Rule:
         share: bool = False,
         **overrides: Unpack[RuleKeywords],
     ) -> None:
-        quantizers = (
-            weight_quant,
-            bias_quant,
-            input_quant,
-            output_quant,
-            grad_quant,
-            lhs_quant,
-            rhs_quant,
-            cache_quant,
-        )
+        arguments = locals()
+        quantizers = {slot: arguments[slot] for slot in SLOTS if arguments[slot] is not None}
         names = (op,) if isinstance(op, str) else op
-        if scheme is not None and (contraction != "auto" or any(q is not None for q in quantizers)):
+        if scheme is not None and (contraction != "auto" or quantizers):
             raise ValueError(
                 "Rule: a scheme quantizes weights, inputs and gradients by itself, and says how they are contracted.\n"
                 "  cure: a rule with scheme=... alone, or with quantizers and a contraction alone"
@@ -179,7 +171,7 @@ class Rule:
         self._set(
             path=path,
             op=None if names is None else tuple(names),
-            quantizers=tuple((s, q) for s, q in zip(SLOTS, quantizers, strict=True) if q is not None),
+            quantizers=tuple(quantizers.items()),
             contraction=contraction,
             scheme=scheme,
             share=share,
@@ -216,11 +208,6 @@ class Rule:
         return self.op is None and (self.configures or [s for s, _ in self.quantizers] != ["cache_quant"])
 
     @property
-    def shares(self) -> bool:
-        """Whether matching layers share a proxy."""
-        return any(isinstance(quantizer, nnx.Module) for _, quantizer in self.quantizers)
-
-    @property
     def configures(self) -> bool:
         """Whether the rule gives Flax's own layers a scheme."""
         return self.scheme is not None
@@ -239,7 +226,7 @@ def checked_rules(rules: object) -> tuple[Rule, ...]:
 
     Raises:
         TypeError: an argument that is not a rule.
-        ValueError: no rule.
+        ValueError: no rule; the name of neither an operation nor a layer, with the nearest ones.
     """
     if isinstance(rules, Rule) or not isinstance(rules, Iterable) or isinstance(rules, Mapping | str | type):
         checked: tuple[Any, ...] = (rules,)
@@ -251,6 +238,13 @@ def checked_rules(rules: object) -> tuple[Rule, ...]:
                 f"rules are jqinject.Rule objects, got {type(rule).__name__} {rule!r:.80}.\n"
                 "  cure: jqinject.Rule(weight_quant=...), a list of such, or jqinject.odml.OdmlQat()"
             )
+        for name in rule.op or ():
+            if name not in (names := (*known_operations(), *LAYER_NAMES)):
+                hint = did_you_mean(name, names)
+                raise ValueError(
+                    f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
+                    f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
+                )
     if not checked:
         raise ValueError(
             "no rule was given.\n  cure: [jqinject.Rule(weight_quant=...)], which matches every layer"
@@ -277,7 +271,7 @@ def _compiled(path: object) -> re.Pattern[str]:
 
 
 def _checked_overrides(
-    overrides: Mapping[str, object], quantizers: tuple[object, ...]
+    overrides: Mapping[str, object], quantizers: Mapping[str, object]
 ) -> Mapping[str, object]:
     for name in overrides:
         if not name.startswith(PREFIXES):
@@ -288,7 +282,7 @@ def _checked_overrides(
                 f"{', '.join(KEYWORDS)}, and what quantizers declare, with the prefix of their slot: weight_bit_width=4"
             )
         slot = next(s for s, prefix in zip(SLOTS, PREFIXES, strict=True) if name.startswith(prefix))
-        if quantizers[SLOTS.index(slot)] is None:
+        if slot not in quantizers:
             raise TypeError(
                 f"Rule: {name!r} changes a quantizer that is not there, as {slot} is None.\n"
                 f"  cure: {slot}=... in the same rule"
@@ -337,23 +331,6 @@ def takes_layer(rule: Rule, module: object, path: str) -> bool:
         return False
     weights = (f"{path}.{name}".lstrip(".") for name in ("kernel", "embedding") if name in vars(module))
     return rule.matches(path, *weights)
-
-
-def check_operations(rules: Iterable[Rule]) -> None:
-    """Refuse names that are neither operations nor layers.
-
-    Raises:
-        ValueError: such a name; the message suggests the nearest.
-    """
-    names = (*known_operations(), *LAYER_NAMES)
-    for rule in rules:
-        for name in rule.op or ():
-            if name not in names:
-                hint = did_you_mean(name, names)
-                raise ValueError(
-                    f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
-                    f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
-                )
 
 
 def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:

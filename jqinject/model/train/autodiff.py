@@ -142,41 +142,38 @@ def _without_value(with_value: Function, has_aux: bool) -> Function:
 
 
 def _reporting(f: Function, argnums: ArgNum | Sequence[ArgNum] = 0, **options: Any) -> Function:
-    wanted = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
+    chosen = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
 
     @functools.wraps(f)
     def run(*args: object, **kwargs: object) -> object:
         _refuse_keywords(f, kwargs)
         per_argument = [amax_scalings([arg]) for arg in args]
-        found = list({id(scaling): scaling for held in per_argument for scaling in held}.values())
+        scalings = {id(scaling): scaling for of_one in per_argument for scaling in of_one}.values()
         with_slots = [
-            number
-            for number, held in enumerate(per_argument)
-            if any(scaling.slot is not None for scaling in held)
+            number for number, of_one in enumerate(per_argument) if any(s.slot is not None for s in of_one)
         ]
-        asked, extra = _differentiated(_adapters_alone(wanted, args), with_slots, len(args))
-        own = [scaling for scaling in found if not scaling.in_step]
-        open_before = [scaling for scaling in found if scaling.in_step]
+        differentiated, extra = _differentiated(chosen, args, with_slots)
+        own = [scaling for scaling in scalings if not scaling.in_step]
+        open_before = [scaling for scaling in scalings if scaling.in_step]
         open_steps(own)
         set_slots(open_before, adding=False)  # nnx.grad differentiates floats
         try:
-            transformed = _value_and_grad(_listening(f, len(args)), (*asked, *extra), **options)
+            transformed = _value_and_grad(_listening(f, len(args)), (*differentiated, *extra), **options)
             with _naming_cut_slots():
                 value, gradients = transformed(*args, **kwargs)
-            numbers = [_number(which) for which in (*asked, *extra)]
-            reporting = [place for place, number in enumerate(numbers) if number in with_slots]
-            deliver([args[numbers[place]] for place in reporting], [gradients[place] for place in reporting])
+            by_number = dict(zip(map(_number, (*differentiated, *extra)), gradients, strict=True))
+            deliver([args[number] for number in with_slots], [by_number[number] for number in with_slots])
         except BaseException:
             abandon_steps(own)
             set_slots(open_before, adding=True)
             raise
         close_steps(own)
         set_slots(open_before, adding=True)
-        kept = tuple(
+        of_parameters = tuple(
             without_slots(of) if _number(which) in with_slots else of
-            for which, of in zip(asked, gradients, strict=False)
+            for which, of in zip(differentiated, gradients, strict=False)
         )
-        return value, kept if isinstance(argnums, Sequence) else kept[0]
+        return value, of_parameters if isinstance(argnums, Sequence) else of_parameters[0]
 
     return run
 
@@ -240,32 +237,22 @@ def _listening(f: Function, count: int) -> Function:
 
     @functools.wraps(f)
     def listened(*args: object, **kwargs: object) -> object:
-        heard: list[StepStatistic] = [s for s in amax_scalings(list(args[:count])) if s.slot is not None]
-        for scaling in heard:
+        listening: list[StepStatistic] = [s for s in amax_scalings(list(args[:count])) if s.slot is not None]
+        for scaling in listening:
             assert scaling.slot is not None
             scaling.slot.set_value(adding_by_maximum(scaling.slot.get_value()))
         try:
             return f(*args, **kwargs)
         finally:
-            set_slots(heard, adding=False)
+            set_slots(listening, adding=False)
 
     return listened
 
 
-def _adapters_alone(wanted: Sequence[ArgNum], args: Sequence[object]) -> tuple[ArgNum, ...]:
-    """What to differentiate: of a model with adapters, named by its number alone, these."""
-    return tuple(
-        nnx.DiffState(which % len(args), nnx.LoRAParam)
-        if isinstance(which, int) and args and _has_adapters(args[which])
-        else which
-        for which in wanted
-    )
-
-
-def _has_adapters(given: object) -> bool:
-    if not isinstance(given, nnx.Module):
+def _has_adapters(argument: object) -> bool:
+    if not isinstance(argument, nnx.Module):
         return False
-    modules = (module for _, module in nnx.iter_modules(given, graph=True))
+    modules = (module for _, module in nnx.iter_modules(argument, graph=True))
     return any(isinstance(module, OpQuantizers) and bool(module.adapters_by_path()) for module in modules)
 
 
@@ -274,24 +261,28 @@ def _number(which: ArgNum) -> int:
 
 
 def _differentiated(
-    wanted: Sequence[ArgNum], with_slots: Sequence[int], count: int
-) -> tuple[tuple[ArgNum, ...], tuple[ArgNum, ...]]:
-    """The user's `argnums` with slots added, and the arguments differentiated only for their slots."""
-    asked: list[ArgNum] = []
-    for which in wanted:
-        number = _number(which) % count if count else _number(which)
-        if number not in with_slots:
-            asked.append(which)
-            continue
-        asked.append(nnx.DiffState(number, nnx.Any(_filter_of(which), GradSlot)))
-    taken = {_number(which) for which in asked}
-    extra = tuple(nnx.DiffState(number, GradSlot) for number in with_slots if number not in taken)
-    return tuple(asked), extra
+    chosen: Sequence[ArgNum], args: Sequence[object], with_slots: Sequence[int]
+) -> tuple[list[ArgNum], list[ArgNum]]:
+    """The user's `argnums` with slots added, and the arguments differentiated only for their slots.
+
+    Of a model with adapters, named by its number alone, these are differentiated.
+    """
+    differentiated: list[ArgNum] = []
+    for which in chosen:
+        number = _number(which) % max(len(args), 1)
+        of_adapters = isinstance(which, int) and bool(args) and _has_adapters(args[number])
+        variables = nnx.LoRAParam if of_adapters else _filter_of(which)
+        if number in with_slots:
+            differentiated.append(nnx.DiffState(number, nnx.Any(variables, GradSlot)))
+        else:
+            differentiated.append(nnx.DiffState(number, variables) if of_adapters else which)
+    taken = {*map(_number, differentiated)}
+    return differentiated, [nnx.DiffState(number, GradSlot) for number in with_slots if number not in taken]
 
 
 def _refuse_keywords(f: Function, kwargs: dict[str, object]) -> None:
-    for name, given in kwargs.items():
-        if any(scaling.slot is not None for scaling in amax_scalings([given])):
+    for name, argument in kwargs.items():
+        if any(scaling.slot is not None for scaling in amax_scalings([argument])):
             raise TypeError(
                 f"value_and_grad({getattr(f, '__name__', 'f')}): {name} has gradient quantizers and is a keyword "
                 "argument, which is not differentiated.\n  cure: pass it as a positional argument"

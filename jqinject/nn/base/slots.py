@@ -137,6 +137,7 @@ class Slot:
         of_parameter: whether that is the weight or bias, which the proxy may be asked about after its layer is gone.
         argument: the argument of the layer; if it is not given, it is called as the attribute.
         default: the quantizer without that argument.
+        also: other roles of quantizers that fit, by `proxy_class`.
         annotation: the type of the argument.
     """
 
@@ -147,6 +148,7 @@ class Slot:
     of_parameter: bool = False
     argument: str = ""
     default: QuantizerLike = field(default=None, compare=False)
+    also: tuple[str, ...] = ()
     annotation: ClassVar[str] = "QuantizerLike"
 
     def __post_init__(self) -> None:
@@ -281,6 +283,7 @@ def make_proxy(
     overrides: Mapping[str, object],
     rngs: nnx.Rngs | None,
     facts: LayerFacts,
+    where: str = "",
 ) -> Any:
     """The proxy for what was given: a new one for an injector, the same one for a proxy, None for None.
 
@@ -293,12 +296,14 @@ def make_proxy(
         overrides: names declared anew.
         rngs: for quantizers that draw random numbers.
         facts: what the layer knows.
+        where: what the quantizer is of, for error texts; empty for the layer's argument.
 
     Raises:
         TypeError: what was given is not a quantizer, or is one of another kind; or overrides have nothing to act on.
         ValueError: a proxy to share has a scale for each of other channels.
     """
-    where = f"{type(layer).__name__}({slot.name}=...)"
+    called = (where, "") if where else (f"{type(layer).__name__}({slot.prefix}...)", slot.prefix)
+    where = where or f"{type(layer).__name__}({slot.name}=...)"
     channel_shape, offered = facts.channel_shapes.get(slot.name), facts.offered.get(slot.name, {})
     if quantizer is None or isinstance(quantizer, QuantProxyFromInjector):
         if overrides:
@@ -319,16 +324,12 @@ def make_proxy(
         if isinstance(shares, str) and shares.lower() == enums.ScalingPerOutputType.CHANNEL.value:
             offered = {**offered, CHANNEL_SHAPE: channel_shape}
     proxy_class = named.resolve("proxy_class") if named.declares("proxy_class") else slot.proxy_class
-    _check_kind(where, slot, proxy_class, binding.base.__name__)
-    called = (
-        f"{type(layer).__name__}({slot.prefix}...)" if slot.prefix else f"{type(layer).__name__}(...)",
-        slot.prefix,
-    )
+    proxy_class = _check_kind(where, slot, proxy_class, binding.base.__name__)
     make = partial(
         proxy_class, binding, layer, overrides=overrides, rngs=rngs, where=called, stack=facts.stack
     )
     proxy = make(offered=offered)
-    if slot == WEIGHT and proxy.group_dim is not None:
+    if slot.name == WEIGHT.name and proxy.group_dim is not None:
         warn_of_cut_groups(proxy, layer, called[0])
     if "axis_name" in offered and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
@@ -387,14 +388,18 @@ def hold_proxies(
             shared.add_tracked_module(layer)
 
 
-def _check_kind(where: str, slot: Slot, proxy_class: object, name: str) -> None:
+def _check_kind(where: str, slot: Slot, proxy_class: object, name: str) -> type[QuantProxyFromInjector]:
+    """Return the class of the proxy of a quantizer that names `proxy_class`."""
     if not (inspect.isclass(proxy_class) and issubclass(proxy_class, QuantProxyFromInjector)):
         raise TypeError(f"{where}: proxy_class has to be a class of proxies, got {_shown(proxy_class)}")
+    if proxy_class.role in slot.also:
+        return slot.proxy_class
     if proxy_class.role not in (slot.proxy_class.role, QuantProxyFromInjector.role):
         raise TypeError(
             f"{where} quantizes {slot.what}, and {name} is not for these: its proxy is a {proxy_class.__name__}, "
             f"expected a {slot.proxy_class.__name__}"
         )
+    return proxy_class
 
 
 def _check_channels(where: str, proxy: QuantProxyFromInjector, channel_shape: tuple[int, ...] | None) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -25,9 +25,10 @@ from jqinject.recipes.passes.sensitivities import (
     errors_of_output,
 )
 from jqinject.recipes.quantized_parameter import quantized_parameters
+from jqinject.recipes.solvers.solver import check_arguments
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
 from jqinject.recipes.stream.stream import Stream
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Planned, Work
 
 
 def cheapest_errors(errors: np.ndarray, costs: np.ndarray, budget: float) -> list[int]:
@@ -96,30 +97,35 @@ Seconds = Mapping[str, Sequence[float]] | Callable[[str, int], float]
 """Measured times: path of a parameter -> seconds with each width, in their order; or a function of both."""
 
 
+UNITS = {
+    "mean_bits": "bits on average",
+    "max_bytes": "bytes",
+    "max_bit_operations": "bit operations",
+    "max_seconds": "seconds",
+}
+"""What the budgets are counted in."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What each choice costs, and the most that may be spent.
 
     Attributes:
         name: of the argument that set it.
-        unit: of the costs.
         costs: of each parameter with each width, `(parameters, widths)`.
         most: the largest sum of costs.
         shown: what a cost is divided by to be what the argument says.
+
+    Raises:
+        ValueError: nothing fits; the text has the smallest budget that something fits.
     """
 
     name: str
-    unit: str
     costs: np.ndarray
     most: float
-    shown: float = 1.0
+    shown: float
 
-    def check(self) -> None:
-        """Refuse a budget that nothing fits.
-
-        Raises:
-            ValueError: with the smallest that something fits.
-        """
+    def __post_init__(self) -> None:
         least = float(self.costs.min(axis=1).sum())
         if least > self.most:
             least = least / self.shown
@@ -127,7 +133,7 @@ class Budget:
             enough = math.ceil(least) if least > 1000 else least
             raise ValueError(
                 f"AllocateBits: no assignment fits the budget {self.name}={self.most / self.shown:g}: the cheapest "
-                f"widths take {least:g} {self.unit}.\n"
+                f"widths take {least:g} {UNITS[self.name]}.\n"
                 f"  cure: {self.name}={enough!r}, or smaller widths among bits="
             )
 
@@ -162,26 +168,20 @@ def seconds_of(seconds: Seconds, paths: Sequence[str], bits: Sequence[int]) -> n
     """
     rows = []
     for path in paths:
-        if callable(seconds):
-            row = [float(seconds(path, width)) for width in bits]
-        elif path not in seconds:
+        if not callable(seconds) and path not in seconds:
             hint = did_you_mean(path, list(seconds))
             raise ValueError(
                 f"AllocateBits: seconds has no times for {path}{'; ' + hint if hint else '.'}\n"
                 f"  cure: seconds={{{path!r}: ({', '.join(f'<with {width} bits>' for width in bits)}), ...}}"
             )
-        else:
-            row = [float(time) for time in seconds[path]]
-        if len(row) != len(bits) or not all(0 <= time < math.inf for time in row):
+        times = [seconds(path, width) for width in bits] if callable(seconds) else seconds[path]
+        if len(times) != len(bits) or not all(0 <= time < math.inf for time in times):
             raise ValueError(
                 f"AllocateBits: the seconds of {path} must be {len(bits)} numbers of at least 0, one for each of bits="
-                f"{tuple(bits)}, got {tuple(row)}"
+                f"{tuple(bits)}, got {tuple(times)}"
             )
-        rows.append(row)
+        rows.append(times)
     return np.array(rows, np.float64).reshape(len(paths), len(bits))
-
-
-BUDGETS = ("mean_bits", "max_bytes", "max_bit_operations", "max_seconds")
 
 
 @dataclass(frozen=True)
@@ -205,25 +205,6 @@ class Allocated:
             return f"{self.path}: as the rules say: no site that contracts it was found, so its error is not known"
         errors = ", ".join(f"{bits}: {error:.2e}" for bits, error in self.errors.items())
         return f"{self.path}: {self.bits} bits (error with {errors})"
-
-
-@dataclass(frozen=True)
-class Allocatable:
-    """A weight that `AllocateBits` would give a width.
-
-    Attributes:
-        path: the parameter's.
-        costs: width -> what it costs, in the unit of the budget.
-        unit: of the budget.
-    """
-
-    path: str
-    costs: dict[int, float]
-    unit: str
-
-    def __str__(self) -> str:
-        costs = ", ".join(f"{bits} bits: {cost:g}" for bits, cost in self.costs.items())
-        return f"{self.path}: {costs} {self.unit}"
 
 
 Sensitivity = Literal["output", "gradient", "fisher", "hessian", "kl"]
@@ -282,18 +263,11 @@ class AllocateBits:
     sensitivity: Sensitivity = "output"
     loss: Loss | None = None
 
-    def __repr__(self) -> str:
-        parts = {choice.name: (getattr(self, choice.name), choice.default) for choice in fields(self)}
-        shown = (f"{n}={x!r:.60}" for n, (x, default) in parts.items() if n == "bits" or x != default)
-        return f"AllocateBits({', '.join(shown)})"
-
     def __post_init__(self) -> None:
-        amounts = (self.mean_bits, self.max_bytes, self.max_bit_operations, self.max_seconds)
-        budgets = [f"{name}={x!r}" for name, x in zip(BUDGETS, amounts, strict=True) if x is not None]
+        budgets = [f"{name}={vars(self)[name]!r}" for name in self._budgets]
         if len(budgets) != 1:
-            said = " and ".join(budgets) or "none"
             raise TypeError(
-                f"AllocateBits takes one budget, got {said}.\n"
+                f"AllocateBits takes one budget, got {' and '.join(budgets) or 'none'}.\n"
                 "  cure: AllocateBits(mean_bits=4.0), or AllocateBits(max_bytes=2**30)"
             )
         if (self.max_seconds is None) != (self.seconds is None):
@@ -301,8 +275,7 @@ class AllocateBits:
                 "AllocateBits: max_seconds and seconds belong together.\n"
                 "  cure: AllocateBits(max_seconds=0.1, seconds={'layers.0.kernel': (0.01, 0.02, 0.04), ...})"
             )
-        if not self.bits:
-            raise ValueError("AllocateBits: there are no widths to choose from.\n  cure: bits=(2, 4, 8)")
+        check_arguments(self, bits=(bool(self.bits), "widths to choose from", (2, 4, 8)))
         kinds = ("output", *WHOLE_MODEL)
         if self.sensitivity not in kinds:
             hint = did_you_mean(self.sensitivity, kinds)
@@ -318,98 +291,84 @@ class AllocateBits:
         if self.loss is not None and self.sensitivity not in BY_LOSS:
             raise TypeError(f"AllocateBits: sensitivity={self.sensitivity!r} does not use a loss")
 
-    def __call__(self, work: Work) -> list[Allocated]:
-        """See `Pass`."""
-        choices, stream, sites, budget = self._problem(work)
-        errors = self._errors(work, choices, stream, sites)
-        table = np.array([errors[name] for name in sites])
-        places = cheapest_errors(table, budget.costs, budget.most) if sites else []
-        widths = {name: self.bits[place] for name, place in zip(sites, places, strict=True)}
-        index = ModelIndex(work.model)
-        allocated = []
-        for name in choices[0]:
-            bits, rule = widths.get(name), None
-            if bits is not None:
-                took, path = rule_of(name, sites[name][0].module, index, work.rules)
-                rule = _with_width(took, bits, re.escape(path))
-            at_widths = dict(zip(self.bits, map(float, errors.get(name, ())), strict=False))
-            allocated.append(Allocated(name, bits, at_widths, rule))
-        work.rules = (*(x.rule for x in allocated if x.rule is not None), *work.rules)
-        work.allow_idle = True  # these rules took something before
-        return allocated
+    @property
+    def _budgets(self) -> list[str]:
+        """The names of the budgets that are set."""
+        return [name for name in UNITS if vars(self)[name] is not None]
 
-    def explain(self, work: Work) -> list[Allocatable]:
+    def __call__(self, work: Work) -> list[Allocated | Planned]:
         """See `Pass`."""
-        _, _, sites, budget = self._problem(work)
-        costs = zip(sites, budget.costs / budget.shown, strict=True)
-        return [
-            Allocatable(name, dict(zip(self.bits, map(float, row), strict=True)), budget.unit)
-            for name, row in costs
-        ]
-
-    def _problem(self, work: Work) -> tuple[Choices, Stream, Sites, Budget]:
-        """The quantized parameters with each width, the float model's stream, the parameters' sites, and the budget."""
-        if work.is_quantized:
-            raise ValueError(
-                "AllocateBits changes rules, and an earlier pass has already quantized the model by them.\n"
-                "  cure: Recipe(AllocateBits(...), Solve(...)), in this order"
-            )
+        work.refuse_quantized("AllocateBits changes rules", "AllocateBits(...), Solve(...)")
         models = [work.quantized_by([_with_width(rule, bits) for rule in work.rules]) for bits in self.bits]
         choices, stream = [quantized_parameters(model) for model in models], work.float_stream()
         sites: Sites = {}
         for site in stream.sites:
             if site.path in choices[0]:
                 sites.setdefault(site.path, []).append(site)
-        sizes = np.array([choices[0][name].value.size for name in sites], np.float64)
-        budget = self._budget(stream, sites, sizes, partial(InputQuantizers, models[0], work.calls[0]))
-        budget.check()
-        return choices, stream, sites, budget
+        sizes = np.array([choices[0][path].value.size for path in sites], np.float64)
+        budget = self._budget(stream.flat, sites, sizes, partial(InputQuantizers, models[0], work.calls[0]))
+        if work.explaining:
+            return [*self._explained(sites, budget)]
+        errors = self._errors(work, choices, stream, sites)
+        places = cheapest_errors(np.array([*errors.values()]), budget.costs, budget.most) if sites else []
+        widths = {path: self.bits[place] for path, place in zip(sites, places, strict=True)}
+        index = ModelIndex(work.model)
+        allocated = []
+        for path in choices[0]:
+            rule, at_widths = None, dict[int, float]()
+            if path in widths:
+                took, pattern = rule_of(path, sites[path][0].module, index, work.rules)
+                rule = _with_width(took, widths[path], re.escape(pattern))
+                at_widths = dict(zip(self.bits, map(float, errors[path]), strict=True))
+            allocated.append(Allocated(path, widths.get(path), at_widths, rule))
+        work.rules = (*(x.rule for x in allocated if x.rule is not None), *work.rules)
+        work.allow_idle = True  # these rules took something before
+        return allocated
+
+    def _explained(self, sites: Sites, budget: Budget) -> Iterator[Planned]:
+        for path, row in zip(sites, budget.costs / budget.shown, strict=True):
+            costs = ", ".join(f"{bits} bits: {cost:g}" for bits, cost in zip(self.bits, row, strict=True))
+            yield Planned(path, path, f"{costs} {UNITS[budget.name]}")
 
     def _budget(
-        self, stream: Stream, sites: Sites, sizes: np.ndarray, quantizers: Callable[[], InputQuantizers]
+        self, flat: FlatProgram, sites: Sites, sizes: np.ndarray, quantizers: Callable[[], InputQuantizers]
     ) -> Budget:
-        bits = np.array(self.bits, np.float64)
-        if self.max_seconds is not None and self.seconds is not None:
-            times = seconds_of(self.seconds, list(sites), self.bits)
-            return Budget("max_seconds", "seconds", times, self.max_seconds)
-        if self.max_bit_operations is not None:
-            inputs = quantizers()
-            operations = [
-                sum(operations_of(stream.flat, site, inputs) for site in own) for own in sites.values()
-            ]
-            costs = np.array(operations, np.float64)[:, None] * bits
-            return Budget("max_bit_operations", "bit operations", costs, self.max_bit_operations)
-        costs = sizes[:, None] * bits
-        if self.max_bytes is not None:
-            return Budget("max_bytes", "bytes", costs, 8 * self.max_bytes, 8.0)
-        total = float(sizes.sum()) or 1.0
-        return Budget("mean_bits", "bits on average", costs, total * (self.mean_bits or 0), total)
+        (name,) = self._budgets
+        if self.seconds is not None:
+            costs = seconds_of(self.seconds, list(sites), self.bits)
+        else:
+            if self.max_bit_operations is not None:
+                inputs = quantizers()
+                operations = (
+                    sum(operations_of(flat, site, inputs) for site in own) for own in sites.values()
+                )
+                sizes = np.array([*operations], np.float64)
+            costs = sizes[:, None] * np.array(self.bits, np.float64)
+        shown = {"mean_bits": float(sizes.sum()) or 1.0, "max_bytes": 8.0}.get(name, 1.0)
+        return Budget(name, costs, shown * vars(self)[name], shown)
 
     def _errors(self, work: Work, choices: Choices, stream: Stream, sites: Sites) -> dict[str, np.ndarray]:
-        """The errors of each parameter that sites contract, with each width."""
+        """The errors of each parameter that sites contract, with each width, which the journal remembers."""
         if self.sensitivity == "output":
-            errors = {name: np.zeros(len(self.bits)) for name in sites}
-            for visit in work.bar(stream, "sensitivity"):
-                if visit.site.path in sites:
-                    compute = partial(errors_of_output, visit, choices)
-                    errors[visit.site.path] += self._remembered(work, visit.site.name, compute)
-            return errors
-        of_model = errors_of_model(work, choices, list(sites), self.sensitivity, self.loss)
-        return {
-            path: self._remembered(work, path, partial(of_model, path))
-            for path in work.bar(list(sites), "sensitivity")
-        }
-
-    def _remembered(self, work: Work, name: str, compute: Callable[[], list[float]]) -> np.ndarray:
-        """Errors at each width, which the recipe's journal remembers."""
-        part = work.journal.once(name, lambda: {"errors": np.array(compute(), np.float64)})
-        errors = np.asarray(part["errors"])
-        if not np.isfinite(errors).all():
-            raise ValueError(
-                f"AllocateBits: the {self.sensitivity} error of {name} is not finite: {errors.tolist()}.\n"
-                "  cure: look for nan or inf in the loss or in the model's outputs with the calibration data"
+            visits = (visit for visit in work.bar(stream, "sensitivity") if visit.site.path in sites)
+            parts = ((x.site.path, x.site.name, partial(errors_of_output, x, choices)) for x in visits)
+        else:
+            of_model = errors_of_model(work, choices, list(sites), self.sensitivity, self.loss)
+            paths = work.bar(list(sites), "sensitivity")
+            parts = ((path, path, partial(of_model, path)) for path in paths)
+        total = {path: np.zeros(len(self.bits)) for path in sites}
+        for path, name, compute in parts:
+            part = work.journal.once(
+                name, lambda compute=compute: {"errors": np.array(compute(), np.float64)}
             )
-        return errors
+            errors = np.asarray(part["errors"])
+            if not np.isfinite(errors).all():
+                raise ValueError(
+                    f"AllocateBits: the {self.sensitivity} error of {name} is not finite: {errors.tolist()}.\n"
+                    "  cure: look for nan or inf in the loss or in the model's outputs with the calibration data"
+                )
+            total[path] += errors
+        return total
 
 
 def _with_width(rule: Rule, bits: int, path: str | None = None) -> Rule:

@@ -55,11 +55,7 @@ class FloatChange:
     """
 
     def __init__(self, work: Work, by: str) -> None:
-        if work.is_quantized:
-            raise ValueError(
-                f"{by} changes the float model, and a pass before it has made the quantized one.\n"
-                f"  cure: Recipe({by}, Solve(GPTQ()))"
-            )
+        work.refuse_quantized(f"{by} changes the float model", f"{by}, Solve(GPTQ())")
         self.work, self.by = work, by
         self.stream = work.float_stream()
         self.flat = flat = self.stream.flat

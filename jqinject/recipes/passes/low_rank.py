@@ -72,11 +72,7 @@ class LowRank:
 
     def __call__(self, work: Work) -> list[SplitOff]:
         """See `Pass`."""
-        if work.is_quantized:
-            raise ValueError(
-                "LowRank splits float weights, and an earlier pass has already quantized them.\n"
-                "  cure: Recipe(SmoothQuant(), LowRank(), Solve(GPTQ())), in this order"
-            )
+        work.refuse_quantized("LowRank splits float weights", "SmoothQuant(), LowRank(), Solve(GPTQ())")
         if work.online:
             raise ValueError(
                 f"LowRank: the weights {', '.join(work.online)} are stored for transforms that are kept online, which "

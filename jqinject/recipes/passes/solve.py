@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -21,7 +21,7 @@ from jqinject.recipes.solvers.solver import (
     output_error,
 )
 from jqinject.recipes.stream.stream import Stream, Visit
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Planned, Work
 
 
 class Solving:
@@ -184,31 +184,6 @@ class NotSolved:
 
 
 @dataclass(frozen=True)
-class Solvable:
-    """A site whose weights `Solve` would choose.
-
-    Attributes:
-        name: the site's.
-        path: the parameter's.
-        matrices: `(stack, rows, columns)` of what it contracts.
-        quantizer: the class name of the weight's quantizer.
-        input_bits: of its input while it is solved; None for float.
-    """
-
-    name: str
-    path: str
-    matrices: tuple[int, ...]
-    quantizer: str
-    input_bits: int | None
-
-    def __str__(self) -> str:
-        stack, rows, columns = self.matrices
-        size = f"{rows} x {columns}" if stack == 1 else f"{stack} x {rows} x {columns}"
-        inputs = "float inputs" if self.input_bits is None else f"inputs of {self.input_bits} bits"
-        return f"{self.name} ({self.path}): {size}, {self.quantizer}, {inputs}"
-
-
-@dataclass(frozen=True)
 class Solve:
     """Chooses the low-bit numbers of every weight that a rule quantizes.
 
@@ -235,7 +210,7 @@ class Solve:
             name = self.solver.__name__ if isinstance(self.solver, type) else "GPTQ"
             raise TypeError(f"Solve takes a solver, got {self.solver!r:.80}.\n  cure: Solve({name}())")
 
-    def __call__(self, work: Work) -> list[Solved | NotSolved]:
+    def __call__(self, work: Work) -> list[Solved | NotSolved | Planned]:
         """See `Pass`.
 
         Raises:
@@ -247,6 +222,8 @@ class Solve:
         parameters, inputs = work.parameters(), work.input_quantizers
         stream = work.stream(self.quantize_inputs)
         plan, left = _planned(parameters, stream)
+        if work.explaining:
+            return [*self._explained(work, stream, plan), *left]
         solved: list[Solved] = []
         begun: dict[str, Solving] = {}
         for visit in work.bar(stream, "solving"):
@@ -264,22 +241,22 @@ class Solve:
             warnings.warn("Solve:\n" + "\n".join(f"  {reason}" for reason in left), stacklevel=3)
         return [*solved, *left]
 
-    def explain(self, work: Work) -> list[Solvable | NotSolved]:
-        """See `Pass`."""
+    def _explained(
+        self, work: Work, stream: Stream, plan: Mapping[str, list[str]]
+    ) -> Iterator[Planned | NotSolved]:
         parameters, inputs = work.parameters(), work.input_quantizers
-        stream = work.stream(self.quantize_inputs)
-        plan, left = _planned(parameters, stream)
-        sites: list[Solvable | NotSolved] = []
         for site in stream.sites:
             path = site.path
             if site.name in plan.get(path, ()):
                 assert parameters[path].grid is not None, "or it has raised"
+                stack, rows, columns = site.matrices.weight.sizes
+                size = f"{rows} x {columns}" if stack == 1 else f"{stack} x {rows} x {columns}"
                 bits = inputs.bits(site) if self.quantize_inputs else None
+                operand = "float inputs" if bits is None else f"inputs of {bits} bits"
                 quantizer = parameters[path].proxy.binding.base.__name__
-                sites.append(Solvable(site.name, path, site.matrices.weight.sizes, quantizer, bits))
+                yield Planned(site.name, path, f"{size}, {quantizer}, {operand}")
             elif path in plan:
-                sites.append(NotSolved(path, f"{site.name} contracts it too, after it is solved"))
-        return [*sites, *left]
+                yield NotSolved(path, f"{site.name} contracts it too, after it is solved")
 
 
 def _planned(

@@ -8,7 +8,6 @@ and has to agree with one of the three in everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -184,10 +183,9 @@ def conversion(case: Case, inputs: Arrays, least: int) -> dict[str, Any]:
             if what == "sum_of_absmax":
                 average.sum_of_min.set_value(-average.sum_of_max.get_value())
     converted = OdmlConversion().quantize(model, x)
-    sites = converted.op_quant
-    sites.markers = tuple(
-        (name, replace(marker, least=least) if marker.is_weight else marker) for name, marker in sites.markers
-    )
+    for marker in converted.op_quant.held.values():
+        if marker.is_weight:
+            marker.least = least
     graphdef, state = nnx.split(converted)
     program = jax.make_jaxpr(lambda state, x: nnx.merge(graphdef, state)(x))(state, x)
     return outputs(converted(x)) | {"composites": composites(program.jaxpr)}
