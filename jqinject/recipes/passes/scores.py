@@ -13,10 +13,11 @@ from jqinject.core.transforms import Hadamard
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import operation_of
+from jqinject.program.operations import operand_axes
 from jqinject.proxy import transform_of
 from jqinject.recipes.online import NO_RULE, rule_with_transform
-from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Product, Slot
-from jqinject.recipes.transforms.axes import followed
+from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Slot
+from jqinject.recipes.transforms.axes import Refused, followed
 from jqinject.recipes.work import Note
 
 WRITES = ("dynamic_update_slice", "scatter", "concatenate")
@@ -49,14 +50,14 @@ class _Scores:
     """A product of two activations, of which a softmax is taken.
 
     Attributes:
-        product: in the program.
+        product: its step in the program.
         channels: how many numbers it sums over: the size of a head.
         cache: the cache whose rows one of its operands holds, as `jqinject.Rule` names it; empty without one.
         writer: path of the module that writes the cache.
         operand: which operand comes from it.
     """
 
-    product: Product
+    product: FlatStep
     channels: int
     cache: str = ""
     writer: str = ""
@@ -82,8 +83,8 @@ def turned_scores(
     done: list[Note | LeftOut] = []
     first: dict[str, Rule] = {}
     for scores in caches.scores:
-        name, size = scores.product.name, size_of(scores.channels, scores.product.name)
-        index = policy.rule_of(scores.product.path, operation_of(scores.product.operation), (), name)
+        name, size = scores.product.site, size_of(scores.channels, scores.product.site)
+        index = policy.rule_of(scores.product.path, operation_of(scores.product.kind), (), name)
         took = NO_RULE if index is None else rules[index]
         sides = {side: took.declared(side) or took.declared("input_quant") for side in SIDES}
         stored: Any = policy.cache_quantizer(scores.writer, scores.cache) if scores.cache else None
@@ -92,7 +93,7 @@ def turned_scores(
             done.append(LeftOut(name, "", why))
             continue
         transform, where = Hadamard(size), "on both operands"
-        first[name] = rule_with_transform(took, name, sides, transform, scores.product.operation)
+        first[name] = rule_with_transform(took, name, sides, transform, scores.product.kind)
         reader = "" if stored is None else caches.other_reader(scores)
         if reader:
             where = f"{where}; {reader}"
@@ -124,17 +125,16 @@ class _Caches:
             if x.cache and jnp.issubdtype(x.value.dtype, jnp.floating)
         }
         scores: dict[str, _Scores] = {}
-        for product in flat.products:
-            step = flat.steps[product.step]
-            if step.name != "dot_general" or product.name in scores or not self._leads_to_softmax(step):
+        for step in flat.products:
+            if step.name != "dot_general" or step.site in scores or not self._leads_to_softmax(step):
                 continue
-            summed = step.params["dimension_numbers"][0]
+            summed = [axes.summed for axes in operand_axes(step.equation)]
             if len(summed[0]) == 1:
                 channels = flat.shapes[step.inputs[0]][summed[0][0]]
                 behind = (self._behind(step.inputs[place], summed[place][0], channels) for place in (0, 1))
                 caches = [(pair[0], pair[1], place) for place, pair in enumerate(behind) if pair is not None]
                 cache, writer, place = caches[0] if len(caches) == 1 else ("", "", 0)
-                scores[product.name] = _Scores(product, channels, cache, writer, place)
+                scores[step.site] = _Scores(step, channels, cache, writer, place)
         self.scores = [*scores.values()]
 
     def _leads_to_softmax(self, step: FlatStep) -> bool:
@@ -165,20 +165,21 @@ class _Caches:
             return None
         for data in step.inputs if step.name == "concatenate" else step.inputs[:1]:
             shapes = flat.shapes[data], flat.shapes[slot]
-            before = axis if step.name == "scatter" else followed(step, axis, block, shapes, True)
-            if not isinstance(before, str):
-                by = writer if writer is not None or step.name not in WRITES else step.path
-                cache = self._behind(data, before, block, by)
-                if cache is not None:
-                    return cache
+            try:
+                before = axis if step.name == "scatter" else followed(step, axis, block, shapes, True)
+            except Refused:
+                continue
+            by = writer if writer is not None or step.name not in WRITES else step.path
+            cache = self._behind(data, before, block, by)
+            if cache is not None:
+                return cache
         return None
 
     def other_reader(self, scores: _Scores) -> str:
         """What reads the numbers of a product's cache beyond products with heads of its size; empty if nothing does."""
         cache = scores.cache
         alike = [x for x in self.scores if (x.cache, x.channels) == (cache, scores.channels)]
-        # In a loop, the products of all turns have one equation.
-        products = [(self.flat.steps[x.product.step].equation, x.operand) for x in alike]
+        products = {(x.product.site, x.operand) for x in alike}
         waiting = [(slot, False) for slot, name in self.caches.items() if name == cache]
         reached = {*waiting}
         while waiting:
@@ -190,7 +191,7 @@ class _Caches:
                     results = {(output, written or writes) for output in step.outputs} - reached
                     waiting += results
                     reached |= results
-                elif (step.equation, step.inputs.index(slot)) not in products:
+                elif (step.site, step.inputs.index(slot)) not in products:
                     return f"{step.name}{step.where} reads the cache {cache} too"
                 elif not written:
                     return f"the cache {cache} is read before it is written"
