@@ -29,7 +29,7 @@ CODE_LINES = {
     "odml": 307,
     "ops": 1666,
     "optim": 287,
-    "program": 3079,
+    "program": 3107,
     "proxy": 898,
     "quant": 1779,
     "quant_tensor": 1184,
