@@ -221,7 +221,7 @@ class FloatClamp(FloatSaturate):
         return self.saturating and (self.tensor_clamp_impl is None or is_nearest(self.tensor_clamp_impl))
 
     def __call__(
-        self, x: jax.Array, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any
+        self, x: jax.Array, exponent_bit_width: Bits, max_mantissa: float | jax.Array, exponent_bias: Bits
     ) -> jax.Array:
         """`x` clamped, float32."""
         least, largest = self.bounds(exponent_bit_width, max_mantissa, exponent_bias)

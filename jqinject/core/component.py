@@ -114,7 +114,7 @@ class ComponentMeta(type(nnx.Module)):
                 del attributes[name]
 
     def __init__(
-        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: object
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, object], **kwargs: object
     ) -> None:
         super().__init__(name, bases, namespace, **kwargs)
         if not issubclass(cls, nnx.Pytree):
@@ -252,7 +252,7 @@ class Component(metaclass=ComponentMeta):
     def __getstate__(self) -> dict[str, Any]:
         return dict(parts_of(self))  # string hashes differ between processes
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._seal()
 
@@ -285,7 +285,7 @@ def node_class(cls: type[Component]) -> type[Component]:
     if cached is not None:
         return cached
 
-    def __init__(self: object, attributes: dict[str, Any]) -> None:
+    def __init__(self: object, attributes: dict[str, object]) -> None:
         for name, part in attributes.items():
             if isinstance(part, dataclasses.Field):  # nnx.data(...), nnx.static(...)
                 setattr(self, name, part)

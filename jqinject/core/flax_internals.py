@@ -59,7 +59,7 @@ class ParameterView:
         parameters: attribute -> what is read instead.
     """
 
-    def __init__(self, layer: object, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, layer: object, parameters: Mapping[str, object]) -> None:
         self.__dict__.update(vars(layer), _layer=layer, **parameters)
 
     def __getattr__(self, name: str) -> Any:

@@ -171,7 +171,7 @@ class Part:
         return self if module is None else RecordPart(module.record, self.name)
 
 
-def state_parts(variable: nnx.Variable[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def state_parts(variable: nnx.Variable[jax.Array]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """A Variable's readable and writable items, by path below its own: itself, or the parts of a record."""
     arrays = variable.get_raw_value()
     if isinstance(arrays, dict):

@@ -97,7 +97,7 @@ class Chain(Transform):
 
     parts: Any
 
-    def __init__(self, parts: tuple[Any, ...]) -> None:
+    def __init__(self, parts: tuple[object, ...]) -> None:
         stateful = any(isinstance(part, nnx.Module) for part in parts)
         self.parts = nnx.data(nnx.List(parts)) if stateful else tuple(parts)
 

@@ -262,7 +262,7 @@ def blocks_of(view: _protocols.View, x: jax.Array) -> Blocks | None:
     return view.blocks(x) if isinstance(view, GroupingView) else None
 
 
-def in_layout(view: _protocols.View, quantize: Callable[..., Any], x: jax.Array, *numbers: object) -> Any:
+def in_layout(view: _protocols.View, quantize: Callable[..., object], x: jax.Array, *numbers: object) -> Any:
     """`quantize(view(x), *numbers)`; if groups may cross shards, `x` is quantized before it is viewed.
 
     Along explicit axes it is not viewed then, since the view would have to be gathered.

@@ -65,7 +65,7 @@ class ScaleShiftQuantZeroPoint(Component):
         return power.divide(quantized, scale) + self.int_quant.min_int(bit_width)
 
 
-ScaleShift = Callable[[jax.Array, jax.Array, Any], jax.Array]
+ScaleShift = Callable[[jax.Array, jax.Array, object], jax.Array]
 
 
 class _MemoryZeroPoint(memory.Memory):
@@ -138,7 +138,7 @@ class ParameterZeroPoint(_MemoryZeroPoint):
     quantize_zero_point: bool
     zero_point_shape: tuple[int, ...] | None = None
 
-    def begin(self, arguments: dict[str, Any], stored: object = None) -> None:
+    def begin(self, arguments: dict[str, object], stored: object = None) -> None:
         """Set what the base sets, with the initial value."""
         names = ("zero_point_init", "zero_point_shape")
         init, shape = (arguments[name] for name in names)

@@ -157,7 +157,7 @@ def _check_names(class_name: str, names: Iterable[str]) -> None:
 
 def _make(
     bases: tuple[InjectorMeta, ...],
-    made_by: tuple[Any, ...],
+    made_by: tuple[object, ...],
     overrides: Mapping[str, object],
     own: Mapping[str, object] = MappingProxyType({}),
 ) -> Any:

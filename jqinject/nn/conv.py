@@ -441,8 +441,8 @@ def with_convolution(
     return out
 
 
-def _evaluated(body: Body, inputs: Sequence[Any], convolve: Callable[..., jax.Array]) -> list[Any]:
-    def step(eqn: Equation, values: list[Any]) -> list[Any]:
+def _evaluated(body: Body, inputs: Sequence[object], convolve: Callable[..., jax.Array]) -> list[Any]:
+    def step(eqn: Equation, values: list[object]) -> list[Any]:
         if eqn.name == "conv_general_dilated":
             return [convolve(*values, **{name: eqn.params[name] for name in ARGUMENTS})]
         if eqn.name == "jit" and _convolves(eqn.bodies[0]):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Unpack, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jqinject.core.flax_internals import promote_dtype as default_promote_dtype
 from jqinject.dot.geometry.equation import EinsumLabels
@@ -24,7 +25,7 @@ from jqinject.nn.base import (
     keywords,
     through,
 )
-from jqinject.quant_tensor import AnyQuantTensor, as_array
+from jqinject.quant_tensor import AnyQuantTensor, Operand, as_array
 
 Q_SCALED, K_TRANSPOSED, V = act_slot("q_scaled_"), act_slot("k_transposed_"), act_slot("v_")
 SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS = act_slot("softmax_input_"), act_slot("attn_output_weights_")
@@ -60,7 +61,7 @@ class AttentionCall(NamedTuple):
 
 
 def attention(
-    query: jax.Array, key: Any, value: Any, proxies: Mapping[str, Any], call: AttentionCall
+    query: jax.Array, key: Operand, value: Operand, proxies: Mapping[str, Any], call: AttentionCall
 ) -> jax.Array:
     """`softmax(q k^T) v` with quantizers of scaled queries, products and weights.
 
@@ -90,7 +91,7 @@ def attention(
     return out.reshape(*query.shape[:-1], features)
 
 
-def _weights(query: jax.Array, key: Any, proxies: Mapping[str, Any], call: AttentionCall) -> jax.Array:
+def _weights(query: jax.Array, key: Operand, proxies: Mapping[str, Any], call: AttentionCall) -> jax.Array:
     """(*batch, heads, queries, keys), softmax in at least float32, then in the dtype of the query."""
     dtype, features = query.dtype, query.shape[-1]
     scaled = (
@@ -137,13 +138,13 @@ def _dropped(weights: jax.Array, call: AttentionCall) -> jax.Array:
     return weights * (keep.astype(weights.dtype) / jnp.asarray(share, weights.dtype))
 
 
-def _grouped(x: Any, axis: int, kv_heads: int) -> Any:
+def _grouped(x: Operand, axis: int, kv_heads: int) -> Any:
     """The axis of heads split in two: those of keys and values, and the queries' heads that share one of them."""
     axis += x.ndim
     return x.reshape((*x.shape[:axis], kv_heads, x.shape[axis] // kv_heads, *x.shape[axis + 1 :]))
 
 
-def _contract(equation: str, lhs: Any, rhs: Any, dtype: Any, call: AttentionCall) -> jax.Array:
+def _contract(equation: str, lhs: Operand, rhs: Operand, dtype: DTypeLike, call: AttentionCall) -> jax.Array:
     """The einsum in the numbers of the table: by default integers that are kept, as in evaluation, and 8-bit floats."""
     axes, numbers = EinsumLabels.parse(equation, lhs.shape, rhs.shape).axes, call.contraction
     dims = axes.plain
@@ -156,7 +157,7 @@ def _contract(equation: str, lhs: Any, rhs: Any, dtype: Any, call: AttentionCall
     return axes.ordered(contract_as(choice, dims, dtype)[0])
 
 
-def _check(query: Any, key: Any, value: Any, call: AttentionCall) -> None:
+def _check(query: Operand, key: Operand, value: Operand, call: AttentionCall) -> None:
     shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
     expected = "expected (*batch, length, heads, features)"
     if min(query.ndim, key.ndim, value.ndim) < 3 or not query.ndim == key.ndim == value.ndim:

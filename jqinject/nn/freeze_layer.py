@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import core
-from jqinject.core._protocols import block_width, grid_of, groups_of
+from jqinject.core._protocols import ServedLayer, block_width, grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.dot import FrozenParam
@@ -24,12 +24,12 @@ from jqinject.dot.frozen.frozen_numbers import ScaleForms, without_groups
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import Committed, beside_weights, map_stack, stack_of
-from jqinject.quant_tensor import is_concrete, is_grouped, on_integers
+from jqinject.quant_tensor import QuantTensor, is_concrete, is_grouped, on_integers
 
 SLICED_FROM = 2**20  # bytes
 
 
-def numbers_of(layer: Any, sliced_from: int = SLICED_FROM) -> Any:
+def numbers_of(layer: ServedLayer, sliced_from: int = SLICED_FROM) -> Any:
     """The low-bit numbers of a layer or a site, to be handed to `frozen_param`; None of a stack of layers.
 
     Dispatch is asynchronous: request one layer ahead to hide latency. For `sliced_from` see `jqinject.freeze`.
@@ -136,7 +136,7 @@ def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
 
 def _frozen(
     proxy: Any,
-    quantized: Any,
+    quantized: QuantTensor,
     summed: tuple[int, ...],
     axes_of_sums: tuple[int, ...] | None,
     cut: Cut | None,
@@ -161,7 +161,7 @@ ELEMENTWISE = (core.CodebookQuant, core.FloatQuant, core.RescalingIntQuant)
 # What has an element for each of the weight's, or sums some; everything else is of the whole weight.
 CUT = ("value", "sums")
 
-Make = Callable[[Any, jax.Array], tuple[Any, Any]]
+Make = Callable[[object, jax.Array], tuple[Any, object]]
 
 
 def slices_of(weight: object, sliced_from: int) -> int:
@@ -207,7 +207,7 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, uncut: tup
             name: _as_bits(frozen_part.numbers[name]) for name in CUT if name in frozen_part.numbers
         }, valid
 
-    def step(i: Any, carry: Any) -> Any:
+    def step(i: int | jax.Array, carry: Any) -> Any:
         bits, valid = part(i)
         return jax.tree.map(partial(put, i), carry[0], bits), carry[1] & valid
 
@@ -276,7 +276,7 @@ class Cutting(NamedTuple):
         part = slice(i * self.size, (i + 1) * self.size)
         return np.ascontiguousarray(array[(slice(None),) * self.axis + (part,)])
 
-    def of_scale(self, scale: jax.Array, i: Any) -> jax.Array:
+    def of_scale(self, scale: jax.Array, i: int | jax.Array) -> jax.Array:
         """The scales of the i-th slice."""
         if self.along is None or scale.ndim <= self.along or scale.shape[self.along] == 1:
             return scale

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers, has_low_bits, quant_tensor_of
-from jqinject.quant_tensor import as_array, is_grouped
+from jqinject.quant_tensor import Operand, as_array, is_grouped
 
 OPERAND_AXES = 3  # positions, heads and features, behind the axes of the batch
 FIELDS = ("payload", "scale", "zero_point")
@@ -25,7 +25,7 @@ def attribute(name: str, field: str) -> str:
     return name if field == "payload" else f"{name}_{field}"
 
 
-def encoded(x: Any, has_zero_point: bool) -> tuple[Fields, FrozenForm | None]:
+def encoded(x: Operand, has_zero_point: bool) -> tuple[Fields, FrozenForm | None]:
     """The arrays that a cache stores of a key or value, and what is static in them.
 
     Args:
@@ -86,7 +86,7 @@ def empty(position: Any, has_zero_point: bool, length: int) -> Fields:
     return {name: filled(name, field) for name, field in stored.items()}
 
 
-def check(name: str, stored: Mapping[str, nnx.Variable[Any] | None], new: Fields, at: int) -> None:
+def check(name: str, stored: Mapping[str, nnx.Variable[jax.Array] | None], new: Fields, at: int) -> None:
     """Refuse a position that the cache was not made for.
 
     Args:
@@ -113,7 +113,7 @@ def check(name: str, stored: Mapping[str, nnx.Variable[Any] | None], new: Fields
         )
 
 
-def put(stored: nnx.Variable[Any], new: jax.Array, index: jax.Array, at: int) -> jax.Array:
+def put(stored: nnx.Variable[jax.Array], new: jax.Array, index: jax.Array, at: int) -> jax.Array:
     """A stored array with one position replaced.
 
     Args:

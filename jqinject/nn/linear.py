@@ -29,7 +29,7 @@ from jqinject.nn.base.keywords import (
     QuantLinearKeywords,
     QuantLoRALinearKeywords,
 )
-from jqinject.quant_tensor import AnyQuantTensor, as_array
+from jqinject.quant_tensor import AnyQuantTensor, Operand, as_array
 
 
 @final
@@ -245,7 +245,7 @@ class QuantLoRALinear(QuantWeightLayer[Out], nnx.LoRALinear):
         return of_matrix(self.in_features, self.out_features)
 
     def _contracted(
-        self, x: Any, weight: Any, bias: Any, grad_quant: Any, out_sharding: object
+        self, x: Operand, weight: Any, bias: Operand | None, grad_quant: Any, out_sharding: object
     ) -> tuple[jax.Array, jax.Array | None]:
         y, token = super()._contracted(x, weight, bias, grad_quant, out_sharding)
         return y + self.lora(as_array(x)), token

@@ -8,6 +8,7 @@ from typing import Any, Unpack, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.dot.tensors.choice import checked_contraction
@@ -44,7 +45,7 @@ from jqinject.nn.dot_product_attention import (
     V,
     attention,
 )
-from jqinject.quant_tensor import AnyQuantTensor
+from jqinject.quant_tensor import AnyQuantTensor, Operand
 
 IN_PROJ_INPUT = act_slot("in_proj_input_")
 IN_PROJ, OUT_PROJ = "in_proj_", "out_proj_"
@@ -301,7 +302,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
 
     # --- cache
 
-    def init_cache(self, input_shape: Sequence[int], dtype: Any = jnp.float32) -> None:
+    def init_cache(self, input_shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> None:
         """Make an empty cache, before the first position is decoded.
 
         Args:
@@ -322,7 +323,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
                 setattr(self, kv_cache.attribute(name, field), nnx.data(variable))
         self.cache_index = nnx.Cache(jnp.array(0, jnp.int32))
 
-    def _through_cache(self, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any]:
+    def _through_cache(self, key: Operand, value: Operand, mask: Any) -> tuple[Any, Any, Any]:
         """One more position into the cache, and what is in it now, with the mask of what is."""
         if self.cached_key is None or self.cached_value is None or self.cache_index is None:
             raise ValueError(

@@ -19,7 +19,15 @@ from jqinject.nn.base import (
     through,
 )
 from jqinject.quant import RoundTo8bit
-from jqinject.quant_tensor import IntQuantTensor, adaptive_avg_pool, as_array, avg_pool, max_pool, on_integers
+from jqinject.quant_tensor import (
+    IntQuantTensor,
+    Operand,
+    adaptive_avg_pool,
+    as_array,
+    avg_pool,
+    max_pool,
+    on_integers,
+)
 
 Padding: TypeAlias = str | Sequence[tuple[int, int]]
 
@@ -58,7 +66,7 @@ class QuantWindowLayer(QuantTensorLayer[Out]):
             )
         self._init_layer(arguments)
 
-    def _pooled(self, x: Any) -> Any:
+    def _pooled(self, x: Operand) -> Any:
         """The means of the windows, of an array or a QuantTensor."""
         return avg_pool(x, self.window_shape, self.strides, self.padding)
 
@@ -129,7 +137,7 @@ class QuantMaxPool(QuantPoolLayer[Out]):
 
     _results: "Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]"
 
-    def _pooled(self, x: Any) -> Any:
+    def _pooled(self, x: Operand) -> Any:
         return max_pool(x, self.window_shape, self.strides, self.padding)
 
 
@@ -176,7 +184,7 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         self.count_include_pad = count_include_pad
         self._init_pool(locals())
 
-    def _pooled(self, x: Any) -> Any:
+    def _pooled(self, x: Operand) -> Any:
         x = x if on_integers(x) else as_array(x)
         if self.count_include_pad or self.padding == "VALID":
             return super()._pooled(x)

@@ -31,7 +31,7 @@ IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
     act_slot(prefix) for prefix in ("io_", "gate_acc_", "sigmoid_", "tanh_", "cell_state_")
 )
 Activation = Callable[[jax.Array], jax.Array]
-Quantizers = Mapping[str, Any]
+Quantizers = Mapping[str, Callable[[jax.Array], object]]
 Parameters = Mapping[str, tuple[jax.Array, jax.Array | None]]
 
 

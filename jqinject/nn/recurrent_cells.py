@@ -144,7 +144,7 @@ class QuantLSTMCell(QuantLSTMStep, nnx.LSTMCell):
         coupled_input_forget_gates: bool = False,
         shared_intra_layer_weight_quant: bool = False,
         shared_intra_layer_gate_acc_quant: bool = False,
-        input_layers: Mapping[str, Any] = {},
+        input_layers: Mapping[str, object] = {},
         **more: Unpack[keywords.QuantLSTMCellKeywords],
     ) -> None:
         overrides = self._init_flax(locals(), more)
@@ -259,7 +259,7 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
         rngs: nnx.Rngs,
         use_bias: bool = True,
         bias_of_hidden: bool = False,
-        input_layers: Mapping[str, Any] = {},
+        input_layers: Mapping[str, object] = {},
         **more: Unpack[keywords.QuantSimpleCellKeywords],
     ) -> None:
         overrides = self._init_flax(locals(), more)

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, NamedTuple, Unpack, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jqinject.core.flax_internals import canonicalize_dtype
 from jqinject.nn import recurrent_cell, recurrent_cells
 from jqinject.nn.base import Arguments, Out, QuantLayer, Results, Slot, check_features, keywords
-from jqinject.quant_tensor import AnyQuantTensor, as_array, concatenate, on_integers
+from jqinject.quant_tensor import AnyQuantTensor, Operand, as_array, concatenate, on_integers
 
 
 class CellSequence(NamedTuple):
@@ -31,8 +32,8 @@ class CellSequence(NamedTuple):
 
 def run(
     cell: recurrent_cell.QuantRecurrentCell,
-    inputs: Any,
-    initial: tuple[Any, ...],
+    inputs: Operand,
+    initial: tuple[object, ...],
     *,
     time_axis: int,
     reverse: bool,
@@ -83,7 +84,7 @@ def run(
 
 
 def _initial_carry(
-    cell: Any, x: jax.Array, initial: tuple[Any, ...], time_axis: int
+    cell: Any, x: jax.Array, initial: tuple[object, ...], time_axis: int
 ) -> tuple[jax.Array, ...] | jax.Array:
     """The carry before the first step: zeros, or what was given, quantized."""
     steps, batch = x.shape[time_axis], x.shape[1 - time_axis]
@@ -157,7 +158,7 @@ class QuantRecurrentStack(QuantLayer[Out]):
         shared = [name for name in self.state_quantizers if arguments.get(f"shared_{name}", True)]
         bound = 1.0 / math.sqrt(hidden_size)
 
-        def draw(key: Any, shape: Any, dtype: Any = float, **_: object) -> jax.Array:
+        def draw(key: Any, shape: Any, dtype: DTypeLike = float, **_: object) -> jax.Array:
             return jax.random.uniform(key, shape, dtype, -bound, bound)
 
         parameters = inspect.signature(self.cell_class).parameters.values()

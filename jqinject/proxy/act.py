@@ -17,7 +17,7 @@ from jqinject.dot.tensors.backward_quantizer import (
 )
 from jqinject.ops import FloatGrid
 from jqinject.proxy import base, layer_links, metadata
-from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, QuantTensor, as_array
+from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, Operand, QuantTensor, as_array
 
 DEQUANT_MODES = ("output", "this_input", "other_input")
 
@@ -76,7 +76,7 @@ class ActQuantProxyFromInjector(FlowProxy):
         """
         return self._quantized(x) if self.is_quant_enabled else x
 
-    def sample(self, force_eval: bool = True) -> Any:
+    def sample(self, force_eval: bool = True) -> QuantTensor:
         """Quantize one 0, or one group of them: they have the scale, zero point and bit width of any.
 
         None if quantization is off.
@@ -311,7 +311,7 @@ class TruncQuantProxyFromInjector(base.QuantProxyFromInjector):
         """Requantize `x` without changing state."""
         return self._truncated(self._copy(), x)
 
-    def _truncated(self, quantizer: Any, x: Any) -> IntQuantTensor:
+    def _truncated(self, quantizer: Any, x: Operand) -> IntQuantTensor:
         if not isinstance(x, IntQuantTensor):
             raise TypeError(
                 f"{self.binding.base.__name__} takes bits off integers, expected an IntQuantTensor, got "

@@ -9,6 +9,7 @@ from flax import nnx
 
 from jqinject.core import AmaxScaling, _protocols
 from jqinject.core.component import InnerModule
+from jqinject.ops import FloatGrid
 from jqinject.proxy import assembly, layer_links, metadata
 from jqinject.quant_tensor.array_methods import attribute
 
@@ -18,7 +19,7 @@ def said(name: str, doc: str) -> Any:
     return attribute(f"quant_metadata.{name}", doc)
 
 
-def asked(question: Callable[[Any], Any], doc: str) -> Any:
+def asked(question: Callable[[object], object], doc: str) -> Any:
     """An answer that the quantizer itself gives, each time anew."""
     return property(lambda proxy: question(proxy.tensor_quant), doc=doc)
 
@@ -179,7 +180,7 @@ class Answers(layer_links.Linked, InnerModule):
         form = self._minifloat()
         return form is not None and form.is_fnuz
 
-    def _minifloat(self) -> Any:
+    def _minifloat(self) -> FloatGrid | None:
         if not self.is_quant_enabled:
             return None
         said = _protocols.number_format(self.tensor_quant)

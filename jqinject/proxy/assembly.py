@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import QuantStat, component
+from jqinject.core import Quantized, QuantStat, component
 from jqinject.core._protocols import ServedLayer, grid_of, has_zero_point
 from jqinject.core.state import RecordPart, flat_parts
 from jqinject.ops.processes import placed_as
 from jqinject.quant_tensor import is_concrete
 
 ARRAYS = (jax.Array, np.ndarray)
-Variables = dict[tuple[Any, ...], nnx.Variable[Any] | RecordPart]
+Variables = dict[tuple[Any, ...], nnx.Variable[jax.Array] | RecordPart]
 
 
 class Committed(component.InnerModule):
@@ -51,7 +51,7 @@ class Committed(component.InnerModule):
         return cls(quantizer, QuantStat(numbers))
 
 
-def by_record(quantizer: Any, record: QuantStat, x: jax.Array, keep: bool = False) -> Any:
+def by_record(quantizer: Any, record: QuantStat, x: jax.Array, keep: bool = False) -> Quantized:
     """A tensor quantized by a scale and zero point that do not follow it; no gradient reaches these.
 
     Numbers that are on the grid stay as they are, to the bit of their codes: loading, cloning, freezing and training
@@ -100,7 +100,7 @@ def stack_of(layers: Sequence[ServedLayer]) -> tuple[int, ...]:
 
 
 def build_stacked(
-    build: Callable[[tuple[ServedLayer, ...], nnx.Rngs | None], Any],
+    build: Callable[[tuple[ServedLayer, ...], nnx.Rngs | None], object],
     layers: tuple[ServedLayer, ...],
     sizes: tuple[int, ...],
     rngs: nnx.Rngs | None = None,
@@ -133,7 +133,7 @@ def build_stacked(
 
 
 def map_stack(
-    function: Callable[[tuple[ServedLayer, ...], nnx.Rngs | None], Any],
+    function: Callable[[tuple[ServedLayer, ...], nnx.Rngs | None], object],
     layers: tuple[ServedLayer, ...],
     sizes: tuple[int, ...],
     rngs: nnx.Rngs | None = None,
@@ -154,7 +154,7 @@ def map_stack(
     streams = None if rngs is None else rngs.split(sizes)
     graphdef, state = nnx.split((layers, streams), graph=True)
 
-    def of_one(state: nnx.State[Any, Any]) -> Any:
+    def of_one(state: nnx.State[object, object]) -> Any:
         return function(*nnx.merge(graphdef, state))
 
     mapped: Callable[[Any], Any] = of_one

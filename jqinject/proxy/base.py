@@ -29,7 +29,7 @@ from jqinject.core.component import Component, set_view
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import answers, assembly, layer_links, metadata
-from jqinject.quant_tensor import QuantTensor, as_array, in_groups
+from jqinject.quant_tensor import Operand, QuantTensor, as_array, in_groups
 
 
 class QuantProxyFromInjector(answers.Answers):
@@ -296,7 +296,7 @@ class QuantProxyFromInjector(answers.Answers):
         result = metadata.packable(result, self.tensor_quant, self.quant_metadata.signed)
         return result.quant_tensor(training=not (self.use_running_average or self.keeps_payload))
 
-    def _parameter_quantized(self: Any, x: jax.Array, quant_input: object = None) -> Any:
+    def _parameter_quantized(self: Any, x: jax.Array, quant_input: object = None) -> Operand:
         """Quantize a parameter: the call of a proxy of weights.
 
         Args:
@@ -361,7 +361,7 @@ class QuantProxyFromInjector(answers.Answers):
         `value` the dequantized ones; `x` itself if quantization is off."""
         return self(x, *more)
 
-    def _seen(self, packed: Any, x: Any) -> Any:
+    def _seen(self, packed: QuantTensor, x: Operand) -> Any:
         """A quantized tensor, its groups joined; while the proxy only observes, the tensor itself with its scale."""
         size, dim, shape = self.group_size, self.group_dim, np.shape(as_array(x))
         if size is not None and dim is not None:

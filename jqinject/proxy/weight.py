@@ -229,7 +229,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
             raise
         return self._quantized(x, scale)
 
-    def sample(self, force_eval: bool = True) -> Any:
+    def sample(self, force_eval: bool = True) -> QuantTensor | None:
         """Quantize the bias as it is; None without a bias, if quantization is off, or if the scale comes with the
         input."""
         if not self.is_quant_enabled or self.requires_input_scale:

@@ -2,6 +2,8 @@
 
 from typing import TypeAlias
 
+import jax
+
 from jqinject.quant_tensor.arithmetic import DifferentScalesWarning as DifferentScalesWarning
 from jqinject.quant_tensor.arithmetic import concatenate as concatenate
 from jqinject.quant_tensor.array_methods import as_array as as_array
@@ -51,3 +53,4 @@ from jqinject.quant_tensor.validity import product_sum_bit_width as product_sum_
 from jqinject.quant_tensor.validity import sum_bit_width as sum_bit_width
 
 AnyQuantTensor: TypeAlias = QuantTensor
+Operand: TypeAlias = jax.Array | QuantTensor

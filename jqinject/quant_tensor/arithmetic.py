@@ -117,7 +117,7 @@ def absolute(a: Tensor) -> Tensor:
     return a.set(value=jnp.abs(a.value), zero_point=None, bit_width=bits, signed=False)
 
 
-def product(a: Tensor, b: Tensor, operation: str, value: Any, scale: Any) -> Tensor:
+def product(a: Tensor, b: Tensor, operation: str, value: jax.Array, scale: jax.Array) -> Tensor:
     """Return `a * b` or `a / b` with this value and scale: bits add, signed if either is, no zero point.
 
     (q_a - z_a) * (q_b - z_b) is an integer without a zero point, even if tracing hides a nonzero z.

@@ -70,10 +70,8 @@ class ArrayMethods:
     tolist = trace = var = view = __dlpack__ = __dlpack_device__ = __divmod__ = __rdivmod__ = _of_value()
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = _of_value()
     __rmod__ = __rtruediv__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _of_value()
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __neg__ = __abs__ = (
-        _of_value()
-    )
-    __contains__ = __round__ = __bool__ = __int__ = __float__ = __complex__ = _of_value()
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __neg__ = _of_value()
+    __abs__ = __contains__ = __round__ = __bool__ = __int__ = __float__ = __complex__ = _of_value()
     __hash__ = None  # type: ignore[assignment]  # comparisons are elementwise, as for arrays
 
     at: Any = attribute("value.at", "`value.at`: its updates make arrays.")

@@ -5,6 +5,7 @@ from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from jqinject.ops import float_grid, grid, lean
 from jqinject.ops.cut import Cut, cut_in_place
@@ -45,7 +46,7 @@ class GroupwiseQuantTensor(QuantTensor):
     __slots__ = ()
     is_grouped = True
 
-    def _divide(self, grouped: Any, *groups: Any) -> None:
+    def _divide(self, grouped: QuantTensor, *groups: Any) -> None:
         """Store the arguments of a constructor; the last three are those of `Layout.of`."""
         self._take(grouped, Layout.of(type(self).__name__, grouped.shape, *groups))
 
@@ -128,7 +129,7 @@ class GroupwiseIntQuantTensor(GroupwiseQuantTensor):
 
     def __init__(
         self,
-        value: object,
+        value: ArrayLike,
         scale: jax.Array,
         zero_point: jax.Array | None,
         group_size: int,
@@ -168,7 +169,7 @@ class GroupwiseFloatQuantTensor(FloatNames, GroupwiseQuantTensor):
 
     def __init__(
         self,
-        value: object,
+        value: ArrayLike,
         scale: jax.Array,
         group_size: int,
         group_dim: int,
@@ -207,7 +208,7 @@ class GroupwiseCodebookQuantTensor(CodebookNames, GroupwiseQuantTensor):
 
     def __init__(
         self,
-        value: object,
+        value: ArrayLike,
         scale: jax.Array,
         group_size: int,
         group_dim: int,
@@ -224,7 +225,7 @@ for _cls in (GroupwiseIntQuantTensor, GroupwiseFloatQuantTensor, GroupwiseCodebo
 
 
 def in_groups(
-    grouped: Any, group_size: int, group_dim: int, length: int | None = None, piece: int | None = None
+    grouped: QuantTensor, group_size: int, group_dim: int, length: int | None = None, piece: int | None = None
 ) -> GroupwiseQuantTensor:
     """Return a groupwise tensor of the same number format, from a quantized tensor with two axes for the groups.
 

@@ -9,7 +9,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.ops.float_grid import FloatGrid
 from jqinject.ops.grid import Codebook, IntGrid
@@ -70,10 +70,10 @@ class IntQuantTensor(quantized.QuantTensor):
 
     def __init__(
         self,
-        value: Any,
-        scale: Any,
-        zero_point: Any,
-        bit_width: Any,
+        value: ArrayLike,
+        scale: ArrayLike,
+        zero_point: ArrayLike | None,
+        bit_width: validity.BitWidth,
         signed: bool,
         training: bool,
         payload: jax.Array | None = None,
@@ -87,14 +87,14 @@ class IntQuantTensor(quantized.QuantTensor):
     @classmethod
     def from_int(
         cls,
-        integers: Any,
-        scale: Any,
-        zero_point: Any = 0.0,
-        bit_width: Any = 8,
+        integers: ArrayLike,
+        scale: ArrayLike,
+        zero_point: ArrayLike | None = 0.0,
+        bit_width: validity.BitWidth = 8,
         *,
         signed: bool = True,
         training: bool = False,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> "IntQuantTensor":
         """Return the tensor of these integers: value = (integers - zero_point) * scale, in `dtype`.
 
@@ -103,20 +103,18 @@ class IntQuantTensor(quantized.QuantTensor):
             Array([-0.5,  1. ], dtype=float32)
         """
         scale = jnp.asarray(scale, jnp.float32)
-        zero_point = None if zero_point is None else jnp.asarray(zero_point, jnp.float32)
-        value = validity.dequantized(jnp.asarray(integers), scale, zero_point, IntGrid(8), dtype)
-        return cls(value, scale, zero_point, bit_width, signed, training)
+        zero = None if zero_point is None else jnp.asarray(zero_point, jnp.float32)
+        value = validity.dequantized(jnp.asarray(integers), scale, zero, IntGrid(8), dtype)
+        return cls(value, scale, zero, bit_width, signed, training)
 
     payload: jax.Array | None = attribute("_payload", "The integers of a tensor just quantized.")
 
     def __add__(self, operand: object) -> "IntQuantTensor | jax.Array":
         if isinstance(operand, IntQuantTensor):
             return arithmetic.add(self, operand)
-        return (
-            self.value + operand.value
-            if isinstance(operand, quantized.QuantTensor)
-            else arithmetic.shift(self, operand)
-        )
+        if isinstance(operand, quantized.QuantTensor):
+            return self.value + operand.value
+        return arithmetic.shift(self, operand)
 
     def __sub__(self, operand: Any) -> Any:
         return self + (-operand)
@@ -198,8 +196,8 @@ class FloatQuantTensor(FloatNames, quantized.QuantTensor):
 
     def __init__(
         self,
-        value: Any,
-        scale: Any,
+        value: ArrayLike,
+        scale: ArrayLike,
         format: Any,
         training: bool = False,
         payload: jax.Array | None = None,
@@ -286,7 +284,9 @@ class CodebookQuantTensor(CodebookNames, quantized.QuantTensor):
     kind = "table"
     cure = "From indices: CodebookQuantTensor.from_codes(codes, scale, codebook)."
 
-    def __init__(self, value: Any, scale: Any, codebook: Codebook, training: bool = False) -> None:
+    def __init__(
+        self, value: ArrayLike, scale: ArrayLike, codebook: Codebook, training: bool = False
+    ) -> None:
         if not isinstance(codebook, Codebook):
             raise TypeError(
                 f"CodebookQuantTensor: codebook must be a Codebook such as TableGrid, got {codebook!r}"

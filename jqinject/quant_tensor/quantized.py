@@ -33,7 +33,7 @@ def _moving(name: str, move: Any, doc: str, in_groups: bool = False) -> Any:
         in_groups: whether `move` keeps groups.
     """
 
-    def method(self: "QuantTensor", *args: Any) -> Any:
+    def method(self: "QuantTensor", *args: Any) -> "jax.Array | QuantTensor":
         keeps = in_groups if self.is_grouped else self._is_movable
         return move(self, *args) if keeps else getattr(self.value, name)(*args)
 
@@ -340,7 +340,7 @@ def _why_invalid(tensor: QuantTensor) -> str:
     )
 
 
-def split_payload(x: Any) -> tuple[Any, Any]:
+def split_payload(x: jax.Array | QuantTensor) -> tuple[Any, Any]:
     """The arrays of an operand of a contraction, and what is static, compared by value: see `joined_payload`.
 
     A pytree of an operand that keeps its payload would have the value in its place. This has neither the value nor a

@@ -83,11 +83,11 @@ class TensorFields(ArrayMethods):
     def _store(
         self,
         array: Any,
-        scale: jax.Array,
+        scale: Any,
         zero: Any,
         grid: Any,
         training: bool,
-        payload: Any = None,
+        payload: jax.Array | None = None,
         check: bool = True,
     ) -> None:
         """Store the fields of a tensor without groups.
@@ -126,9 +126,9 @@ class TensorFields(ArrayMethods):
         payload: jax.Array,
         scale: jax.Array,
         zero_point: jax.Array | None,
-        grid: Any,
+        grid: Grid,
         dtype: DTypeLike,
-        scale_dtype: Any = None,
+        scale_dtype: DTypeLike | None = None,
         levels: Levels | None = None,
     ) -> Any:
         """Return the tensor of numbers that are known to be on the grid; it is dequantized when its value is read.
@@ -336,7 +336,7 @@ def _flatten(tensor: TensorFields) -> tuple[list[tuple[Any, Any]], Any]:
     return [(key(name), getattr(tensor, "_" + name)) for name in names], static
 
 
-def _unflatten(cls: Any, static: Any, children: Iterable[Any]) -> Any:
+def _unflatten(cls: Any, static: Any, children: Iterable[object]) -> Any:
     if isinstance(static, Layout):
         (child,) = children
         if not isinstance(child, TensorFields):

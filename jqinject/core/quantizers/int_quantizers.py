@@ -270,7 +270,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
             )
         return (int(input_format[0]), bool(input_format[1])) if input_format.ndim == 1 else None
 
-    def check_input(self, x: jax.Array, input_bit_width: Any, input_is_signed: bool) -> None:
+    def check_input(self, x: jax.Array, input_bit_width: Bits, input_is_signed: bool) -> None:
         """Refuse in advance an input that cannot be guaranteed for.
 
         Args:

@@ -334,11 +334,11 @@ class IntQuant(Delayed):
         row_major = isinstance(self.input_view_impl, Identity)
         return row_major and self.delay is None and is_nearest(self.float_to_int_impl, self.tensor_clamp_impl)
 
-    def min_int(self, bit_width: Bits) -> Any:
+    def min_int(self, bit_width: Bits) -> Bits:
         """Smallest integer of `bit_width` bits. See `jqinject.ops.min_int`."""
         return int_grid(self, bit_width).bounds[0]
 
-    def max_int(self, bit_width: Bits) -> Any:
+    def max_int(self, bit_width: Bits) -> Bits:
         """Largest integer of `bit_width` bits. See `jqinject.ops.max_int`."""
         return int_grid(self, bit_width).bounds[1]
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -163,7 +162,7 @@ class FrozenForm:
         return x if count == 1 else jnp.concatenate([x] * (self.stored.shape[axis] // count), axis)
 
     def partition_specs(
-        self, names: Iterable[Any], numbers: Mapping[str, jax.Array]
+        self, names: Iterable[object], numbers: Mapping[str, jax.Array]
     ) -> dict[str, jax.sharding.PartitionSpec]:
         """How the numbers are sharded if the weight is sharded so; axes of a scale of size 1 are not.
 

@@ -22,6 +22,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.frozen_form import FrozenForm, StoredForm
+from jqinject.ops import Grid
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import (
     Groups,
@@ -177,7 +178,7 @@ def frozen_numbers(
     return numbers, form
 
 
-def numbers_of_leaves(leaves: Sequence[Any], form: FrozenForm) -> dict[str, Any]:
+def numbers_of_leaves(leaves: Sequence[object], form: FrozenForm) -> dict[str, Any]:
     """Numbers by name from their arrays, in the order of their sorted names.
 
     Args:
@@ -289,7 +290,7 @@ def has_low_bits(x: object) -> bool:
     return is_quantized(x) and isinstance(x.bit_width, int) and x.bit_width <= 8
 
 
-def _known_grid(weight: object) -> Any:
+def _known_grid(weight: object) -> Grid:
     """The number format of a quantized weight without groups; a learned one with its current widths."""
     if not is_quantized(weight):
         raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")

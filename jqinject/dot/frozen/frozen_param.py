@@ -192,7 +192,7 @@ class FrozenParam(LowBitArray, Frozen):
 
     @classmethod
     def holding(
-        cls, numbers: Mapping[str, Any], form: FrozenForm, metadata: Mapping[str, object] | None = None
+        cls, numbers: Mapping[str, object], form: FrozenForm, metadata: Mapping[str, object] | None = None
     ) -> Self:
         """The frozen parameter of numbers that `frozen_numbers` returned, perhaps stacked.
 
@@ -310,7 +310,7 @@ class FrozenParam(LowBitArray, Frozen):
             raise self.refusal(value)
         super().set_value(numbers)
 
-    def set_raw_value(self, value: Any, **options: Any) -> None:
+    def set_raw_value(self, value: object, **options: Any) -> None:
         """As of an `nnx.Variable`; a float array is refused.
 
         Raises:

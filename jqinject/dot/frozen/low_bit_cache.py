@@ -40,7 +40,7 @@ class LowBitCache(LowBitArray):
         ((1, 1, 1, 2), 'float32', 6, Array([ 1. , -0.5], dtype=float32))
     """
 
-    def __init__(self, numbers: Mapping[str, Any], form: FrozenForm) -> None:
+    def __init__(self, numbers: Mapping[str, object], form: FrozenForm) -> None:
         self._numbers, self._form = dict(numbers), form
 
     @classmethod

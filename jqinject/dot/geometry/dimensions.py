@@ -19,9 +19,6 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jqinject.quant_tensor import QuantTensor
-
-Operand: TypeAlias = jax.Array | QuantTensor
 OutSharding: TypeAlias = jax.sharding.NamedSharding | jax.sharding.PartitionSpec | None
 Label = tuple[str | int, ...]
 Labels = tuple[Label, ...]

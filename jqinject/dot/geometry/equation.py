@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import Operand, as_array
 
 
 @dataclass(frozen=True)

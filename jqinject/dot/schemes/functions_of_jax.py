@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import jax
 from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Operand, OutSharding
+from jqinject.dot.geometry.dimensions import OutSharding
 from jqinject.dot.geometry.equation import einsum_by
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.schemes import modules, scheme
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.dot.tensors.contract import contract, output_dtype
-from jqinject.quant_tensor import is_quantized
+from jqinject.quant_tensor import Operand, is_quantized
 
 
 def dot_general(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Operand, OutSharding, checked_dimensions
+from jqinject.dot.geometry.dimensions import OutSharding, checked_dimensions
 from jqinject.dot.geometry.equation import einsum_op
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.ragged import Ragged
@@ -19,7 +19,7 @@ from jqinject.dot.schemes.scheme_fits import check_convolution, check_ragged
 from jqinject.dot.tensors.contract import output_dtype
 from jqinject.dot.tensors.six_operands import Plan
 from jqinject.ops.sharding import asked, with_sharding
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import Operand, as_array
 
 
 def _plan(

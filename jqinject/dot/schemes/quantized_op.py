@@ -16,14 +16,14 @@ from jqinject.core import Frozen, component, state
 from jqinject.dot.frozen.frozen_form import PER_AXIS, FrozenForm
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_param import FrozenParam
-from jqinject.dot.geometry.dimensions import Labels, Operand
+from jqinject.dot.geometry.dimensions import Labels
 from jqinject.dot.schemes.contraction import NO_STATE_IN_SWITCHED, NO_STATE_OF_FUNCTIONS, Contraction
 from jqinject.dot.schemes.scheme import SchemeLike, SchemeSpec, checked_scheme
 from jqinject.dot.schemes.scheme_dot import contract_by_scheme
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.six_operands import Plan
 from jqinject.ops import FloatGrid, IntGrid
-from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, is_quantized, on_integers
+from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, Operand, is_quantized, on_integers
 
 
 class QuantMode(enum.Enum):

@@ -325,7 +325,7 @@ def payload_does_not_fit(where: str, why: str) -> ValueError:
     )
 
 
-def _accumulator(dtype: Any, name: str, key: str) -> np.dtype | None:
+def _accumulator(dtype: DTypeLike | None, name: str, key: str) -> np.dtype | None:
     if dtype is not None and not _is_integer(dtype):
         raise TypeError(
             f"{name}: {key} must be a dtype of integers, such as jnp.int32, or None; got {dtype!r}"

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.dot.geometry.dimensions import Labels, Operand, scale_in_output
+from jqinject.dot.geometry.dimensions import Labels, scale_in_output
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import (
@@ -38,6 +38,7 @@ from jqinject.dot.tensors.six_operands import (
 )
 from jqinject.quant_tensor import (
     IntQuantTensor,
+    Operand,
     QuantTensor,
     as_array,
     is_quantized,

@@ -33,7 +33,7 @@ from jqinject.quant_tensor import (
     is_grouped,
 )
 
-Quantize = Callable[[Any, jax.Array], Any]
+Quantize = Callable[[Any, jax.Array], object]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot.frozen.stored_dot import StoredDot, stored_dot_general
-from jqinject.dot.geometry.dimensions import Dimensions, Operand, OutSharding, checked_dimensions
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding, checked_dimensions
 from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import IntegerOperand
@@ -32,7 +32,7 @@ from jqinject.dot.tensors.six_operands import (
     contract_operands,
 )
 from jqinject.ops import FloatGrid
-from jqinject.quant_tensor import FloatQuantTensor, as_array, on_minifloats
+from jqinject.quant_tensor import FloatQuantTensor, Operand, as_array, on_minifloats
 
 _IN_FLOAT32 = Sums(floats="float32")
 

@@ -69,7 +69,7 @@ def quantized_by(
 
 
 def quantized_along(
-    quantize: Callable[[jax.Array], Any], x: LabelledTensor, summed: Labels, merges: bool
+    quantize: Callable[[jax.Array], object], x: LabelledTensor, summed: Labels, merges: bool
 ) -> LabelledTensor:
     """An array quantized by a quantizer that takes features last: the summed axes are moved there.
 

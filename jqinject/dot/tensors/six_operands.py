@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Dimensions, Labels, Operand, OutSharding
+from jqinject.dot.geometry.dimensions import Dimensions, Labels, OutSharding
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import IntegerOperand, affine_dot_general
 from jqinject.dot.kernels.ragged import Ragged
@@ -24,7 +24,7 @@ from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joine
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.dot.tensors.residuals import KeptOperands, floats_of, shaped_like
 from jqinject.ops import observe, packing, ste
-from jqinject.quant_tensor import as_array, is_quantized, on_integers, on_minifloats
+from jqinject.quant_tensor import Operand, as_array, is_quantized, on_integers, on_minifloats
 
 ProductName = Literal["fprop", "dgrad", "wgrad"]
 Pair = tuple[LabelledTensor, LabelledTensor]

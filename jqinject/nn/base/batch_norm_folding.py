@@ -116,7 +116,7 @@ def check_merges(layer: object, norm: nnx.BatchNorm) -> "RescaledState":
     return learned
 
 
-def _sizes(weight: nnx.Variable[Any], channel: int) -> list[int]:
+def _sizes(weight: nnx.Variable[jax.Array], channel: int) -> list[int]:
     """The shape in which numbers of output channels are broadcast to a weight."""
     return [
         size if axis == channel else 1
@@ -131,7 +131,7 @@ def _is_ours(layer: object) -> bool:
 def _weight_of(layer: Any) -> tuple[nnx.Variable[Any], int]:
     """The weight of a layer and the axis of its output channels."""
     ours = _is_ours(layer)
-    is_float = isinstance(layer, FLOAT_LAYERS) and not isinstance(layer, nnx.LoRALinear)
+    is_float = issubclass(type(layer), FLOAT_LAYERS) and not issubclass(type(layer), nnx.LoRALinear)
     if not (layer.takes_batch_norm if ours else is_float):
         raise TypeError(
             f"a batch norm can be merged into a layer that contracts its input with a weight (QuantLinear, QuantConv, "
@@ -153,7 +153,7 @@ def _weight_of(layer: Any) -> tuple[nnx.Variable[Any], int]:
     return layer.weight, channel - layer.weight_ndim
 
 
-def _check_fits(layer: Any, weight: nnx.Variable[Any], channel: int, norm: nnx.BatchNorm) -> None:
+def _check_fits(layer: Any, weight: nnx.Variable[jax.Array], channel: int, norm: nnx.BatchNorm) -> None:
     name = type(layer).__name__
     own, its = weight.get_value().shape[channel], norm.num_features
     rank = layer.weight_ndim if _is_ours(layer) else weight.get_value().ndim

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.typing import PromoteDtypeFn
+from flax.typing import Dtype, PromoteDtypeFn
 
 from jqinject.dot import FrozenParam, contraction_output
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
@@ -19,7 +19,15 @@ from jqinject.dot.tensors.contract import contract_as
 from jqinject.nn.base.layer_geometry import LayerGeometry
 from jqinject.ops.sharding import asked, before_transpose, with_sharding
 from jqinject.proxy import GradQuantProxyFromInjector
-from jqinject.quant_tensor import IntQuantTensor, QuantTensor, as_array, is_quantized, on_integers, quantized
+from jqinject.quant_tensor import (
+    IntQuantTensor,
+    Operand,
+    QuantTensor,
+    as_array,
+    is_quantized,
+    on_integers,
+    quantized,
+)
 
 LayerArrays: TypeAlias = tuple[Any, Any, jax.Array | None]
 """Input, weight and bias of a call; None for no bias."""
@@ -28,8 +36,8 @@ LayerArrays: TypeAlias = tuple[Any, Any, jax.Array | None]
 class ContractingLayer(Protocol):
     """What a placement reads of its layer."""
 
-    dtype: Any
-    preferred_element_type: Any
+    dtype: Dtype | None
+    preferred_element_type: Dtype | None
     promote_dtype: PromoteDtypeFn
     contraction_name: ClassVar[str]
 
@@ -227,13 +235,13 @@ class StaticContraction(NamedTuple):
     needs: str
     placed: Any
     whole_zero_points: bool
-    dtype: Any
-    preferred_element_type: Any
+    dtype: Dtype | None
+    preferred_element_type: Dtype | None
     promote_dtype: PromoteDtypeFn
     out_sharding: Any = None
     operands: tuple[Any, Any] = (None, None)
 
-    def choice(self, x: Any, weight: Any, integer_gradient: bool = False) -> ChosenKernel:
+    def choice(self, x: Operand, weight: Any, integer_gradient: bool = False) -> ChosenKernel:
         """Choose the row of the table for input and weight.
 
         Args:
@@ -304,7 +312,7 @@ def promoted(promote_dtype: PromoteDtypeFn, arrays: Any, /, **options: Any) -> A
     return inputs, unallocated(kernel.shape, small.dtype), bias
 
 
-def _described(operand: Any) -> str:
+def _described(operand: Operand) -> str:
     """An operand in an error text."""
     if on_integers(operand):
         zero = np.shape(operand.zero_point)

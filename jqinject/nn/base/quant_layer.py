@@ -358,11 +358,11 @@ if TYPE_CHECKING:
 
         @overload
         def __new__(
-            cls: type[_HasResults[InArrays, Any]], *_: object, return_quant_tensor: Off = ..., **__: object
+            cls: type[_HasResults[InArrays, object]], *_: object, return_quant_tensor: Off = ..., **__: object
         ) -> InArrays: ...
         @overload
         def __new__(
-            cls: type[_HasResults[Any, InQuantTensors]], *_: object, return_quant_tensor: On, **__: object
+            cls: type[_HasResults[object, InQuantTensors]], *_: object, return_quant_tensor: On, **__: object
         ) -> InQuantTensors: ...
         @overload
         def __new__(cls, *_: object, **__: object) -> Self: ...
@@ -373,11 +373,11 @@ if TYPE_CHECKING:
 
         @overload
         def __new__(
-            cls: type[_HasResults[InArrays, Any]], *_: object, return_quant_tensor: Off, **__: object
+            cls: type[_HasResults[InArrays, object]], *_: object, return_quant_tensor: Off, **__: object
         ) -> InArrays: ...
         @overload
         def __new__(
-            cls: type[_HasResults[Any, InQuantTensors]],
+            cls: type[_HasResults[object, InQuantTensors]],
             *_: object,
             return_quant_tensor: On = ...,
             **__: object,

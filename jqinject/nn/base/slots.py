@@ -76,7 +76,7 @@ def check_input_for_weight(layer: Any) -> None:
         weight_quant.check_input(_sample(input_quant))
 
 
-def warn_of_cut_groups(proxy: Any, layer: Any, where: str) -> None:
+def warn_of_cut_groups(proxy: QuantProxyFromInjector, layer: Any, where: str) -> None:
     """Warn if groups of a weight end with an axis although the contraction sums over another one too.
 
     Args:
@@ -112,7 +112,7 @@ def input_format(layer: Any) -> IntegerFormat | None:
     return IntegerFormat(sample.bit_width, sample.signed) if on_integers(sample) else None
 
 
-def _sample(proxy: Any) -> object:
+def _sample(proxy: QuantProxyFromInjector) -> object:
     """One quantized 0, of which bits and sign are read; only traced if bits are static, so that nothing runs."""
     traced = jax.eval_shape(proxy.sample)
     static = not on_integers(traced) or isinstance(traced.bit_width, int)

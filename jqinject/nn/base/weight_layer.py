@@ -26,6 +26,7 @@ from jqinject.ops.processes import is_traced
 from jqinject.proxy import GradQuantProxyFromInjector, IntegerFormat, stack_of
 from jqinject.quant_tensor import (
     AnyQuantTensor,
+    Operand,
     QuantTensor,
     as_array,
     is_quantized,
@@ -237,7 +238,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         """
         return self._quantized_bias(quant_input, quant_weight)
 
-    def _quantized_bias(self, quant_input: object, quant_weight: object) -> Any:
+    def _quantized_bias(self, quant_input: object, quant_weight: object) -> Operand | None:
         if self.bias is None:
             return None
         bias, proxy = self.bias[...], self.bias_quant
@@ -261,7 +262,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
             )
         return None if scale is None else scale.reshape(self.bias.shape)
 
-    def _check_features(self, inputs: Any) -> None:
+    def _check_features(self, inputs: Operand) -> None:
         """Refuse an input of other features than the layer's, in the layer's own words."""
         shape = np.shape(inputs) if isinstance(inputs, list | tuple | int | float) else inputs.shape
         if shape[-1:] != (self.in_features,):
@@ -340,7 +341,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         return self._parent_forward(parameters, x, out_sharding), None
 
     def _contracted_at_once(
-        self, x: Any, weight: Any, bias: jax.Array | QuantTensor | None, out_sharding: Any
+        self, x: Operand, weight: Any, bias: Operand | None, out_sharding: object
     ) -> jax.Array | None:
         """The product of payloads as one program; None in a trace, or where floats are contracted."""
         static = self._static_contraction(np.shape(x), weight)
@@ -363,7 +364,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         static = self._static_contraction(np.shape(x), weight)
         return None if static is None else static.choice(x, weight, integer_gradient)
 
-    def _static_contraction(self, shape: tuple[int, ...], weight: Any) -> StaticContraction | None:
+    def _static_contraction(self, shape: tuple[int, ...], weight: object) -> StaticContraction | None:
         """What is static in the contraction of an input of this shape; None where floats are contracted in any case."""
         requested = self.contraction
         if requested == "float":
@@ -443,6 +444,6 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         return of_input, self.weight_quant.has_zero_point if slots.is_on(self.weight_quant) else None
 
 
-def _array_of(operand: Any) -> Any:
+def _array_of(operand: Operand | None) -> Any:
     """The floats of an operand; without a bias, None."""
     return operand.value if isinstance(operand, QuantTensor) else operand
