@@ -21,7 +21,7 @@ CODE_LINES = {
     "demo": 356,
     "dot": 4238,
     "export": 670,
-    "formats": 3610,
+    "formats": 3602,
     "inject": 1319,
     "model": 5227,
     "native": 201,
