@@ -15,7 +15,7 @@ from jqinject import native
 from jqinject.export._fuse import Module, Proto, fused
 from jqinject.export._marks import MARK, mark_quantizers, rules
 from jqinject.export._model import ExportedCall, PyTree, checked_path, needed, serving_copy
-from jqinject.export._operations import OPERATOR, POOLS, evaluate
+from jqinject.export._operations import KEPT, OPERATOR, POOLS, evaluate
 from jqinject.program import CALL, Call, Method, checked_method
 from jqinject.program.jaxpr import Body
 
@@ -149,12 +149,11 @@ def onnx(
     jax2onnx, package, ir, passes = (needed(name, "export", "onnx") for name in packages)
     register(needed("jax2onnx.plugins.plugin_system", "export", "onnx"))
     with native.use(False):  # other runtimes do not have these kernels
-        program = _program(exported)
-    leaves, replaced = jax.tree.leaves(exported.state), {**rules(opset), **POOLS}
+        program = _program(exported, opset)
     kind = type(model).__name__
     try:
         proto = jax2onnx.to_onnx(
-            lambda *xs: evaluate(program, [*leaves, *xs], replaced),
+            lambda *xs: evaluate(program, xs, KEPT),
             inputs=exported.specs,
             model_name=kind,
             opset=opset,
@@ -185,14 +184,17 @@ def _check_valid(proto: Proto, package: Module, kind: str) -> None:
         ) from error
 
 
-def _program(exported: ExportedCall) -> Body:
-    """The call's program, from its state and arrays to arrays, with quantizers marked."""
+def _program(exported: ExportedCall, opset: int) -> Body:
+    """The call's program, from arrays to arrays, with quantized numbers in ONNX's form."""
 
     def run(state: PyTree, *arrays: jax.Array) -> list[jax.Array]:
         return jax.tree.leaves(exported(state, arrays))
 
-    # NNX's transformations need Variables of their own trace: the state is an argument first, and constants later.
-    return Body.of(jax.make_jaxpr(run)(exported.state, *exported.specs))
+    # NNX's transformations need Variables of their own trace: the state is first an argument, then a constant.
+    marked = Body.of(jax.make_jaxpr(run)(exported.state, *exported.specs))
+    leaves = jax.tree.leaves(exported.state)
+    unmarked = jax.make_jaxpr(lambda *xs: evaluate(marked, [*leaves, *xs], {**rules(opset), **POOLS}))
+    return Body.of(unmarked(*exported.specs))
 
 
 def register(plugins: Module) -> None:

@@ -103,6 +103,8 @@ OPERATOR = Primitive("jqinject_onnx_operator")
 OPERATOR.def_abstract_eval(
     lambda x, *operands, operator, shape, dtype, attributes: x.update(shape=shape, dtype=dtype)
 )
+# Constants are not folded through it.
+KEPT: dict[str, Rule] = {OPERATOR.name: lambda operands, params: [OPERATOR.bind(*operands, **params)]}
 
 
 def linear(

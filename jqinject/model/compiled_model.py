@@ -7,7 +7,6 @@ checks are made where JAX traces this function: Python runs it only for argument
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Generic, Literal, TypeVar, final
 
@@ -32,8 +31,6 @@ Model = TypeVar("Model", bound=nnx.Module)
 Filter = nnx.filterlib.Filter
 Arrays = tuple[jax.Array, ...]
 Shapes = Literal["any", "given"]
-MANY = 16
-"""So many programs of one model are no surprise."""
 
 
 def compiled(
@@ -317,14 +314,6 @@ class CompiledModel(Generic[Model]):
                 f"compiled: ({described}) was not prepared, and shapes='given'. It is compiled for: "
                 f"{'; '.join(self.programs)}.\n"
                 "  cure: answer.prepare(...) for these sizes, before answering; or shapes='any'"
-            )
-        if len(self._programs) == MANY:
-            warnings.warn(
-                f"compiled: {self._name} is compiled for more than {MANY} different arguments, now for ({described}); "
-                "each takes time and memory.\n  cure: inputs of few sizes (padded); jnp.asarray of numbers that change "
-                "from call to call",
-                UserWarning,
-                stacklevel=2,
             )
         return described
 

@@ -10,7 +10,7 @@ from typing import Any
 from flax import nnx
 
 from jqinject.dot import FrozenParam
-from jqinject.model.walk import ModelIndex, listed, place_name
+from jqinject.model.walk import ModelIndex, check_module, listed, place_name
 from jqinject.proxy import QuantProxyFromInjector
 
 Change = tuple[dict[str, Any], str, object]
@@ -72,9 +72,7 @@ def quantization_status_manager(
         >>> bool(same.all()), layer.weight_quant.is_quant_enabled
         (True, True)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"quantization_status_manager takes an NNX module, got {type(model).__name__}")
-
+    check_module(model, "quantization_status_manager")
     if disable_weight_quant:
         _warn_of_frozen(model)
 

@@ -21,8 +21,6 @@ from jqinject.proxy import QuantProxyFromInjector
 
 Path = tuple[str, ...]
 ARRAYS = jax.Array | np.ndarray | jax.ShapeDtypeStruct
-OPS = ("dot_general", "einsum_op", "conv_general_dilated")
-"""The attributes of Flax's layers that may hold a quantized op."""
 M = TypeVar("M", bound=nnx.Module)
 QUANTIZER_KINDS = (QuantParam, QuantStat, GradStat, GradSlot)
 TRACKED = (
@@ -52,6 +50,11 @@ class PlainArray:
     def dtype(self) -> np.dtype:
         """The array's dtype."""
         return self.get_value().dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return self.get_value().shape
 
     def get_value(self) -> Any:
         """The array."""
@@ -256,6 +259,11 @@ def check_module(model: object, caller: str) -> None:
         raise TypeError(f"{caller} takes an NNX module, got {type(model).__name__}")
 
 
+def modules_of(model: nnx.Module) -> dict[str, nnx.Module]:
+    """The modules, each once, by their first path as text; the model itself is ""."""
+    return {".".join(map(str, path)): node for path, node in nnx.iter_modules(model)}
+
+
 def modules_by_path(model: nnx.Module, kind: type[M]) -> dict[str, M]:
     """The modules of a class, each once, by their first path as text.
 
@@ -277,12 +285,11 @@ SHOWN = 8
 
 def static_ranges(index: ModelIndex) -> dict[str, StaticRange]:
     """The outermost modules that may hold static ranges (quantizers, quantized ops, lone components), by first path."""
-    return {place_name(path): cast(StaticRange, node) for path, node in index.outermost(_is_static_range)}
-
-
-def _is_static_range(node: object) -> bool:
     # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
-    return issubclass(type(node), StaticRange)
+    return {
+        place_name(path): cast(StaticRange, node)
+        for path, node in index.outermost(lambda node: issubclass(type(node), StaticRange))
+    }
 
 
 def uncalibrated(index: ModelIndex) -> tuple[str, ...]:

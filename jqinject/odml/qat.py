@@ -66,7 +66,6 @@ class OdmlProvider(abc.ABC):
             TypeError: `model` is not an NNX module.
             ValueError: no inputs; see `quantize_calls`.
         """
-        check_inputs(model, inputs, kwargs, f"{type(self).__name__}.quantize")
         return self.quantize_calls(model, [Call(inputs, kwargs)])
 
     def quantize_calls(self, model: Model, calls: Sequence[Call]) -> Model:

@@ -8,7 +8,7 @@ and scales. Reading a `LowBitCache` in any other operation reads a QuantTensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +20,9 @@ from jax import lax
 from jqinject.dot import LowBitCache, is_low_bit_cache
 from jqinject.program.jaxpr import Body, Equation
 from jqinject.program.moves import only_moves
-from jqinject.program.operations import operation_of
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
-from jqinject.program.run import Run
+from jqinject.program.run import OperationRun
 from jqinject.program.trace import Program
 from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
 from jqinject.proxy import transform_of
@@ -36,54 +35,44 @@ def opened(x: Tracked) -> Tracked:
     return replace(_after(x, x.value.quant_tensor()), quantized=True)
 
 
-def written(run: Run, eqn: Equation, inputs: Sequence[Tracked], path: str) -> list[Tracked] | None:
+def written(step: OperationRun) -> list[Tracked] | None:
     """The cache after an operation that writes into one; None for any other operation.
-
-    Args:
-        run: the interpreter.
-        eqn: its equation.
-        inputs: its operands.
-        path: of the module.
 
     Raises:
         ValueError: a rule takes the cache, and the write is of a part of a row; a cache in low bits of another form
             than its quantizer's, or that no rule takes.
     """
-    name = eqn.name
-    if name not in WRITES or not run.policy.follows_parameters:
+    eqn, name, policy = step.eqn, step.eqn.name, step.run.policy
+    if name not in WRITES or not policy.follows_parameters:
         return None
-    is_cache = _which_are_caches(inputs)
-    cache = next((x for x, flag in zip(inputs, is_cache, strict=True) if flag), None)
+    is_cache = _which_are_caches(step.inputs)
+    cache = next((x for x, flag in zip(step.inputs, is_cache, strict=True) if flag), None)
     if cache is None or not (is_cache[0] or name == "concatenate"):
         return None
     if name == "concatenate" and eqn.params["dimension"] == len(shape_of(cache)) - 1:
         return None  # features beside features, which no cache grows by
     if name in ("copy", "name", "sharding_constraint"):
         return _placed(eqn, cache) if isinstance(cache.value, LowBitCache) else None
-    quantizer = run.policy.cache_quantizer(path, cache.cache)
+    quantizer = policy.cache_quantizer(step.path, cache.cache)
     if quantizer is None and not isinstance(cache.value, LowBitCache):
         return None
     if name == "concatenate":
-        run.choose(path, operation_of(name))
-    return [_write(run, eqn, inputs, is_cache, cache, quantizer, path)]
+        step.choose()
+        new = [place for place, flag in enumerate(is_cache) if not flag]
+    else:
+        new = [1 if name == "dynamic_update_slice" else 2]
+    return [_write(step, cache, quantizer, new)]
 
 
-def _write(
-    run: Run,
-    eqn: Equation,
-    inputs: Sequence[Tracked],
-    is_cache: list[bool],
-    cache: Tracked,
-    quantizer: object,
-    path: str,
-) -> Tracked:
-    where = f"the cache {cache.cache}, written in {path or 'the model'} by {eqn.name},"
+def _write(step: OperationRun, cache: Tracked, quantizer: object, new: Sequence[int]) -> Tracked:
+    """The cache after a write of some operands."""
+    run, eqn, inputs = step.run, step.eqn, step.inputs
+    where = f"the cache {cache.cache}, written in {step.path or 'the model'} by {eqn.name},"
     if quantizer is None:
         raise ValueError(
             f"{where} is in low bits, and no rule of the model has cache_quant for it.\n"
             "  cure: Rule(cache_quant=...) in quantize, or a float cache"
         )
-    new = _places_of_new(eqn, is_cache)
     if not _writes_rows(eqn, inputs, new):
         raise ValueError(
             f"{where} has other axes than the quantizer needs: a part of the last axis of {shape_of(cache)} is "
@@ -104,8 +93,11 @@ def _write(
             f"{where} is stored as {low_bits}, and its quantizer makes {next(iter(rows.values()))}.\n"
             "  cure: jqinject.quantized_cache(model, cache) with this model"
         )
-    operands = [rows.get(place, x.value) for place, x in enumerate(inputs)]
-    return _after(cache, WRITES[eqn.name](eqn, operands, low_bits), transform_of(quantizer))
+    operands, numbers = [rows.get(place, x.value) for place, x in enumerate(inputs)], {}
+    for name, array in low_bits.numbers.items():
+        arrays = [x.numbers[name] if isinstance(x, LowBitCache) else x for x in operands]
+        numbers[name] = WRITES[eqn.name](eqn, arrays, array.ndim - low_bits.ndim)
+    return _after(cache, low_bits.with_numbers(numbers), transform_of(quantizer))
 
 
 def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
@@ -115,20 +107,13 @@ def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
     return low if any(low) else [place in arrays[:1] for place in range(len(inputs))]
 
 
-def _after(cache: Tracked, value: jax.Array, turned: object = None) -> Tracked:
+def _after(cache: Tracked, value: object, turned: object = None) -> Tracked:
     """A cache with other numbers."""
     turned = cache.turned if turned is None else turned
     return replace(cache.with_value(value), origin=Origin.ACTIVATION, turned=turned)
 
 
-def _places_of_new(eqn: Equation, is_cache: list[bool]) -> list[int]:
-    """Which operands are written into the cache."""
-    if eqn.name == "concatenate":
-        return [place for place, flag in enumerate(is_cache) if not flag]
-    return [1 if eqn.name == "dynamic_update_slice" else 2]
-
-
-def _writes_rows(eqn: Equation, inputs: Sequence[Tracked], new: list[int]) -> bool:
+def _writes_rows(eqn: Equation, inputs: Sequence[Tracked], new: Sequence[int]) -> bool:
     """Whether whole rows of features are written, and the features are the last axis of what is written."""
     name, shape = eqn.name, shape_of(inputs[0])
     if not shape or any(shape_of(inputs[place])[-1:] != shape[-1:] for place in new):
@@ -145,47 +130,25 @@ def _writes_rows(eqn: Equation, inputs: Sequence[Tracked], new: list[int]) -> bo
     return last not in indexed and len(shape_of(inputs[2])) - 1 in numbers.update_window_dims
 
 
-def _each(cache: LowBitCache, write: Callable[[str, jax.Array, int], jax.Array]) -> LowBitCache:
-    """A cache with each of its arrays written, given how many axes more than the float array it has."""
-    numbers = cache.numbers
-    return cache.with_numbers({name: write(name, x, x.ndim - cache.ndim) for name, x in numbers.items()})
+# Each writes one array of a cache, which has as many axes more than the float array as are `added` at its end.
 
 
-def _updated(eqn: Equation, operands: Sequence[Any], cache: LowBitCache) -> LowBitCache:
-    _, new, *starts = operands
-
-    def write(name: str, x: jax.Array, added: int) -> jax.Array:
-        zero = jnp.zeros_like(starts[-1])
-        return lax.dynamic_update_slice(x, new.numbers[name], [*starts[:-1], *(zero,) * (added + 1)])
-
-    return _each(cache, write)
+def _updated(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
+    x, rows, *starts = operands
+    zero = jnp.zeros_like(starts[-1])
+    return lax.dynamic_update_slice(x, rows, [*starts[:-1], *(zero,) * (added + 1)])
 
 
-def _scattered(eqn: Equation, operands: Sequence[Any], cache: LowBitCache) -> LowBitCache:
-    _, indices, new = operands
-    dimensions = eqn.params["dimension_numbers"]
+def _scattered(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
+    x, indices, rows = operands
+    numbers = eqn.params["dimension_numbers"]
+    window = (*numbers.update_window_dims, *range(rows.ndim - added, rows.ndim))
     options = {name: eqn.params[name] for name in ("indices_are_sorted", "unique_indices", "mode")}
-
-    def write(name: str, x: jax.Array, added: int) -> jax.Array:
-        rows = new.numbers[name]
-        window = (*dimensions.update_window_dims, *range(rows.ndim - added, rows.ndim))
-        numbers = lax.ScatterDimensionNumbers(
-            window,
-            dimensions.inserted_window_dims,
-            dimensions.scatter_dims_to_operand_dims,
-            dimensions.operand_batching_dims,
-            dimensions.scatter_indices_batching_dims,
-        )
-        return lax.scatter(x, indices, rows, numbers, **options)
-
-    return _each(cache, write)
+    return lax.scatter(x, indices, rows, numbers._replace(update_window_dims=window), **options)
 
 
-def _joined(eqn: Equation, operands: Sequence[Any], cache: LowBitCache) -> LowBitCache:
-    axis = eqn.params["dimension"]
-    return _each(
-        cache, lambda name, x, added: lax.concatenate([part.numbers[name] for part in operands], axis)
-    )
+def _joined(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
+    return lax.concatenate(operands, eqn.params["dimension"])
 
 
 def _placed(eqn: Equation, x: Tracked) -> list[Tracked]:

@@ -112,13 +112,13 @@ def _attribute(method: str) -> str:
     return f"_jqinject_around_{method}"
 
 
-def intercept(layer: nnx.Module, around: Around, method: str = "__call__") -> None:
+def intercept(layer: nnx.Module, around: Callable[..., object], method: str = "__call__") -> None:
     """Run `around` around the calls of a module, outside any earlier interceptors.
 
     Args:
         layer: a module of a private copy of a model. Its class becomes a subclass, cached for each class and method,
             and `around` is stored in an attribute of the module: NNX carries both through transformations.
-        around: the interceptor.
+        around: the interceptor: an `Around`, or a function that is called like one.
         method: the method to intercept.
     """
     attribute = _attribute(method)

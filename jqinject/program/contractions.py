@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot import FrozenParam
@@ -205,8 +206,7 @@ class _Contraction:
             used, operand = self.operands[self.weight], operands[1 - self.weight]
             free = _free_axes(eqn, self.weight, len(shape_of(used)))
             summed = summed_axes(eqn)[self.weight]
-            mapped = run.maps(eqn)
-            note_use(run, self.choice, self.name, kind, used, summed, eqn, operand, free, mapped=mapped)
+            note_use(self.step, self.choice, self.name, used, summed, operand, free)
         elif lhs.is_activation and rhs.is_activation:
             by = (name_of_quantizer(run, self.choice, self.name, x) for x in operands)
             run.recorded.products.append(
@@ -261,7 +261,11 @@ class _Contraction:
         run.recorded.adapted.update((used.weight_path, place) for place in names)
         if low_rank.dropout:
             x = run.quantizers.quantize(run.add(Site(low_rank.dropout, None)), x)
-        update = low_rank.contracted(self.step.eqn, x, weight, self.rest, shape_of(used), self.evaluate)
+        low_rank = low_rank.cast(x.dtype)
+        update = low_rank.contracted(self.step.eqn, x, weight, self.rest)
+        if update is None:
+            dense = jnp.broadcast_to(low_rank.dense(), shape_of(used)).astype(x.dtype)
+            (update,) = self.evaluate([*((x, dense) if weight == 1 else (dense, x)), *self.rest])
         return value + update.astype(value.dtype)
 
 

@@ -85,12 +85,11 @@ class Interpreter(Run):
             outputs = nested.CALLS[name](self, eqn, list(map(self.kept.newest, inputs)), where)
             self.mapped = before
             return outputs
-        cache = written(self, eqn, inputs, where)
+        step = OperationRun(self, operation_of("einsum" if eqn.is_einsum else name), where, inputs, eqn)
+        cache = written(step)
         if cache is not None:
             return cache
-        operands = [opened(parameter(self, x)) for x in inputs]
-        operation = operation_of("einsum" if eqn.is_einsum else name)
-        return _handle(OperationRun(self, operation, where, operands, eqn))
+        return _handle(replace(step, inputs=[opened(parameter(self, x)) for x in inputs]))
 
     def _cross(self, label: str, x: Tracked, path: str) -> Tracked:
         """Enter or leave a module that is one operation, of which only the input and the output are quantized.
@@ -158,12 +157,12 @@ def _function_at(body: Body, start: int) -> Function | None:
     operand = first.inputs[place]
     # What a function is traced to depends on these settings.
     settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
-    patterns = (
-        _traced(function, tuple(arguments.items()), operand.shape, operand.dtype, settings)
-        for function, arguments in templates
-    )
-    functions = (body.matched(start, place, name, pattern) for pattern in patterns)
-    return next((function for function in functions if function is not None), None)
+    for function, arguments in templates:
+        pattern = _traced(function, tuple(arguments.items()), operand.shape, operand.dtype, settings)
+        matched = body.matched(start, place, name, pattern)
+        if matched is not None:
+            return matched
+    return None
 
 
 @functools.lru_cache(maxsize=256)  # of programs of a few equations

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from jqinject.ops.ste import custom_jvp
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import Move
 
-Evaluate = Callable[[list[jax.Array]], list[jax.Array]]  # as in `tracked_value`
 Arrays = tuple[jax.Array, ...]
 
 
@@ -52,35 +52,26 @@ class LowRankProduct:
         """The update as an array; axes along which neither factor varies have size 1."""
         return self.scale * (self.a * self.b).sum(-1)
 
+    def cast(self, dtype: DTypeLike) -> LowRankProduct:
+        """The same with factors of a dtype."""
+        return replace(self, a=self.a.astype(dtype), b=self.b.astype(dtype))
+
     def contracted(
-        self,
-        eqn: Equation,
-        x: jax.Array,
-        place: int,
-        rest: Sequence[jax.Array],
-        shape: tuple[int, ...],
-        run: Evaluate,
-    ) -> jax.Array:
-        """The contraction of an array with the update.
+        self, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
+    ) -> jax.Array | None:
+        """The contraction of an array with the factors one after the other; None if it is not two products.
 
         Args:
             eqn: the equation that contracts the array with the weight.
             x: the array.
             place: which operand the weight is.
             rest: further operands.
-            shape: of the weight.
-            run: runs the equation.
         """
-        low = replace(self, a=self.a.astype(x.dtype), b=self.b.astype(x.dtype))
         # An equation says the sharding of its own output alone.
-        factored = FACTORED.get(eqn.name) if eqn.params.get("out_sharding") is None else None
-        product = None if factored is None else factored(low, eqn, x, place, rest)
-        if product is None:  # convolutions, for example
-            update = jnp.broadcast_to(low.dense(), shape).astype(x.dtype)
-            operands = (x, update) if place == 1 else (update, x)
-            (y,) = run([*operands, *rest])
-            return y
-        return low.scale * product
+        if eqn.name not in FACTORED or eqn.params.get("out_sharding") is not None:
+            return None
+        product = FACTORED[eqn.name](self, eqn, x, place, rest)
+        return None if product is None else self.scale * product
 
 
 def _varies(factor: jax.Array, axis: int) -> bool:
@@ -134,10 +125,7 @@ def _ragged(
     return lax.ragged_dot(inner, jnp.swapaxes(b, 1, 2), rest[0])
 
 
-FACTORED: dict[str, Callable[..., jax.Array | None]] = {
-    "dot_general": _dot,
-    "ragged_dot_general": _ragged,
-}
+FACTORED: dict[str, Callable[..., jax.Array | None]] = {"dot_general": _dot, "ragged_dot_general": _ragged}
 
 
 LOW_BITS = np.uint32(0xFFF)

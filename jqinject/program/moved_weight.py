@@ -13,12 +13,7 @@ import numpy as np
 from jqinject.dot import FrozenForm
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import Function, Move, Shape
-from jqinject.quant_tensor import (
-    Groups,
-    QuantTensor,
-    is_grouped,
-    on_integers,
-)
+from jqinject.quant_tensor import Groups, QuantTensor, is_grouped, on_integers
 from jqinject.quant_tensor.shaping import full_rank
 
 METADATA = ("scale", "zero_point")

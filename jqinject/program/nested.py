@@ -231,11 +231,7 @@ class Inside:
 
 
 def carried(
-    run: Run,
-    body: Part,
-    inputs: list[Tracked],
-    wrap: Callable[[OperationRun], OperationRun],
-    inside: Inside,
+    run: Run, body: Part, inputs: list[Tracked], wrap: Callable[[OperationRun], OperationRun], inside: Inside
 ) -> list[Tracked]:
     """Run a part of the program under a transformation that carries the quantizers' state.
 

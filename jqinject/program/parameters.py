@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
-from jqinject.program.jaxpr import Equation
 from jqinject.program.moved_weight import StoredNumbers, moved
 from jqinject.program.moves import AxesInParameter, moves_of, only_moves
 from jqinject.program.operations import operation_of
@@ -105,7 +104,7 @@ def follow(step: OperationRun) -> list[Tracked] | None:
         choice, name = step.choose(x.weight_path)
         if looked_up and x.axes is not None:
             indexed = eqn.params["dimension_numbers"].start_index_map
-            note_use(run, choice, name, "take", x, other_axes(indexed, len(shape_of(x))), eqn)
+            note_use(step, choice, name, x, other_axes(indexed, len(shape_of(x))))
     values: Sequence[Any] = [moved(x.value, move) for move in moves] if is_quantized(x.value) else ()
     if not values or any(value is None for value in values):
         values = eqn.bind([replace(x, chosen=None).array, *rest])
@@ -141,44 +140,40 @@ def _is_followed(x: Tracked) -> bool:
 
 
 def note_use(
-    run: Run,
+    step: OperationRun,
     choice: Choice | None,
     name: str,
-    operation: str,
     x: Tracked,
     shared: Sequence[int],
-    eqn: Equation,
     operand: Tracked | None = None,
     free: Sequence[int] = (),
-    *,
-    mapped: bool = False,
 ) -> None:
     """Note where a parameter is contracted or looked up, if such places are looked for.
 
     Args:
-        run: the run.
-        choice: the quantizers of the operation.
-        name: of the operation.
-        operation: what kind it is.
+        step: the operation.
+        choice: its quantizers.
+        name: its own.
         x: the parameter's numbers.
         shared: the axes along which they need one scale.
-        eqn: the equation.
-        operand: the other operand of a contraction.
+        operand: the other operand of a contraction; None of a look-up.
         free: the axes that are axes of the output, and not of that operand.
-        mapped: whether it is under `vmap`, which leaves no other trace than an axis in front that is not summed.
     """
+    run, eqn = step.run, step.eqn
     frozen = x.axes is None and x.quantized
     axes = AxesInParameter.of(shape_of(x)) if frozen else x.axes
     if axes is None:
         return
     stacked, needing = axes.stacked, axes.along(shared)
+    # A `vmap` leaves no other trace than an axis in front that is not summed.
+    mapped = operand is not None and run.maps(eqn)
     if mapped and stacked not in needing and len(axes.shape) - stacked > 2:
         stacked += 1
     run.recorded.uses.append(
         WeightUse(
             x.weight_path,
             run.names.full(name),
-            operation,
+            step.operation.name,
             axes.shape,
             needing,
             stacked,

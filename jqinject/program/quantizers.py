@@ -27,12 +27,7 @@ from jqinject.proxy import (
     transformed,
 )
 from jqinject.quant.enums import ScalingPerOutputType, chooses
-from jqinject.quant_tensor import (
-    as_array,
-    is_grouped,
-    is_quantized,
-    on_integers,
-)
+from jqinject.quant_tensor import as_array, is_grouped, is_quantized, on_integers
 from jqinject.quant_tensor.shaping import full_rank
 
 

@@ -17,15 +17,7 @@ import jax
 from jqinject.program.jaxpr import Body, Equation
 from jqinject.program.kept_state import KeptState
 from jqinject.program.operations import Operation
-from jqinject.program.policy import (
-    PLAIN,
-    Choice,
-    FoundSites,
-    Occurrence,
-    Policy,
-    Site,
-    SiteNames,
-)
+from jqinject.program.policy import PLAIN, Choice, FoundSites, Occurrence, Policy, Site, SiteNames
 from jqinject.program.quantizers import Quantizers
 from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
 
@@ -47,12 +39,7 @@ class Run:
     sources: tuple[frozenset[str], ...] = ()
     """Of each operand of the equation that is run now: see `Occurrence`."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        quantizers: Quantizers,
-        names: SiteNames = PLAIN,
-    ) -> None:
+    def __init__(self, policy: Policy, quantizers: Quantizers, names: SiteNames = PLAIN) -> None:
         self.policy = policy
         self.quantizers = quantizers
         self.names = names

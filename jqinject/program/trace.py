@@ -122,10 +122,7 @@ def _stand_in(leaf: object) -> Any:
 
 
 def _state_input(
-    path: Path,
-    leaf: object,
-    variables: dict[Path, Any],
-    modules: list[tuple[str, ...]],
+    path: Path, leaf: object, variables: dict[Path, Any], modules: list[tuple[str, ...]]
 ) -> Tracked:
     keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())

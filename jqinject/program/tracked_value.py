@@ -152,12 +152,9 @@ class Tracked:
 
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
-        alone = self.low_rank is None and self.unrounded is None
-        same = alone or jnp.shape(value) == shape_of(self)
-        low_rank, unrounded = (self.low_rank, self.unrounded) if same else (None, None)
         tracked = replace(self, value=value, masked=None, state=None, twins={})
-        tracked.low_rank, tracked.unrounded = low_rank, unrounded
-        tracked.chosen = None if unrounded is None else self.chosen
+        if shape_of(tracked) != shape_of(self):
+            tracked.low_rank = tracked.unrounded = tracked.chosen = None
         return tracked
 
 

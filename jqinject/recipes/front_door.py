@@ -354,7 +354,7 @@ def post_training_quantize(
     work.progress = progress
     if bias_correction:
         _corrected(work)
-    numbers = report_of(work.quantized, work.calls[0], numbers=True) if report else None
+    numbers = report_of(work.quantized, work.calls[0], True) if report else None
     served = freeze_model(work.quantized) if freeze else work.quantized
     return served if numbers is None else (served, numbers)
 

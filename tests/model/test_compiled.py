@@ -284,18 +284,5 @@ def test_refusals(served: Any, build: Any, kind: type[Exception], said: str) -> 
         build(served)
 
 
-def test_many_programs_are_told_of() -> None:
-    class Scaled(nnx.Module):
-        def __call__(self, x: jax.Array, by: int) -> jax.Array:
-            return x * by
-
-    answer = compiled(Scaled(), X, 0)
-    with pytest.warns(
-        UserWarning, match=r"more than 16 different arguments, now for \(x=float32\[3, 8\], 16\)"
-    ):
-        for by in range(1, 17):
-            answer(X, by)
-
-
 def test_the_front_door_has_it() -> None:
     assert jqinject.compiled is compiled

@@ -68,7 +68,7 @@ def test_what_is_contracted(reports):
         ("dense.0", ""),
         ("no_input", "give it input_quant=..."),
         ("no_weight", "its layer has no weight quantizer"),
-        ("plain", "no rule took it"),
+        ("plain", "it has no quantizer"),
         ("half", "the input has no bits in the configuration"),
         ("float8", "this backend has no such product and takes floats"),
         ("unused", "was not called"),

@@ -125,15 +125,11 @@ def test_numbers_of_a_quantized_op(everything):
 
 
 def test_histories(everything):
-    model, found = everything
+    _, found = everything
     kept = {(h.slot, h.name): h for h in found["float8"].numbers.histories}
     amax = kept["input_quant", "scaling_impl.amax_history"]
-    assert amax.along == "steps"
     assert amax.values == pytest.approx([float(jnp.abs(X).max())] * 3)
     assert kept["grad_quant", "scaling_impl.amax_history"].values == ()
-    assert kept["input_quant", "scaling_impl.scale"].along == "elements"
-    (running,) = [h for h in found["act"].numbers.histories if h.name == "scaling_impl.buffer"]
-    assert running.values == (float(model.act.act_quant.tensor_quant.scaling_impl.buffer[...]),)
 
 
 def test_the_newest_amax_is_last():
@@ -143,9 +139,7 @@ def test_the_newest_amax_is_last():
     layer = QuantIdentity(act_quant=Short)
     for amax in (1.0, 5.0, 2.0, 3.0):
         layer(jnp.full((2,), amax))
-    (history,) = [
-        h for h in jqinject.report(layer, X, numbers=True)[""].numbers.histories if h.along == "steps"
-    ]
+    (history,) = jqinject.report(layer, X, numbers=True)[""].numbers.histories
     assert history.values == (5.0, 2.0, 3.0)
 
 
@@ -227,42 +221,6 @@ def test_it_shows_the_bits_that_quantizers_make():
     assert product.formats == "int8 x int6"
 
 
-def test_placeholders_are_no_numbers():
-    """What training or data fill is not drawn before that."""
-    rngs = nnx.Rngs(0)
-    layer = QuantLinear(
-        8, 16, weight_quant=q.Int4WeightPerChannelLearned, input_quant=q.Int8ActPerTensorMinMax, rngs=rngs
-    )
-    relu = QuantReLU()
-    layers = nnx.Sequential(layer, relu)
-
-    def drawn():
-        found = jqinject.report(layers, X, numbers=True)
-        kept = {h.name: h.values for entry in found if entry.numbers for h in entry.numbers.histories}
-        return kept, found.html()
-
-    names = {
-        "scaling_impl.averaging_impl.sum_of_max",
-        "scaling_impl.averaging_impl.sum_of_min",
-        "scaling_impl.buffer",
-        "scaling_impl.value",
-    }
-    kept, text = drawn()
-    assert set(kept) == names and not any(kept.values())
-    assert "not filled yet" in text and "<circle" not in text and "polyline" not in text
-    layers(X)
-    kept, text = drawn()
-    learned = layer.weight_quant.tensor_quant.scaling_impl.value[...].reshape(-1)
-    assert kept["scaling_impl.buffer"] == pytest.approx(
-        [float(relu.act_quant.tensor_quant.scaling_impl.buffer[...])]
-    )
-    assert kept["scaling_impl.averaging_impl.sum_of_max"] == pytest.approx([float(X.max())])
-    page = Page(text)
-    assert page.tags.count("circle") == learned.size == 16 and "polyline" not in page.tags
-    assert f" {learned.min():.4g} to {learned.max():.4g}, drawn from 0" in page.text
-    assert "channel or group 1" in page.text and "16" in page.text
-
-
 def test_it_prints_with_rich(measured):
     from rich.console import Console
 
@@ -317,7 +275,7 @@ def test_the_page(everything, tmp_path):
     clips = [value for name, value in page.attributes if (name, value) == ("class", "clip")]
     assert count > 6 and len(clips) == 2 * count
     assert page.tags.count("polyline") >= 2  # amaxes of input and weight
-    assert {"input_quant.scaling_impl.amax_history", "input_quant.scaling_impl.scale"} <= {*page.text}
+    assert "input_quant.scaling_impl.amax_history" in page.text
 
 
 def test_what_a_notebook_shows(everything):

@@ -103,12 +103,12 @@ def test_a_convolution_and_a_table_of_rows():
             "Fp8e4m3OCPActPerTensorFloat",
             "this backend has no such product",
         ),
-        ("Fp8e4m3Weight", "Fp8e4m3Act", "no backend contracts e4m3 up to 480: runs dequantized"),
-        ("Fp4e2m1OCPWeight", "Fp4e2m1OCPAct", "no backend contracts float4_e2m1fn: runs dequantized"),
+        ("Fp8e4m3Weight", "Fp8e4m3Act", "no backend contracts this weight (e4m3 up to 480)"),
+        ("Fp4e2m1OCPWeight", "Fp4e2m1OCPAct", "no backend contracts this weight (float4_e2m1fn)"),
         (
             "NF4WeightPerTensorFloat",
             "Int8DynamicActPerTensorAbsMax",
-            "no backend contracts 4-bit table: runs dequantized",
+            "no backend contracts this weight (4-bit table)",
         ),
     ],
 )

@@ -37,10 +37,23 @@ def test_kth_smallest_of_large_tensors(k, axis):
         np.testing.assert_array_equal(got, np.take(expected, [k - 1], axis=axis))
 
 
+@pytest.mark.parametrize("size", [2048, 4099])  # blocks that fill the tensor, and elements behind them
+@pytest.mark.parametrize("rank", [1, 2, 8])
+def test_ranks_near_an_end_are_selected_exactly_without_a_loop(size, rank):
+    x = np.array(jax.random.normal(jax.random.key(1), (size,)))
+    x[-3:], x[100:110] = 2.5, x[50]  # ties, some of them behind the last block
+    for k in (rank, size - rank + 1):
+        selection = jax.jit(lambda x, k=k: stats.kth_smallest(x, k, Over()))
+        assert selection(x) == np.sort(x)[k - 1]
+        assert "while" not in selection.lower(x).as_text()
+
+
 def test_kth_smallest_orders_nan_last():
     x = jnp.arange(5000.0).at[7].set(jnp.nan).at[8].set(-jnp.nan)
     assert stats.kth_smallest(x, 4998, Over()) == 4999
-    assert jnp.isnan(stats.kth_smallest(x, 4999, Over()))
+    assert stats.kth_smallest(x, 4999, Over()) == jnp.inf
+    assert stats.kth_smallest(x, 1, Over()) == 0
+    assert jnp.isnan(stats.kth_smallest(x[:8], 8, Over()))
 
 
 def test_ranks():

@@ -11,6 +11,7 @@ from flax import nnx
 from jqinject.model.inspect import page
 from jqinject.model.inspect.site_table import BIG, CACHE, LEGEND, SiteRow, SiteTable
 from jqinject.model.quantizing.rules import Rule
+from jqinject.model.walk import check_module
 from jqinject.program import CALL, Call, Method, checked_method
 
 COLUMNS = ("parameter", "operation", "weight", "input", "contracts", "multiply-adds")
@@ -131,7 +132,7 @@ class Coverage(page.Shown):
 
     def legend(self) -> tuple[tuple[str, str], ...]:
         """See `Shown`."""
-        return LEGEND if self.table()[1] else ()
+        return LEGEND
 
     def notes(self) -> tuple[str, ...]:
         """See `Shown`."""
@@ -191,10 +192,9 @@ def coverage(model: nnx.Module, *inputs: object, method: Method = CALL, **keywor
         quantized, in low bits: A matrix in all its uses; multiply-adds whose operands
           have at most 8 bits each.
         coverage: 1 of 2 matrices quantized, 20.0% of the weight bytes, 20.0% of the multiply-adds in low bits
-        not quantized: layers.0.kernel (2,048 numbers): no rule took it; Rule('layers.0.kernel', ...)
+        not quantized: layers.0.kernel (2,048 numbers): it has no quantizer; Rule('layers.0.kernel', ...)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"coverage takes an NNX module, got {type(model).__name__}")
+    check_module(model, "coverage")
     function = checked_method(model, method, "coverage")
     return coverage_of(model, [Call(inputs, keywords, function)] if inputs or keywords else [])
 

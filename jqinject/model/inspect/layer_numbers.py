@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jqinject.core import (
     AmaxScaling,
     BinaryQuant,
     ClampedBinaryQuant,
-    GradStat,
-    QuantParam,
-    QuantStat,
-    StaticRange,
     TernaryQuant,
 )
-from jqinject.core.memory.memory import Memory
-from jqinject.core.state import state_parts
 from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
@@ -129,18 +121,10 @@ def histogram(calls: Sequence[Clipped]) -> Histogram | None:
             numbers = [call.x / call.scale + call.zero_point for call in calls]
     flat = np.concatenate([x.reshape(-1) for x in numbers])
     flat = flat[np.isfinite(flat)]
-    return _binned(flat, unit, float(low), float(high))
-
-
-def _binned(numbers: np.ndarray, unit: str, low: float, high: float) -> Histogram:
-    """The numbers in bins that span all of them and the range."""
-    ends = [*([float(numbers.min()), float(numbers.max())] if numbers.size else []), low, high]
-    first, last = min(ends), max(ends)
-    if not first < last:
-        first, last = first - 0.5, last + 0.5
-    edges = _edges(numbers, first, last)
-    counts, _ = np.histogram(numbers, edges)
-    return Histogram(unit, tuple(edges.tolist()), tuple(counts.tolist()), low, high)
+    ends = np.array([low, high], np.float64)
+    edges = _edges(flat, flat.min(initial=ends.min()), flat.max(initial=ends.max()))
+    counts, _ = np.histogram(flat, edges)
+    return Histogram(unit, tuple(edges.tolist()), tuple(counts.tolist()), float(low), float(high))
 
 
 def _edges(numbers: np.ndarray, first: float, last: float) -> np.ndarray:
@@ -151,31 +135,24 @@ def _edges(numbers: np.ndarray, first: float, last: float) -> np.ndarray:
     """
     usual = float(np.quantile(np.abs(numbers), 0.9)) if numbers.size else 0.0
     if not usual or last - first < OUTLYING * usual:
-        return np.linspace(first, last, BINS + 1)
+        return np.histogram_bin_edges(numbers, BINS, (first, last))
     edges = usual * np.sinh(np.linspace(math.asinh(first / usual), math.asinh(last / usual), BINS + 1))
     edges[0], edges[-1] = first, last
     return edges
 
 
-# Statistics of the current step, counters and formats of inputs: no history.
-PASSING = ("pending", "counter", "count", "countdown", "input_format")
-
-
 @dataclass(frozen=True)
 class History:
-    """Numbers that a quantizer keeps.
+    """The amaxes of the steps that a quantizer remembers.
 
     Attributes:
         slot: the quantizer, as in "input_quant".
         name: their path within the quantizer.
-        along: "steps" (oldest first, newest last) or "elements" (channels; stacked layers follow one another).
-        values: the numbers; none while placeholders are in their place. For an amax per channel, the largest of each
-            step.
+        values: oldest first, newest last; of amaxes per channel the largest of each step.
     """
 
     slot: str
     name: str
-    along: str
     values: tuple[float, ...]
 
 
@@ -186,46 +163,10 @@ def histories_of(slots: Iterable[tuple[str, object]]) -> tuple[History, ...]:
         slots: the slot and the quantizer of each; anything else is left out.
     """
     return tuple(
-        history
+        History(slot, "scaling_impl.amax_history", _steps(proxy.amax_history))
         for slot, proxy in slots
-        if isinstance(proxy, QuantProxyFromInjector) and isinstance(proxy.tensor_quant, nnx.Module)
-        for history in _of_quantizer(slot, proxy.tensor_quant)
+        if isinstance(proxy, QuantProxyFromInjector) and proxy.amax_history is not None
     )
-
-
-def _of_quantizer(slot: str, quantizer: nnx.Module) -> Iterator[History]:
-    nodes = [(path, node) for path, node in nnx.iter_graph(quantizer, graph=True)]
-    for path, node in nodes:
-        if isinstance(node, AmaxScaling):
-            yield History(slot, ".".join(map(str, (*path, "amax_history"))), "steps", _steps(node))
-    placeholders = tuple(_placeholders(nodes))
-    for path, node in nodes:
-        unfilled = any(path[: len(above)] == above for above in placeholders)
-        for name, part in _numbers(path, node):
-            numbers = on_host(part.get_value()).astype(np.float64).reshape(-1)
-            yield History(slot, name, "elements", () if unfilled else tuple(numbers.tolist()))
-
-
-def _placeholders(nodes: Iterable[tuple[tuple[object, ...], Any]]) -> Iterator[tuple[object, ...]]:
-    """The paths below which no data or training has replaced initial numbers."""
-    for path, node in nodes:
-        # On the class: `nnx.Rngs` has a stream under any name.
-        if issubclass(type(node), StaticRange) and node.has_range() is False:
-            yield path
-        if isinstance(node, Memory):
-            yield from ((*path, name) for name in node.unfilled())
-
-
-def _numbers(path: tuple[object, ...], node: object) -> Iterator[tuple[str, Any]]:
-    """The statistics and learned numbers of a Variable that are no history, by name."""
-    if not isinstance(node, QuantParam | QuantStat | GradStat):
-        return
-    for below, part in state_parts(node):
-        above = path[:-1] if below else path
-        name = ".".join(map(str, (*above, *below)))
-        is_passing = name.rpartition(".")[2] in (*PASSING, "amax_history")
-        if not is_passing and jnp.issubdtype(part.dtype, jnp.floating) and part.size:
-            yield name, part
 
 
 def _steps(scaling: AmaxScaling) -> tuple[float, ...]:
@@ -291,7 +232,7 @@ class LayerNumbers:
         only_float: the same if every layer but this one is quantized.
         saturation: shares of clipped elements in the quantized model.
         histograms: of the same numbers.
-        histories: amaxes and scales that the layer's quantizers keep.
+        histories: the amaxes that the layer's quantizers keep.
     """
 
     calls: int

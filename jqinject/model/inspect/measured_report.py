@@ -60,13 +60,21 @@ def sqnr_db(reference: Sequence[np.ndarray], quantized: Sequence[np.ndarray]) ->
     return -math.inf if signal == 0 else 10 * (math.log10(signal) - math.log10(noise))
 
 
-def check_numbers(model: nnx.Module, call: Call, reference: nnx.Module | None) -> None:
-    """Check that the model can be run and has a float model to compare with.
+def measurable(model: nnx.Module, call: Call, reference: nnx.Module | None) -> nnx.Module:
+    """A copy of a model in evaluation mode, with float weights in the place of frozen ones and of those of a solver.
+
+    The floats of frozen weights are those kept, or the stored values on committed scales: the same function. The
+    quantizers of weights that a solver chose still return these.
+
+    Args:
+        model: not changed.
+        call: of it.
+        reference: has the float weights in whose place are frozen ones, or those that a solver chose; or None.
 
     Raises:
         TypeError: an input or a Variable of the model is not a concrete array.
         ValueError: without `reference`, frozen layers or parameters whose float numbers are gone, and weights in whose
-            place are the numbers that a solver chose.
+            place are the numbers that a solver chose; a reference whose parameters do not fit.
     """
     frozen = without_masters(ModelIndex(model)) if reference is None else {}
     if frozen:
@@ -77,42 +85,41 @@ def check_numbers(model: nnx.Module, call: Call, reference: nnx.Module | None) -
             "post_training_quantize(..., freeze=False); or freeze(model, keep_masters=True); or "
             "reference=float_model"
         )
-    for (_, place, *_), leaf in jax.tree_util.tree_leaves_with_path((call.args, call.kwargs)):
-        if _abstract(leaf):
-            name = place.idx if isinstance(place, jax.tree_util.SequenceKey) else place.key
+    arrays = "give it arrays, best a batch of data as the model will see"
+    weights = "a model with its weights, not one from nnx.eval_shape and not inside of jax.jit"
+    inputs = jax.tree_util.tree_leaves_with_path((call.args, call.kwargs))
+    state = nnx.to_flat_state(nnx.state(model))
+    leaves = [
+        (f"input {jax.tree_util.keystr(path[1:2], simple=True)}", leaf, arrays) for path, leaf in inputs
+    ]
+    leaves += [(place_name(path), leaf, weights) for path, x in state for leaf in jax.tree.leaves(x)]
+    for name, leaf, cure in leaves:
+        if isinstance(leaf, jax.ShapeDtypeStruct) or not is_concrete(leaf):
+            kind = "a ShapeDtypeStruct" if isinstance(leaf, jax.ShapeDtypeStruct) else "traced"
             raise TypeError(
-                f"report(numbers=True) runs the model and needs numbers; input {name} is {_kind(leaf)}.\n"
-                "  cure: give it arrays, best a batch of data as the model will see; or leave numbers=True away"
+                f"report(numbers=True) runs the model and needs numbers; {name} is {kind} "
+                f"({leaf.dtype}{list(leaf.shape)}).\n  cure: {cure}; or leave numbers=True away"
             )
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        for leaf in jax.tree.leaves(variable):
-            if _abstract(leaf):
-                raise TypeError(
-                    f"report(numbers=True) runs the model and needs numbers; {'.'.join(map(str, path))} is "
-                    f"{_kind(leaf)}.\n  cure: a model with its weights, not one from nnx.eval_shape and not inside of "
-                    "jax.jit; or leave numbers=True away"
-                )
-    solved = () if reference is not None else tuple(solved_weights(_with_float_parameters(model)))
+    copy = nnx.clone(model, graph=True)
+    if ModelIndex(copy).frozen_parameters:
+        unfreeze_from_payload(ModelIndex(copy))
+        restore_masters(ModelIndex(copy))
+    copy.eval()
+    solved = solved_weights(copy)
+    if reference is not None:
+        _take_float_weights(solved, reference)
+        return copy
     if solved:
         raise ValueError(
-            f"report(numbers=True) compares with the float model, and the float weights of {listed(solved)} are gone: "
-            "a recipe put the numbers that it chose in their place.\n  cure: report(result.model, ..., numbers=True, "
-            "reference=result.float_model), of what Recipe.apply returned"
+            "report(numbers=True) compares with the float model, and the float weights of "
+            f"{listed(tuple(solved))} are gone: a recipe put the numbers that it chose in their place.\n"
+            "  cure: report(result.model, ..., numbers=True, reference=result.float_model), of what Recipe.apply "
+            "returned"
         )
+    return copy
 
 
-def _abstract(leaf: object) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct) or not is_concrete(leaf)
-
-
-def _kind(leaf: jax.Array | jax.ShapeDtypeStruct) -> str:
-    kind = "a ShapeDtypeStruct" if isinstance(leaf, jax.ShapeDtypeStruct) else "traced"
-    return f"{kind} ({leaf.dtype}{list(leaf.shape)})"
-
-
-def measure(
-    model: nnx.Module, call: Call, sites: Mapping[str, str], reference: nnx.Module | None
-) -> tuple[dict[str, LayerNumbers], float]:
+def measure(model: nnx.Module, call: Call, sites: Mapping[str, str]) -> tuple[dict[str, LayerNumbers], float]:
     """Run a model in float, quantized, and with each entry switched.
 
     Returns:
@@ -120,14 +127,10 @@ def measure(
         model's output against the float model's, in decibels.
 
     Args:
-        model: in evaluation mode; not changed.
+        model: see `measurable`; not changed.
         call: of it, with arrays.
         sites: see `ObservedRuns`.
-        reference: has the float weights in whose place are frozen ones, or those that a solver chose.
     """
-    model = _with_float_parameters(model)
-    if reference is not None:
-        model = with_float_weights(model, reference)
     runs = ObservedRuns(model, call, sites)
     try:
         observer, quantized, output = runs.recorded(True)
@@ -150,20 +153,6 @@ def measure(
         error.add_note(ADVICE)
         raise
     return entries, sqnr_db(floats, output)
-
-
-def _with_float_parameters(model: nnx.Module) -> nnx.Module:
-    """The model with float parameters for frozen ones: those kept, or the stored values on committed scales.
-
-    In evaluation it is the same function.
-    """
-    if not ModelIndex(model).frozen_parameters:
-        return model
-    copy = nnx.clone(model, graph=True)
-    unfreeze_from_payload(ModelIndex(copy))
-    restore_masters(ModelIndex(copy))
-    copy.eval()
-    return copy
 
 
 def _slots(model: nnx.Module, runs: ObservedRuns, observer: Observer, entry: str) -> list[tuple[str, object]]:
@@ -224,7 +213,10 @@ class SolvedQuant(InnerModule):
         return self.quantizer.by_scale(self.weight.get_value(), scale, zero_point, keep)
 
 
-def solved_weights(model: nnx.Module) -> dict[str, tuple[nnx.Param[Any], WeightQuantProxyFromInjector]]:
+SolvedWeights = dict[str, tuple[nnx.Param[Any], WeightQuantProxyFromInjector]]
+
+
+def solved_weights(model: nnx.Module) -> SolvedWeights:
     """Find the weights of a model that are the numbers which a solver chose: path -> parameter and quantizer.
 
     Those that training has moved off the grid since are none of them.
@@ -234,7 +226,7 @@ def solved_weights(model: nnx.Module) -> dict[str, tuple[nnx.Param[Any], WeightQ
     """
     index = ModelIndex(model)
     paths = {id(node): path for path, node in reversed(index.places) if isinstance(node, nnx.Variable)}
-    solved: dict[str, tuple[nnx.Param[Any], WeightQuantProxyFromInjector]] = {}
+    solved: SolvedWeights = {}
     for holders in index.proxies:
         proxy, layer = holders.proxy, holders.layers[0]
         if isinstance(proxy, WeightQuantProxyFromInjector) and proxy.committed and proxy.is_quant_enabled:
@@ -247,32 +239,28 @@ def solved_weights(model: nnx.Module) -> dict[str, tuple[nnx.Param[Any], WeightQ
     return solved
 
 
-def with_float_weights(model: nnx.Module, reference: nnx.Module) -> nnx.Module:
-    """Copy a model, with the float weights of another in the place of those that a solver chose.
-
-    The copy's quantizers still return what the solver chose.
+def _take_float_weights(solved: SolvedWeights, reference: nnx.Module) -> None:
+    """Put the float weights of a model in the place of those that a solver chose, which the quantizers still return.
 
     Args:
-        model: in evaluation mode.
+        solved: of a model in evaluation mode.
         reference: the float model.
 
     Raises:
         ValueError: it has no such parameter, or one of another shape; names it.
     """
-    copy = nnx.clone(model, graph=True)
     floats = {
         place_name(path): node for path, node in ModelIndex(reference).places if isinstance(node, nnx.Param)
     }
-    for path, (weight, proxy) in solved_weights(copy).items():
-        solved = weight.get_value()
+    for path, (weight, proxy) in solved.items():
+        chosen = weight.get_value()
         value = floats[path].get_value() if path in floats else None
-        if value is None or value.shape != solved.shape:
+        if value is None or value.shape != chosen.shape:
             kind = "none" if value is None else f"one of shape {value.shape}"
             raise ValueError(
-                f"report(reference=...): {path} has shape {solved.shape} in the model, and the reference has {kind}; "
+                f"report(reference=...): {path} has shape {chosen.shape} in the model, and the reference has {kind}; "
                 "expected the float model whose weights were quantized.\n"
                 "  cure: reference=result.float_model, of what Recipe.apply returned"
             )
-        proxy.tensor_quant = nnx.data(SolvedQuant(proxy.tensor_quant, solved))
-        weight.set_value(value.astype(solved.dtype))
-    return copy
+        proxy.tensor_quant = nnx.data(SolvedQuant(proxy.tensor_quant, chosen))
+        weight.set_value(value.astype(chosen.dtype))

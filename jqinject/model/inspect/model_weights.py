@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 
 from jqinject.core import QuantParam, QuantStat
 from jqinject.core._protocols import block_width, number_format
@@ -21,37 +18,35 @@ from jqinject.dot import FrozenParam
 from jqinject.inject import Binding
 from jqinject.model.frozen_weights import is_frozen_op, op_of_weight, quantized_op
 from jqinject.model.inspect.weight_flow import ARGUMENT, Flow
-from jqinject.model.walk import ModelIndex, Path, PlainArray
+from jqinject.model.walk import ARRAYS, ModelIndex, Path, PlainArray
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import FloatGrid, Grid, IntGrid
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
-from jqinject.ops.sharding import is_split
 from jqinject.program import HELD, OpQuantizers, Site, dotted
 from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import is_grouped, is_quantized, on_integers
 
 LAYERS = (QuantWeightLayer, nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
+ModelArray = nnx.Variable[Any] | PlainArray
 # Variables that a call writes: what is contracted of them comes from activations.
 WRITTEN = (nnx.Cache, nnx.Intermediate, nnx.BatchStat, nnx.RngState)
 
 
 @dataclass(frozen=True)
 class OperandGrid:
-    """The grid of a quantized operand.
+    """The grid of an operand.
 
     Attributes:
         text: such as "int8", "float8_e4m3fn", "int4 in groups of 32", "int8 per row".
         bits: of one code; None if they are learned, or if only the scheme knows.
         is_integer: whether its codes are integers, as far as it is known.
-        in_groups: whether groups of elements have scales of their own.
     """
 
     text: str
     bits: float | None = None
     is_integer: bool = True
-    in_groups: bool = False
 
     @property
     def is_low(self) -> bool:
@@ -59,30 +54,8 @@ class OperandGrid:
         return self.bits is None or self.bits <= 8
 
 
-@dataclass(frozen=True)
-class ModelWeight:
-    """An array of a model that may be contracted.
-
-    Attributes:
-        path: in the model.
-        layer: the module that holds it; None if a container does.
-        shape: of the array.
-        dtype: of the float array.
-        kind: the class of its Variable; "array" if it has none.
-        is_parameter: whether it is a float `nnx.Param`, or one that is frozen.
-    """
-
-    path: Path
-    layer: object
-    shape: tuple[int, ...]
-    dtype: DTypeLike
-    kind: str
-    is_parameter: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Of the array in floats."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+FLOAT = OperandGrid("", 32.0)
+"""Of an operand that is not quantized."""
 
 
 class ModelWeights:
@@ -103,23 +76,20 @@ class ModelWeights:
     def __init__(self, model: nnx.Module) -> None:
         self.model = model
         self.nodes = dict(ModelIndex(model).places)
-        self.quantizers: OpQuantizers | None = vars(model).get(HELD)
-        held = self.quantizers
-        self.sites: Mapping[str, ParameterSite] = {} if held is None else held.weight_sites()
-        self.between: Mapping[str, nnx.Module] = {} if held is None else held.held
-        self._stacks = {} if held is None else dict(held.stacks)
+        quantizers: OpQuantizers | None = vars(model).get(HELD)
+        self.quantizers = quantizers
+        self.sites: Mapping[str, ParameterSite] = {} if quantizers is None else quantizers.weight_sites()
+        self.between: Mapping[str, nnx.Module] = {} if quantizers is None else quantizers.held
+        self._stacks = {} if quantizers is None else dict(quantizers.stacks)
         self.at_sites: dict[str, str] = {}
         self._grids: dict[tuple[object, ...], OperandGrid] = {}
 
     @cached_property
-    def all(self) -> Mapping[str, ModelWeight]:
-        """Every array that may be a weight."""
-        weights: dict[str, ModelWeight] = {}
-        for path, node in self.nodes.items():
-            name = self.name_of(path) if isinstance(node, nnx.Variable | PlainArray) else ""
-            if name:
-                weights.setdefault(name, self._weight(name, node))
-        return weights
+    def all(self) -> Mapping[str, ModelArray]:
+        """Every array that may be contracted: a Variable, or an array without one."""
+        arrays = ((path, node) for path, node in self.nodes.items() if _is_array(node))
+        named = ((self.name_of(path), node) for path, node in arrays)
+        return {name: node for name, node in named if name}
 
     def layer_of(self, name: str) -> object:
         """The module that holds a weight; None if a container does."""
@@ -129,14 +99,16 @@ class ModelWeights:
         """What a report lists a weight under: its layer, or its own path."""
         return name.rpartition(".")[0] if isinstance(self.layer_of(name), LAYERS) else name
 
-    def layer_bytes(self, path: str) -> int:
-        """The bytes of a layer's weight, whether or not it is contracted."""
-        names = (f"{path}.{name}" if path else name for name in ("kernel", "embedding"))
-        return sum(self.stored_bytes(name) for name in names if tuple(name.split(".")) in self.nodes)
+    def holder_of(self, name: str) -> QuantWeightLayer[Any] | ParameterSite | None:
+        """What holds the quantizer of a weight; None where nothing may."""
+        layer = self.layer_of(name)
+        if isinstance(layer, QuantWeightLayer) and name.rpartition(".")[2] == layer.weight_name:
+            return layer
+        return self.sites.get(name)
 
     def stored_bytes(self, name: str) -> int:
-        """The bytes of a weight as the model stores it, scales included."""
-        node, op = self.nodes.get(tuple(name.split("."))), quantized_op(self.layer_of(name))
+        """The bytes of a weight as the model stores it, scales included; 0 of no array of the model."""
+        node, op = self.all.get(name), quantized_op(self.layer_of(name))
         value = node.get_value() if isinstance(node, PlainArray) else None
         value = node.get_raw_value() if isinstance(node, nnx.Variable) else value
         arrays = jax.tree.leaves((value, None if op is None else op.module.rhs_freezer))
@@ -166,46 +138,27 @@ class ModelWeights:
             return ".".join(variable) if below in ((), ("value",)) else ""
         return "" if isinstance(node, WRITTEN) else ".".join(variable)
 
-    def _weight(self, name: str, node: Any) -> ModelWeight:
-        path = tuple(name.split("."))
-        node = self.nodes.get(path, node)  # of a payload in a layer's op, the kernel
-        kind = type(node).__name__ if isinstance(node, nnx.Variable) else "array"
-        value = node if isinstance(node, FrozenParam) else node.get_value()
-        shape, dtype = tuple(np.shape(value)), getattr(value, "dtype", np.dtype(np.float32))
-        is_parameter = isinstance(node, FrozenParam | nnx.Param) and jnp.issubdtype(dtype, jnp.floating)
-        return ModelWeight(path, self.layer_of(name), shape, dtype, kind, is_parameter)
-
     # --- how they are quantized
 
-    def grid_of(self, name: str) -> OperandGrid | None:
-        """The grid of a weight; None if it is float."""
-        path = tuple(name.split("."))
-        node, layer = self.nodes.get(path), self.nodes.get(path[:-1])
+    def grid_of(self, name: str) -> OperandGrid:
+        """The grid of a weight."""
+        node, op, holder = self.all.get(name), op_of_weight(self.layer_of(name)), self.holder_of(name)
         if isinstance(node, FrozenParam):
             form = node.form
             return _grid(form.grid, None if form.groups is None else form.groups.size, form.block_width)
-        if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:
-            if op_of_weight(layer) is not None:
-                return self._of_op(layer, 1)
-            return self.grid_from(layer.weight_quant, layer.weight_shape, len(stack_of((layer,))))
-        if layer is not None and path[-1] == "kernel" and quantized_op(layer) is not None:
-            return self._of_op(layer, 1)
-        site = self.sites.get(name)
-        if site is not None:
-            return self.grid_from(site.weight_quant, site.weight_shape, site.stacked)
-        at = self.at_sites.get(name)
-        return None if at is None else self.grid_at(at, 1)
+        if op is not None and name.rpartition(".")[2] == "kernel":
+            return _of_scheme(op.module, 1)
+        if holder is not None:
+            return self.grid_from(holder.weight_quant, holder.weight_shape, len(stack_of((holder,))))
+        return self.grid_at(self.at_sites.get(name, ""), 1)
 
-    def is_frozen(self, name: str) -> bool:
-        """Whether a payload is stored in the place of a weight."""
-        return isinstance(self.nodes.get(tuple(name.split("."))), FrozenParam)
-
-    def input_grid(self, name: str) -> OperandGrid | None:
-        """The grid to which a layer quantizes its own input; None if it does not."""
-        layer = self.layer_of(name)
-        if isinstance(layer, QuantWeightLayer) and op_of_weight(layer) is None:
-            return self.grid_from(layer.input_quant, stacked=len(stack_of((layer,))))
-        return None if layer is None else self._of_op(layer, 0)
+    def input_grid(self, name: str) -> OperandGrid:
+        """The grid to which a layer quantizes its own input."""
+        layer, op = self.layer_of(name), op_of_weight(self.layer_of(name))
+        if op is not None:
+            return _of_scheme(op.module, 0)
+        own = isinstance(layer, QuantWeightLayer)
+        return self.grid_from(layer.input_quant, stacked=len(stack_of((layer,)))) if own else FLOAT
 
     def transform_of_input(self, name: str, site: str) -> str:
         """What the other operand of a weight goes through before it is quantized, as text; "" for nothing.
@@ -216,7 +169,9 @@ class ModelWeights:
         """
         layer = self.layer_of(name)
         own = layer.input_quant if isinstance(layer, QuantWeightLayer) else None
-        return note_of_transform(self.between.get(site) if site else own)
+        proxy = self.between.get(site) if site else own
+        transform = None if proxy is None else vars(proxy).get("pre_transform")
+        return "" if transform is None else f"the input goes through {name_of_transform(transform)}"
 
     def range_of_loop(self, site: str, steps: int) -> str:
         """What a report says of the range of an operand inside a loop; "" where each step has its own, or none is kept.
@@ -231,15 +186,13 @@ class ModelWeights:
             return ""
         return f"the {steps} steps of a loop share one input range, the largest of each batch"
 
-    def grid_at(self, site: str, operand: int = 0) -> OperandGrid | None:
+    def grid_at(self, site: str, operand: int = 0) -> OperandGrid:
         """The grid of what a site between operations quantizes; "quantized" if it came so from a layer.
 
         Args:
             site: its name; "" for none.
             operand: of a contraction by a scheme, which operand: 0 for the left one, 1 for the right one.
         """
-        if not site:
-            return None
         if site == "quantized":
             return OperandGrid("quantized")
         quantizer = self.between.get(site)
@@ -255,14 +208,10 @@ class ModelWeights:
             if site.weight_path and site.name in self.between and site.is_weight != bool(site.contraction)
         }
 
-    def _of_op(self, layer: object, operand: int) -> OperandGrid | None:
-        op = quantized_op(layer)
-        return None if op is None else _of_scheme(op.module, operand)
-
     def grid_from(
         self, proxy: QuantProxyFromInjector | None, shape: tuple[int, ...] = (), stacked: int = 0
-    ) -> OperandGrid | None:
-        """The grid that a quantizer rounds to; None if it is off.
+    ) -> OperandGrid:
+        """The grid that a quantizer rounds to.
 
         Args:
             proxy: the quantizer, or None.
@@ -270,11 +219,17 @@ class ModelWeights:
             stacked: the number of these.
         """
         if proxy is None or not proxy.is_quant_enabled:
-            return None
+            return FLOAT
         key = proxy.binding, shape[stacked:]  # what affects the grid
         if key not in self._grids:
             self._grids[key] = _grid_from(proxy, *key[1:], stacked)
         return self._grids[key]
+
+
+def _is_array(node: object) -> bool:
+    if isinstance(node, FrozenParam):
+        return True
+    return isinstance(node, nnx.Variable | PlainArray) and isinstance(node.get_value(), ARRAYS)
 
 
 def _grid(grid: Grid, group_size: int | None, width: int = 1, scales: str = "") -> OperandGrid:
@@ -285,13 +240,13 @@ def _grid(grid: Grid, group_size: int | None, width: int = 1, scales: str = "") 
     if width > 1:
         groups = f" in blocks of {group_size} x {width}"
     text = f"{name if grid.is_integer else grid}{groups or scales}"
-    return OperandGrid(text, None if bits is None else float(bits), grid.is_integer, group_size is not None)
+    return OperandGrid(text, None if bits is None else float(bits), grid.is_integer)
 
 
-def _of_scheme(op: Any, operand: int) -> OperandGrid | None:
-    """The grid of an operand of a contraction by a scheme, as its injector declares it; None if it is float."""
+def _of_scheme(op: Any, operand: int) -> OperandGrid:
+    """The grid of an operand of a contraction by a scheme, as its injector declares it."""
     if not op.quantizes[operand]:
-        return None
+        return FLOAT
     binding: Binding = op.scheme[("fprop_lhs", "fprop_rhs")[operand]]
     names = ("q_dtype", "bit_width", "group_size")
     dtype, bits, size = (binding.resolve(name) if binding.declares(name) else None for name in names)
@@ -323,20 +278,10 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
     sample = jax.eval_shape(run, state)
     sample = sample.grouped if is_grouped(sample) else sample
     if not is_quantized(sample):
-        return OperandGrid(type(sample).__name__, in_groups=size is not None)
+        return OperandGrid(type(sample).__name__)
     has_scales = on_integers(sample) and proxy.role != "weight" and sample.scale.size > 1
     scales = (" per row" if proxy.is_dynamic else " per channel") if has_scales else ""
     return _grid(sample.grid, size, width, scales)
-
-
-def note_of_transform(proxy: nnx.Module | None) -> str:
-    """What a report says of the transform before a quantizer; empty without one.
-
-    Args:
-        proxy: the quantizer, or what is in its place; None without one.
-    """
-    transform = vars(proxy).get("pre_transform") if isinstance(proxy, nnx.Module) else None
-    return "" if transform is None else f"the input goes through {name_of_transform(transform)}"
 
 
 def name_of_transform(transform: object) -> str:
@@ -355,10 +300,10 @@ def note_of_shards(layer: object) -> str:
     if size is None or axis is None or not isinstance(weight, jax.Array):
         return ""
     length, shard = weight.shape[axis], weight.sharding.shard_shape(weight.shape)[axis]
-    size = fitting_size(size, length)
-    cut = cut_in_place(weight, size, axis % weight.ndim)
-    across = f"groups of {size} cross its shards of {shard} along axis {axis}"
-    if cut is not None:
-        return f"{across}: integers are contracted in pieces of {cut.piece}"
-    gathers = is_split(weight) and shard % size and shard != length
-    return f"{across}, an explicit one: the weight is gathered for each use" if gathers else ""
+    cut = cut_in_place(weight, fitting_size(size, length), axis % weight.ndim)
+    if cut is None:
+        return ""
+    return (
+        f"groups of {cut.size} cross its shards of {shard} along axis {axis}: integers are contracted in pieces of "
+        f"{cut.piece}"
+    )

@@ -20,12 +20,12 @@ from flax import nnx
 from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import clipped_fields
 from jqinject.model.status import Change, changed
+from jqinject.model.walk import modules_of
 from jqinject.nn import QuantCheckpoint, QuantEmbed
 from jqinject.nn.activations import QuantActLayer
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import from_holder, on_host, spans_processes
 from jqinject.program import (
-    Around,
     Call,
     HeldQuantizers,
     QuantizedProgram,
@@ -147,28 +147,28 @@ class Observer:
         return {key: [x for _, x in sorted(calls, key=lambda call: call[0])] for key, calls in arrays.items()}
 
 
-@final
-class _AtLayer(Around):
-    """Observes the calls of a layer.
+def _at_layer(
+    path: str,
+    observer: Observer,
+    layer: nnx.Module,
+    call: Callable[..., Any],
+    *args: object,
+    **kwargs: object,
+) -> Any:
+    """A call of a layer, observed: see `Around`.
 
     Args:
         path: of the layer.
         observer: says what is done.
+        layer, call, args, kwargs: as for an `Around`.
     """
-
-    def __init__(self, path: str, observer: Observer) -> None:
-        self.path, self.observer = path, observer
-
-    def __call__(self, layer: nnx.Module, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        """See `Around`."""
-        observer, run = self.observer, partial(call, *args, **kwargs)
-        x = args[0] if args else next(iter(kwargs.values()))
-        # An input that the layer does not quantize may be a float tensor that claims to be quantized.
-        as_floats = observer.on is not True and not _is_on(vars(layer).get("input_quant"))
-        with observer.within(self.path, layer):
-            with changed(_in_floats(layer) if as_floats else []):
-                quantized = run()
-            return observer.output(self.path, quantized, lambda: _floating(layer, run, x))
+    run, x = partial(call, *args, **kwargs), args[0] if args else next(iter(kwargs.values()))
+    # An input that the layer does not quantize may be a float tensor that claims to be quantized.
+    as_floats = observer.on is not True and not _is_on(vars(layer).get("input_quant"))
+    with observer.within(path, layer):
+        with changed(_in_floats(layer) if as_floats else []):
+            quantized = run()
+        return observer.output(path, quantized, lambda: _floating(layer, run, x))
 
 
 def _in_floats(layer: nnx.Module) -> list[Change]:
@@ -206,39 +206,23 @@ def _quantizes(node: object) -> bool:
     return frozen or any(_is_on(proxy) for slot, proxy in vars(node).items() if slot != "grad_quant")
 
 
-@final
-class _AtQuantizer(Around):
-    """Observes the calls of a quantizer: of the layer that is running, or of none."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def __call__(
-        self, layer: nnx.Module, call: Callable[..., Any], *args: object, **kwargs: object
-    ) -> object:
-        """See `Around`."""
-        x, quantized = args[0], call(*args, **kwargs)
-        if self._observer.running is None:
-            return self._observer.chosen(OTHERS, quantized, as_array(x))
-        entry, holder = self._observer.running
-        part = next((part for slot, part in PARTS.items() if vars(holder).get(slot) is layer), "")
-        if part and _is_on(layer):
-            self._observer.quantizer(entry, part, layer, x, quantized)
-        return quantized
+def _at_quantizer(
+    observer: Observer, proxy: QuantProxyFromInjector, call: Callable[..., Any], x: object, *more: object
+) -> object:
+    """A call of a quantizer, observed: of the layer that is running, or of none; see `Around`."""
+    quantized = call(x, *more)
+    if observer.running is None:
+        return observer.chosen(OTHERS, quantized, as_array(x))
+    entry, holder = observer.running
+    part = next((part for slot, part in PARTS.items() if vars(holder).get(slot) is proxy), "")
+    if part and proxy.is_quant_enabled:
+        observer.quantizer(entry, part, proxy, x, quantized)
+    return quantized
 
 
-@final
-class _AtProgram(Around):
-    """Goes around `QuantizedProgram.quantizers`, so that a call of the program is observed."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def __call__(
-        self, layer: nnx.Module, call: Callable[..., Any], *args: object, **kwargs: object
-    ) -> ObservedQuantizers:
-        """See `Around`."""
-        return ObservedQuantizers(call(*args, **kwargs), self._observer)
+def _at_program(observer: Observer, model: object, call: Callable[[], HeldQuantizers]) -> ObservedQuantizers:
+    """A call of `QuantizedProgram.quantizers`, so that a call of the program is observed; see `Around`."""
+    return ObservedQuantizers(call(), observer)
 
 
 @final
@@ -328,12 +312,14 @@ class ObservedRuns:
     def __init__(self, model: nnx.Module, call: Call, sites: Mapping[str, str]) -> None:
         self._split = SplitCall(model, call)
         self.state, self.arrays = self._split.state, self._split.arrays
-        self.nodes = {
-            ".".join(map(str, path)): node for path, node in nnx.iter_modules(model) if _quantizes(node)
-        }
+        self.nodes = {path: node for path, node in modules_of(model).items() if _quantizes(node)}
         self.entries = tuple(dict.fromkeys((*self.nodes, *sites.values(), OTHERS)))
         self._observer = partial(Observer, sites, self.nodes)
-        self._mixed = jax.jit(self._outputs_of_choice)
+
+        def mixed(state: object, arrays: list[jax.Array], on: jax.Array) -> list[jax.Array]:
+            return self.outputs(state, arrays, self._observer(dict(zip(self.entries, on, strict=True))))
+
+        self._mixed = jax.jit(mixed)
 
     def recorded(self, on: bool) -> tuple[Observer, Records, list[np.ndarray]]:
         """Run the model as it is, or with every quantizer off; its records, and the model's outputs, float64."""
@@ -346,9 +332,6 @@ class ObservedRuns:
         """Run with some entries quantized, compiled once for all choices: the model's outputs, float64."""
         on = np.array([entry in quantized for entry in self.entries])
         return _numbers(self._mixed(self.state, self.arrays, on))
-
-    def _outputs_of_choice(self, state: object, arrays: list[jax.Array], on: jax.Array) -> list[jax.Array]:
-        return self.outputs(state, arrays, self._observer(dict(zip(self.entries, on, strict=True))))
 
     def in_floats(self, state: object, arrays: list[jax.Array]) -> list[jax.Array]:
         """The model's floating-point outputs with every quantizer off, for a caller that traces.
@@ -377,19 +360,19 @@ class ObservedRuns:
 
     def _observe(self, copy: nnx.Module, observer: Observer) -> None:
         """Let an observer see what a copy of the model runs."""
-        modules = {".".join(map(str, path)): node for path, node in nnx.iter_modules(copy)}
+        modules = modules_of(copy)
         layers = [node for name, node in modules.items() if name in self.nodes]
         of_layers = {id(node) for layer in layers for _, node in nnx.iter_modules(layer, graph=True)}
         of_program: set[int] = set()
         if isinstance(copy, QuantizedProgram):
             of_program = {id(node) for _, node in nnx.iter_modules(copy.op_quant, graph=True)}
-            intercept(copy, _AtProgram(observer), "quantizers")
+            intercept(copy, partial(_at_program, observer), "quantizers")
         for name, node in modules.items():
             if name in self.nodes:
                 for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
-                    intercept(node, _AtLayer(name, observer), method)
+                    intercept(node, partial(_at_layer, name, observer), method)
             if isinstance(node, QuantProxyFromInjector) and id(node) not in of_program:
-                intercept(node, _AtQuantizer(observer))
+                intercept(node, partial(_at_quantizer, observer))
                 node.disable_quant |= observer.on is False and id(node) not in of_layers
 
 

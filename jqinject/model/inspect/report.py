@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,10 +15,9 @@ from jqinject.dot.tensors.choice import NOT_KEPT
 from jqinject.model.frozen_weights import op_of_weight
 from jqinject.model.inspect import page
 from jqinject.model.inspect.coverage import Coverage
-from jqinject.model.inspect.layer_numbers import plain
-from jqinject.model.inspect.measured_report import check_numbers, measure
+from jqinject.model.inspect.layer_numbers import LayerNumbers, plain
+from jqinject.model.inspect.measured_report import measurable, measure
 from jqinject.model.inspect.model_weights import LAYERS
-from jqinject.model.inspect.running_program import CompiledContraction
 from jqinject.model.inspect.site_table import (
     CACHE,
     LEGEND,
@@ -26,15 +25,13 @@ from jqinject.model.inspect.site_table import (
     TOTAL,
     SiteRow,
     SiteTable,
-    decibels,
     joined,
 )
-from jqinject.model.inspect.training_bytes import TrainingBytes, checked_optimizer, training_bytes
-from jqinject.model.walk import ModelIndex, uncalibrated
+from jqinject.model.inspect.training_bytes import TrainingBytes, training_bytes
+from jqinject.model.walk import ModelIndex, check_module, modules_of, uncalibrated
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method
 
-WEIGHTS = ("kernel", "embedding")
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
 COLUMNS_EXPLAINED = (
     (
@@ -98,9 +95,8 @@ class ContractionReport(page.Shown):
 
     def __getitem__(self, path: str) -> SiteRow:
         """The row of a layer or of a parameter, by path; a parameter of a layer has the layer's row."""
-        rows = {row.path: row for row in self.layers}
-        layer, _, name = path.rpartition(".")
-        return rows[layer if path not in rows and layer in rows and name in WEIGHTS else path]
+        by_parameter = {row.parameter: row for row in self.layers}
+        return (by_parameter | {row.path: row for row in self.layers})[path]
 
     def __iter__(self) -> Iterator[SiteRow]:
         return iter(self.layers)
@@ -132,10 +128,12 @@ class ContractionReport(page.Shown):
             raise ValueError(
                 "most_sensitive needs numbers, and this report has none.\n  cure: report(model, ..., numbers=True)"
             )
-        measured = [
-            row for row in self.layers if row.numbers is not None and row.numbers.only_quantized is not None
-        ]
-        return tuple(sorted(measured, key=_sensitivity)[:n])
+        measured = ((row, row.numbers) for row in self.layers if row.numbers is not None)
+        ratios = (
+            (row, x.only_quantized, x.only_float) for row, x in measured if x.only_quantized is not None
+        )
+        by_noise = sorted(ratios, key=lambda entry: (_ratio(entry[1]), -(entry[2] or 0.0)))
+        return tuple(row for row, *_ in by_noise[:n])
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report as dicts, lists, strings, numbers and None, ready for JSON.
@@ -158,7 +156,13 @@ class ContractionReport(page.Shown):
         Returns:
             The page.
         """
-        text = self.page("jqinject report")
+        title = "jqinject report"
+        text = (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            "<style>:root { color-scheme: light dark; } body { margin: 1rem 20px; }</style></head>\n"
+            f"<body>{self._repr_html_(f'<h1>{title}</h1>')}</body></html>\n"
+        )
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
@@ -270,98 +274,65 @@ def report(
     """
     if not isinstance(model, nnx.Module) and isinstance(model, WithReference):
         model, reference = model.model, model.float_model if reference is None else reference
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"report takes an NNX module, got {type(model).__name__}")
+    check_module(model, "report")
     call = Call(inputs, keywords, checked_method(model, method, "report"))
-    measured = numbers or reference is not None
-    return report_of(model, call, numbers=measured, reference=reference, optimizer=optimizer)
+    return report_of(model, call, numbers or reference is not None, reference, optimizer)
 
 
 def report_of(
     model: nnx.Module,
     call: Call,
-    *,
     numbers: bool,
     reference: nnx.Module | None = None,
     optimizer: nnx.Optimizer[Any] | optax.GradientTransformation | None = None,
 ) -> ContractionReport:
     """See `report`."""
-    if optimizer is not None:
-        checked_optimizer(optimizer)
-    if numbers:
-        check_numbers(model, call, reference)
+    floats = measurable(model, call, reference) if numbers else None
     sites = SiteTable(model, [call])
-    rows = _rows_by_entry(sites, products=numbers)
-    switched = {
-        row.parameter or row.name: row.path
-        for row in sites.rows
-        if row.formats and row.operation not in ("", CACHE)
-    }
+    quantized = [row for row in sites.rows if row.formats and row.operation not in ("", CACHE)]
+    switched = {row.site: row.path for row in quantized}
+    measured, ratio = ({}, None) if floats is None else measure(floats, call, switched)
     training = None if optimizer is None else training_bytes(model, call, optimizer, switched)
-    unseen, covered = uncalibrated(ModelIndex(model)), Coverage(sites.rows)
-    if not numbers:
-        return ContractionReport(tuple(rows.values()), covered, None, unseen, training)
-    numbers_of, output_sqnr_db = measure(sites.weights.model, call, switched, reference)
-    modules = {
-        name: rows.get(name, SiteRow(name, layer=type(node).__name__))
-        for name, node in _modules(sites).items()
-        if name in rows or name in numbers_of
-    }
-    layers = (replace(row, numbers=numbers_of.get(path)) for path, row in (modules | rows).items())
-    return ContractionReport(tuple(layers), covered, output_sqnr_db, unseen, training)
+    unseen, rows = uncalibrated(ModelIndex(model)), tuple(_rows(sites, measured))
+    return ContractionReport(rows, Coverage(sites.rows), ratio, unseen, training)
 
 
-def _modules(sites: SiteTable) -> dict[str, nnx.Module]:
-    return {".".join(map(str, path)): node for path, node in nnx.iter_modules(sites.weights.model)}
-
-
-def _rows_by_entry(sites: SiteTable, *, products: bool) -> dict[str, SiteRow]:
-    """One row for each layer with a weight, each parameter, and, if asked for, each quantized product of activations.
+def _rows(sites: SiteTable, measured: Mapping[str, LayerNumbers]) -> Iterator[SiteRow]:
+    """A row for each layer with a weight, each parameter that is read, and whatever else is measured.
 
     Args:
         sites: of one call.
-        products: whether to list these.
+        measured: entry -> its numbers.
     """
-    layers = {name: node for name, node in _modules(sites).items() if isinstance(node, LAYERS)}
-    uses: dict[str, list[SiteRow]] = {name: [] for name in layers}
+    modules = modules_of(sites.weights.model)
+    layers = {path: node for path, node in modules.items() if isinstance(node, LAYERS) or path in measured}
+    uses: dict[str, list[SiteRow]] = {path: [] for path in layers}
     for row in sites.rows:
-        of_product = products and not row.parameter and row.formats and row.operation != CACHE
-        if row.path in layers or (row.parameter and row.operation) or of_product:
+        if row.path in layers or (row.parameter and row.operation) or row.path in measured:
             uses.setdefault(row.path, []).append(row)
-    listed = {row.parameter or row.name: path for path, own in uses.items() for row in own if row.operation}
-    (call,) = sites.calls
-    compiled = call.running.compiled(listed)
-    return {
-        path: _merged(path, layers.get(path), own, compiled.get(path, ()), sites)
-        for path, own in uses.items()
-    }
-
-
-def _merged(
-    path: str,
-    layer: object,
-    uses: Sequence[SiteRow],
-    compiled: Sequence[CompiledContraction],
-    sites: SiteTable,
-) -> SiteRow:
-    """The row of an entry, from those of its uses and from its contractions in the compiled program."""
-    of_program = {contraction.kind for contraction in compiled}
-    # A layer that the compiler could do without has none; parameters are not named in the compiled program.
-    traced = {row.contraction for row in uses if row.contraction != "none"} if layer is None else set[str]()
-    kinds = sorted(of_program or traced)
-    weights = {row.parameter: row.weight_bytes for row in uses if row.parameter}
-    names = [row.layer for row in uses] if layer is None else [type(layer).__name__]
-    why = _why_float(path, layer, uses, kinds, sites) if layer is not None or weights else ""
-    return replace(
-        uses[0] if uses else SiteRow(path),
-        layer=" and ".join(dict.fromkeys(names)),
-        formats=", ".join(dict.fromkeys(row.formats for row in uses if row.formats)),
-        contraction=" and ".join(kinds) or "none",
-        program=", ".join(dict.fromkeys(map(str, compiled))),
-        note=joined(why, *(row.note for row in uses)),
-        weight_bytes=sites.weights.layer_bytes(path) if layer is not None else sum(weights.values()),
-        operations=sum(row.operations for row in uses),
-    )
+    running = sites.calls[0].running
+    compiled = running.compiled({path: path for path in layers} | {row.site: row.path for row in sites.rows})
+    for path, own in uses.items():
+        layer, contractions = layers.get(path), compiled.get(path, ())
+        of_program = {contraction.kind for contraction in contractions}
+        # A layer that the compiler could do without has none; parameters are not named in the compiled program.
+        traced = (
+            {row.contraction for row in own if row.contraction != "none"} if layer is None else set[str]()
+        )
+        kinds = sorted(of_program or traced)
+        is_weight = isinstance(layer, LAYERS) or any(row.parameter for row in own)
+        why = _why_float(path, layer, own, kinds, sites) if is_weight else ""
+        yield replace(
+            own[0] if own else SiteRow(path, layer=type(layer).__name__),
+            layer=" and ".join(dict.fromkeys(row.layer for row in own)) or type(layer).__name__,
+            formats=", ".join(dict.fromkeys(row.formats for row in own if row.formats)),
+            contraction=" and ".join(kinds) or "none",
+            program=", ".join(dict.fromkeys(map(str, contractions))),
+            note=joined(why, *(row.note for row in own)),
+            weight_bytes=sum({row.parameter: row.weight_bytes for row in own}.values()),
+            operations=sum(row.operations for row in own),
+            numbers=measured.get(path),
+        )
 
 
 def _why_float(
@@ -375,44 +346,37 @@ def _why_float(
     if "float" not in kinds:
         return ""
     op, why = op_of_weight(layer), next((row.why for row in uses if row.why), "")
-    if op is not None:
-        missing = [
-            side for side, has in zip(("input", "weight"), op.module.quantizes, strict=True) if not has
-        ]
-        if missing:
-            return f"the {' and the '.join(missing)} has no bits in the configuration"
+    grid = sites.weights.grid_of(row.parameter)
+    if why:
+        return why
+    if op is not None and op.module.countdown is not None:
         spec = op.module.scheme
-        if op.module.countdown is not None:
-            return f"{spec.before.as_before} in its first {spec.delay} calls in training, then by {spec.name}"
-        return "operands without a payload in common, or scales that vary along what is summed: see QDotGeneral.explain"
-    if why or not row.input:
+        return f"{spec.before.as_before} in its first {spec.delay} calls in training, then by {spec.name}"
+    if not row.input and op is not None:
+        return "the input has no bits in the configuration"
+    if not row.input:
         cure = " by this layer: give it input_quant=..." if isinstance(layer, QuantWeightLayer) else ""
-        return why or f"the input is not quantized{cure}"
+        return f"the input is not quantized{cure}"
     if "fp8" in row.contraction:
         return "no 8-bit floats: this backend has no such product and takes floats"
-    grid = sites.weights.grid_of(row.parameter)
-    if grid is not None and not grid.is_integer:
-        return f"no backend contracts {row.weight}: runs dequantized"
-    if isinstance(layer, QuantWeightLayer) and layer.contraction != "int":
-        if layer.contraction == "float":
-            return "contraction='float'"
-        if grid is not None and grid.in_groups:
-            return "a scale for each group: contracted dequantized, or by groups as integers with contraction='int'"
-        if layer.frozen is None and sites.calls[0].running.reasons.get(path, NOT_KEPT) == NOT_KEPT:
-            return "quantized in float until it is frozen (or with contraction='int')"
-    reason = sites.calls[0].running.reasons.get(path)
-    return (
-        reason or "contracted dequantized, somewhere at least: the operands have no payloads in common there"
-    )
+    if not grid.is_integer:
+        return f"no backend contracts this weight ({row.weight}): it is dequantized first"
+    if isinstance(layer, QuantWeightLayer) and op is None:
+        reason = sites.calls[0].running.reasons.get(path, NOT_KEPT)
+        return "contraction='float'" if layer.contraction == "float" else reason
+    return "contracted dequantized, somewhere at least: the operands have no payloads in common there"
 
 
-def _sensitivity(row: SiteRow) -> tuple[float, float]:
-    """The lower, the more a layer's quantization hurts the model's output."""
-    numbers = row.numbers
-    if numbers is None or numbers.only_quantized is None:
-        return math.inf, 0.0
-    ratio = numbers.only_quantized
-    return -math.inf if math.isnan(ratio) else ratio, -(numbers.only_float or 0.0)
+def _ratio(ratio: float) -> float:
+    """A ratio, by which rows are sorted: nan is the worst."""
+    return -math.inf if math.isnan(ratio) else ratio
+
+
+def decibels(ratio: float | None) -> str:
+    """A ratio as a cell's text."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.1f}" if math.isfinite(ratio) else str(ratio)
 
 
 def _share(part: float | None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from functools import partial
+from typing import Any
 
 import jax
 from flax import nnx
@@ -15,7 +16,7 @@ from jqinject.model.inspect.model_weights import LAYERS
 from jqinject.model.inspect.weight_flow import Flow, WeightFlow, kind_of
 from jqinject.nn import QuantEmbed
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import Around, Call, SplitCall, intercept, name_in_scope
+from jqinject.program import Call, SplitCall, intercept, name_in_scope
 from jqinject.program.jaxpr import Body
 from jqinject.program.scopes import WEIGHT, weight_scope
 
@@ -74,7 +75,6 @@ class RunningProgram:
         split = SplitCall(model, call)
         leaves, tree = jax.tree.flatten(split.state)
         self.reasons: dict[str, str] = {}
-        self._layers: list[str] = []
         self._inputs = [*jax.tree.leaves(split.state, is_leaf=is_low_bit_cache), *split.arrays]
 
         def run(leaves: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
@@ -82,11 +82,10 @@ class RunningProgram:
             for path, node in nnx.iter_modules(copy):
                 if isinstance(node, LAYERS):
                     name = ".".join(map(str, path))
-                    self._layers.append(name)
                     for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
-                        intercept(node, _UnderName(path), method)
+                        intercept(node, partial(_under_name, path), method)
                     if isinstance(node, QuantWeightLayer):
-                        intercept(node, _Reason(self.reasons, name), "_choice")
+                        intercept(node, partial(_noting_reason, self.reasons, name), "_choice")
             return jax.tree.leaves(copied_call(copy))
 
         self._traced = jax.jit(run).trace(leaves, split.arrays)
@@ -104,13 +103,12 @@ class RunningProgram:
                 kinds[name] = kinds.get(name, frozenset()) | {contraction.kind}
         return kinds
 
-    def compiled(self, parameters: Mapping[str, str]) -> dict[str, list[CompiledContraction]]:
+    def compiled(self, entries: Mapping[str, str]) -> dict[str, list[CompiledContraction]]:
         """Compile the program for this machine, and read the contractions of its layers and of parameters.
 
         Args:
-            parameters: path of a parameter that the model contracts by itself -> the name to list it under.
+            entries: path of a layer, or of a parameter that the model contracts by itself -> the name to list it under.
         """
-        entries = {path: path for path in self._layers} | dict(parameters)
         names = {name_in_scope(path): entry for path, entry in entries.items()}
         contractions: dict[str, list[CompiledContraction]] = {entry: [] for entry in names.values()}
         for contraction in _read(self._traced.lower().compile().as_text() or ""):
@@ -119,30 +117,22 @@ class RunningProgram:
         return contractions
 
 
-@final
-class _UnderName(Around):
-    """Calls a layer under a named scope, which the program's text keeps."""
-
-    def __init__(self, path: tuple[object, ...]) -> None:
-        self.path = path
-
-    def __call__(self, layer: object, call: Callable[..., object], *args: object, **kwargs: object) -> object:
-        with weight_scope(self.path):
-            return call(*args, **kwargs)
+def _under_name(
+    path: tuple[object, ...], layer: object, call: Callable[..., object], *args: object, **kwargs: object
+) -> object:
+    """Call a layer under a named scope, which the program's text keeps."""
+    with weight_scope(path):
+        return call(*args, **kwargs)
 
 
-@final
-class _Reason(Around):
-    """Notes why the table of contractions chose floats."""
-
-    def __init__(self, reasons: dict[str, str], name: str) -> None:
-        self.reasons, self.name = reasons, name
-
-    def __call__(self, layer: object, call: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        choice = call(*args, **kwargs)
-        if choice is not None and choice.why:
-            self.reasons[self.name] = choice.why
-        return choice
+def _noting_reason(
+    reasons: dict[str, str], name: str, layer: object, call: Callable[..., Any], *args: object
+) -> Any:
+    """Note why the table of contractions chose floats."""
+    choice = call(*args)
+    if choice is not None and choice.why:
+        reasons[name] = choice.why
+    return choice
 
 
 def _read(text: str) -> Iterator[CompiledContraction]:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jqinject.model.frozen_weights import quantized_op
+from jqinject.dot import FrozenParam
 from jqinject.model.inspect.layer_numbers import LayerNumbers
-from jqinject.model.inspect.model_weights import ModelWeight, ModelWeights, OperandGrid, note_of_shards
+from jqinject.model.inspect.model_weights import FLOAT, ModelArray, ModelWeights, OperandGrid, note_of_shards
 from jqinject.model.inspect.running_program import RunningProgram
 from jqinject.model.inspect.weight_flow import Flow, TracedContraction, WeightFlow
-from jqinject.model.quantizing.rule_policy import OURS, RulePolicy
+from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import (
@@ -61,16 +61,14 @@ CACHE = "cache"
 """The operation of a row for what a model writes into a cache."""
 UNKNOWN = "no inputs were given, so the program was not looked at"
 UNREAD = "no traced call reads it; other methods are traced if they are named: methods={...}"
-NO_ARRAY = "it is not one of the arrays of the model: hold it in an nnx.Param"
-CUSTOM = "a function with a derivative of its own"
+NO_QUANTIZER = "it has no quantizer"
 PARTS = {
-    "cond": "a branch (cond)",
-    "while": "a loop of unknown length (while)",
-    "pallas_call": "a kernel (pallas_call)",
-    "ffi_call": "a foreign function (ffi_call)",
-    "pure_callback": "a function outside of the program (pure_callback)",
-    "custom_jvp_call": f"{CUSTOM} (custom_jvp)",
-    "custom_vjp_call": f"{CUSTOM} (custom_vjp)",
+    "cond": "a branch",
+    "while": "a loop of unknown length",
+    "pallas_call": "a kernel",
+    "pure_callback": "a function outside of the program",
+    "custom_jvp_call": "a function with a derivative of its own",
+    "custom_vjp_call": "a function with a derivative of its own",
 }
 
 
@@ -130,9 +128,29 @@ class SiteRow:
     numbers: LayerNumbers | None = None
 
     @property
+    def site(self) -> str:
+        """What the program contracts there: the path of the weight; the name of a contraction of two activations."""
+        return self.parameter or self.name
+
+    @property
     def size(self) -> int:
         """The number of elements of the weight; more than `BIG` if it is no array of the model."""
         return BIG + 1 if self.shape is None else math.prod(self.shape)
+
+
+class Reason(NamedTuple):
+    """Why a weight is not quantized.
+
+    Attributes:
+        why: as text; "" if it is.
+        by_rules: whether a rule for its path would take it.
+    """
+
+    why: str = ""
+    by_rules: bool = False
+
+
+NO_REASON = Reason()
 
 
 class TracedCall:
@@ -158,7 +176,6 @@ class TracedCall:
         sites = sites_of_program(program, policy, names_of(model, call))
         weights.note_sites(sites.sites.values())
         flows = [weights.flow_of(path) for path in program.paths]
-        self.program = program  # whose equations are compared by identity
         self.flow = WeightFlow(program.body, flows, _constant)
         self.uses = {(use.equation, dotted(use.weight_path)): use for use in sites.uses}
         self.products = {product.equation: product for product in sites.products}
@@ -198,8 +215,8 @@ class SiteTable:
         quantizers = self.weights.quantizers
         policy = RulePolicy(()) if quantizers is None else quantizers.policy
         self.calls = [TracedCall(copy, call, policy, self.weights) for call in calls]
-        self._reasons = Reasons(self.weights, rules)
-        self._look_ups: Counter[str] = Counter()
+        own = policy.rules if isinstance(policy, RulePolicy) and quantizers is not None else None
+        self._rules = own if rules is None else tuple(rules)
         rows = [row for call in self.calls for row in self._rows_of(call)]
         self.rows = (*_without_twins(rows), *self._unread({row.parameter for row in rows}))
 
@@ -212,69 +229,55 @@ class SiteTable:
                 yield self._use(replace(contraction, times=0) if number else contraction, name, call)
         for name in call.caches:
             grid = self.weights.grid_at(name)
-            yield SiteRow(name, CACHE, name, layer="cache write", weight=_text(grid), formats=_text(grid))
+            yield SiteRow(name, CACHE, name, layer="cache write", weight=grid.text, formats=grid.text)
 
     def _use(self, contraction: TracedContraction, name: str, call: TracedCall) -> SiteRow:
         """The row of a contraction with a weight, or of a look-up."""
         weights, use = self.weights, call.uses.get((contraction.equation, name))
-        grid = weights.grid_of(name) if self._is_reached(contraction, name, use) else None
-        operation = contraction.operation if use is None else use.operation
-        low = grid is not None and grid.is_low
-        operand, kind, note = None, "none", ""
+        grid = weights.grid_of(name) if self._is_reached(contraction, name, use) else FLOAT
+        path, operation = contraction.path, contraction.operation if use is None else use.operation
+        low, operand, kind, note = grid.is_low, FLOAT, "none", ""
         if contraction.operation != "take":
             operand = self._other_grid(name, use)
             kinds = call.kinds.get(name, frozenset())
             kind = " and ".join(sorted(kinds)) or "float"
-            low = low and (
-                (kinds <= {"int", "fp8"} and bool(kinds)) or (operand is not None and operand.is_low)
-            )
+            low = low and (operand.is_low or kind in ("int", "fp8", "fp8 and int"))
             site = "" if use is None else use.beside
             note = joined(
                 weights.transform_of_input(name, site),
                 weights.range_of_loop(site, contraction.steps),
                 note_of_shards(weights.layer_of(name)),
             )
-        weight = weights.all.get(name)
-        why = ""
-        if grid is None:
-            why = NO_ARRAY if weight is None else self._reasons.of_contracted(weight, contraction, use)
+        reason = NO_REASON if grid.text else self._why_contracted(name, contraction, use)
         return replace(
-            self._row(name, grid, why, operation),
-            name=self._name(contraction, name) if use is None else use.name,
+            self._row(name, grid, reason, operation),
+            name=path or operation if use is None or operation == "take" else use.name,
             operation=operation,
-            input=_text(operand),
-            formats=formats_of(operation, _text(operand), _text(grid)),
+            input=operand.text,
+            formats=formats_of(operation, operand.text, grid.text),
             contraction=kind,
             note=note,
             operations=contraction.operations,
             is_low_bit=low,
         )
 
-    def _name(self, contraction: TracedContraction, name: str) -> str:
-        """The name of an operation that the interpreter does not reach: of a look-up in a frozen table, as before."""
-        path, operation = contraction.path, contraction.operation
-        if operation != "take" or not self.weights.is_frozen(name) or self.weights.entry_of(name) != name:
-            return path or operation
-        self._look_ups[path] += 1
-        return dotted((*filter(None, (path,)), f"take{self._look_ups[path] - 1}"))
-
-    def _row(self, name: str, grid: OperandGrid | None, why: str, operation: str = "") -> SiteRow:
+    def _row(self, name: str, grid: OperandGrid, reason: Reason, operation: str = "") -> SiteRow:
         """What a row says of a weight, however it is read."""
         weights, weight, entry = self.weights, self.weights.all.get(name), self.weights.entry_of(name)
         return SiteRow(
             entry,
             parameter=name,
             layer=operation if entry == name else type(weights.layer_of(name)).__name__,
-            weight=_text(grid),
-            why=why,
-            rule=rule_for(name) if weight is not None and why and _is_rule_of_use(why) else "",
+            weight=grid.text,
+            why=reason.why,
+            rule=rule_for(name) if reason.by_rules else "",
             shape=None if weight is None else weight.shape,
-            float_bytes=0 if weight is None else weight.nbytes,
+            float_bytes=0 if weight is None else math.prod(weight.shape) * np.dtype(weight.dtype).itemsize,
             weight_bytes=weights.stored_bytes(name),
-            bits=None if grid is None else grid.bits,
+            bits=grid.bits if grid.text else None,
         )
 
-    def _other_grid(self, name: str, use: WeightUse | None) -> OperandGrid | None:
+    def _other_grid(self, name: str, use: WeightUse | None) -> OperandGrid:
         """The grid of the operand that a weight is contracted with."""
         if use is not None:
             return self.weights.grid_at(use.beside)
@@ -286,7 +289,8 @@ class SiteTable:
 
     def _is_reached(self, contraction: TracedContraction, name: str, use: WeightUse | None) -> bool:
         """Whether a quantized weight is so in this place: by its layer, by the program, or because it is frozen."""
-        if use is not None or self.weights.is_frozen(name) or name in self.weights.at_sites:
+        is_frozen = isinstance(self.weights.all.get(name), FrozenParam)
+        if use is not None or is_frozen or name in self.weights.at_sites:
             return True
         layer = name.rpartition(".")[0]
         return name not in self.weights.sites and f"{contraction.path}.".startswith(
@@ -306,22 +310,83 @@ class SiteTable:
             operation,
             name,
             layer=f"{operation} of activations",
-            weight=_text(right),
-            input=_text(left),
-            formats=formats_of(operation, _text(left), _text(right)),
+            weight=right.text,
+            input=left.text,
+            formats=formats_of(operation, left.text, right.text),
             note=joined(*notes),
             operations=contraction.operations,
-            is_low_bit=left is not None and right is not None and left.is_low and right.is_low,
+            is_low_bit=left.is_low and right.is_low,
         )
 
     def _unread(self, used: set[str]) -> Iterator[SiteRow]:
         """The matrices that no call reads."""
         read = used.union(*(call.flow.read for call in self.calls))
         for name, weight in self.weights.all.items():
-            if weight.is_parameter and len(weight.shape) > 1 and name not in read:
+            if is_parameter(weight) and len(weight.shape) > 1 and name not in read:
                 grid = self.weights.grid_of(name)
-                why = "" if grid is not None else self._reasons.of_unread(weight, traced=bool(self.calls))
-                yield self._row(name, grid, why)
+                reason = NO_REASON if grid.text else self._why_unread(name, traced=bool(self.calls))
+                yield self._row(name, grid, reason)
+
+    # --- why a weight is not quantized
+
+    def _why_unread(self, name: str, *, traced: bool) -> Reason:
+        """Return why a weight is not quantized that no traced call reads, or that may be read: no call was traced."""
+        own = self._of_itself(name)
+        if own or traced:
+            return Reason(own or UNREAD, not own)
+        is_named = type(self.weights.layer_of(name)) in COUNTERPARTS
+        return Reason(self._of_rules(name, "", "dot_general") if is_named else UNKNOWN, True)
+
+    def _why_contracted(self, name: str, contraction: TracedContraction, use: WeightUse | None) -> Reason:
+        """Return why a weight is not quantized that is contracted or looked up."""
+        path, operation = contraction.path, contraction.operation
+        own = self._of_itself(name)
+        is_named = type(self.weights.layer_of(name)) in COUNTERPARTS and path == name.rpartition(".")[0]
+        if own:
+            return Reason(own)
+        if use is not None or is_named:
+            return Reason(self._of_rules(name, path, operation if use is None else use.operation), True)
+        if contraction.inside:
+            part = f"{PARTS.get(contraction.inside, 'an operation')} ({contraction.inside})"
+            return Reason(f"it is contracted inside {part}, which runs as it was written")
+        if contraction.through:
+            return Reason(
+                f"it is not followed because of {contraction.through} between the parameter and its "
+                f"{'look-up' if operation == 'take' else 'contraction'}"
+            )
+        return Reason(f"its {operation} in {path or 'the model itself'} runs as it was written", True)
+
+    def _of_itself(self, name: str) -> str:
+        """What in the weight itself, or in its layer, keeps it float; "" if nothing does."""
+        weight = self.weights.all.get(name)
+        if weight is None:
+            return "it is not one of the arrays of the model: hold it in an nnx.Param"
+        if not is_parameter(weight):
+            kind = type(weight).__name__ if isinstance(weight, nnx.Variable) else "array"
+            article = "an" if kind[0] in "aeiouAEIOU" else "a"
+            what = f"numbers of {weight.dtype}" if isinstance(weight, nnx.Param) else f"{article} {kind}"
+            return f"it is not a float nnx.Param, but {what}"
+        holder, layer = self.weights.holder_of(name), self.weights.layer_of(name)
+        if holder is None:
+            own = isinstance(layer, QuantWeightLayer)
+            return f"its {type(layer).__name__} quantizes the {layer.weight_name} alone" if own else ""
+        if holder.weight_quant is None:
+            return "its layer has no weight quantizer"
+        return "" if holder.weight_quant.is_quant_enabled else "its quantizer is switched off"
+
+    def _of_rules(self, name: str, path: str, operation: str) -> str:
+        kind = type(self.weights.layer_of(name)).__name__
+        for number, rule in enumerate(self._rules or ()):
+            by_class = rule.op is not None and kind in rule.op
+            takes = rule.op is None or by_class or operation_of(operation).name in rule.op
+            if takes and rule.matches(path, name, name.rpartition(".")[0]):
+                if rule.keeps_float:
+                    return f"rule {number} keeps it float: {rule}"
+                if rule.quantizer("weight_quant") is None and not rule.configures:
+                    return f"rule {number} has no weight_quant: {rule}"
+                traced = self.weights.quantizers is not None
+                return NO_QUANTIZER if traced else "no inputs were given when the model was quantized"
+        return NO_QUANTIZER if self._rules is None else "no rule matches its path"
 
 
 def formats_of(operation: str, input: str, weight: str) -> str:
@@ -336,17 +401,13 @@ def joined(*notes: str) -> str:
     return "; ".join(dict.fromkeys(filter(None, notes)))
 
 
-def _text(grid: OperandGrid | None) -> str:
-    return "" if grid is None else grid.text
-
-
 def _without_twins(rows: Sequence[SiteRow]) -> Iterator[SiteRow]:
     """The rows without those of branches that do the same as the branch that counts."""
     counted = {replace(row, operations=0) for row in rows if row.operations}
     return (row for row in rows if row.operations or row not in counted)
 
 
-def _matrices(sources: frozenset[str], weights: Mapping[str, ModelWeight]) -> frozenset[str]:
+def _matrices(sources: frozenset[str], weights: Mapping[str, ModelArray]) -> frozenset[str]:
     """The weights that an operand is made of, without the vectors that scale them."""
     if len(sources) < 2:
         return sources
@@ -365,102 +426,6 @@ def rule_for(name: str) -> str:
     return f"Rule({(name if plain else re.escape(name))!r}, ...)"
 
 
-def _is_rule_of_use(why: str) -> bool:
-    """Whether a rule for the path would take the weight, given why it is not quantized."""
-    return not why.startswith(("it is not a float", "it is contracted inside", "it is not followed"))
-
-
-class Reasons:
-    """Says why a weight is not quantized.
-
-    Args:
-        weights: of the model.
-        rules: that it was quantized by; None for those that it keeps, if it keeps them.
-    """
-
-    def __init__(self, weights: ModelWeights, rules: Sequence[Rule] | None) -> None:
-        self._weights = weights
-        quantizers = weights.quantizers
-        policy = None if quantizers is None else quantizers.policy
-        own = policy.rules if isinstance(policy, RulePolicy) else None
-        self._rules = own if rules is None else tuple(rules)
-        self._traced = quantizers is not None
-        self._is_float = quantizers is None and not any(
-            isinstance(node, OURS) or quantized_op(node) is not None for node in weights.nodes.values()
-        )
-
-    def of_unread(self, weight: ModelWeight, *, traced: bool) -> str:
-        """Return why a weight is not quantized that no traced call reads, or that may be read: no call was traced."""
-        own = self._of_itself(weight)
-        if own or traced:
-            return own or UNREAD
-        named = type(weight.layer) in COUNTERPARTS
-        return self._of_rules(weight, "", "dot_general") if named else UNKNOWN
-
-    def of_contracted(
-        self, weight: ModelWeight, contraction: TracedContraction, use: WeightUse | None
-    ) -> str:
-        """Return why a weight is not quantized that is contracted or looked up."""
-        path, operation = contraction.path, contraction.operation
-        own = self._of_itself(weight)
-        if own:
-            return own
-        if use is not None:
-            return self._of_rules(weight, path, use.operation)
-        if type(weight.layer) in COUNTERPARTS and path == ".".join(weight.path[:-1]):
-            return self._of_rules(weight, path, operation)
-        if contraction.inside:
-            part = PARTS.get(contraction.inside, contraction.inside)
-            return f"it is contracted inside {part}, which runs as it was written"
-        if contraction.through:
-            return (
-                f"it is not followed because of {contraction.through} between the parameter and its "
-                f"{'look-up' if operation == 'take' else 'contraction'}"
-            )
-        return f"its {operation} in {path or 'the model itself'} runs as it was written"
-
-    def _of_itself(self, weight: ModelWeight) -> str:
-        """What in the weight itself, or in its layer, keeps it float; "" if nothing does."""
-        layer, kind = weight.layer, weight.kind
-        if not weight.is_parameter:
-            named = f"{'an' if kind[:1] in 'aeiouAEIOU' else 'a'} {kind}"
-            what = f"numbers of {weight.dtype}" if kind in ("Param", "FrozenParam") else named
-            return f"it is not a float nnx.Param, but {what}"
-        if isinstance(layer, QuantWeightLayer):
-            if weight.path[-1] != layer.weight_name:
-                return f"its {type(layer).__name__} quantizes the {layer.weight_name} alone"
-            if layer.weight_quant is None:
-                return "its layer has no weight quantizer"
-        holder = (
-            layer if isinstance(layer, QuantWeightLayer) else self._weights.sites.get(".".join(weight.path))
-        )
-        proxy = None if holder is None else holder.weight_quant
-        return "its quantizer is switched off" if proxy is not None and not proxy.is_quant_enabled else ""
-
-    def _of_rules(self, weight: ModelWeight, path: str, operation: str) -> str:
-        name, layer = ".".join(weight.path), weight.layer
-        if self._rules is None:
-            if self._is_float:
-                return "the model is not quantized"
-            looked_at = self._traced or type(layer) in COUNTERPARTS
-            return "no rule took it" if looked_at else f"{UNKNOWN} when the model was quantized"
-        places = (path, name, name.rpartition(".")[0])
-        for number, rule in enumerate(self._rules):
-            by_class = rule.op is not None and type(layer).__name__ in rule.op
-            takes = rule.op is None or by_class or operation_of(operation).name in rule.op
-            if takes and rule.matches(*places):
-                if rule.keeps_float:
-                    return f"rule {number} keeps it float: {rule}"
-                if rule.quantizer("weight_quant") is None and not rule.configures:
-                    return f"rule {number} has no weight_quant: {rule}"
-                return (
-                    "no rule took it" if self._traced else "no inputs were given when the model was quantized"
-                )
-        return "no rule matches its path"
-
-
-def decibels(ratio: float | None) -> str:
-    """A ratio as a cell's text."""
-    if ratio is None:
-        return "-"
-    return f"{ratio:.1f}" if math.isfinite(ratio) else str(ratio)
+def is_parameter(weight: ModelArray) -> bool:
+    """Whether an array of a model is a float `nnx.Param`, or one that is frozen."""
+    return isinstance(weight, FrozenParam | nnx.Param) and jnp.issubdtype(weight.dtype, jnp.floating)

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import jax
@@ -19,14 +19,10 @@ from flax import nnx
 from jqinject.core import LostStateWarning
 from jqinject.dot import FrozenParam
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.observed_runs import ObservedRuns
 from jqinject.model.walk import ModelIndex
-from jqinject.nn import QuantCheckpoint
-from jqinject.nn.activations import QuantActLayer
-from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.optim import LowBitMoment
-from jqinject.program import Call, OpQuantizers, mark_modules, name_in_scope, path_in, weight_in
+from jqinject.program import Call, OpQuantizers, dotted, mark_modules, name_in_scope, path_in, weight_in
 from jqinject.program.jaxpr import Body, Equation
 
 # An array that one of these makes is stored nowhere if what it was made of is.
@@ -117,7 +113,7 @@ def size_of(x: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> int:
 FLOAT32 = 4
 State = nnx.State[Any, Any]
 Optimizer = nnx.Optimizer[Any] | optax.GradientTransformation
-LEAVES = (QuantWeightLayer, QuantActLayer, QuantCheckpoint, OpQuantizers, QuantizedOp)
+LEAVES = (OpQuantizers, QuantizedOp)
 
 
 @dataclass(frozen=True)
@@ -188,11 +184,9 @@ class TrainingBytes:
     @property
     def total(self) -> SiteResiduals:
         """The sums over all sites."""
-        counts = [(row.kept, row.in_place, row.float_kept, row.float_in_place) for row in self.residuals]
-        kept, in_place, *floats = map(
-            sum, zip((0, 0, 0, 0), *((x or 0 for x in row) for row in counts), strict=True)
-        )
-        return SiteResiduals("", kept, in_place, *(floats if all(None not in row for row in counts) else ()))
+        rows = [(0, 0, 0, 0), *(astuple(row)[1:] for row in self.residuals)]
+        sums: list[Any] = [None if None in column else sum(column) for column in zip(*rows, strict=True)]
+        return SiteResiduals("", *sums)
 
     @property
     def kept(self) -> int:
@@ -219,20 +213,6 @@ class TrainingBytes:
         )
 
 
-def checked_optimizer(optimizer: object) -> None:
-    """Refuse what is no optimizer.
-
-    Raises:
-        TypeError: neither an `nnx.Optimizer` nor an optax transformation.
-    """
-    if isinstance(optimizer, type) or not isinstance(optimizer, nnx.Optimizer | optax.GradientTransformation):
-        what = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
-        raise TypeError(
-            f"report takes optimizer=nnx.Optimizer(model, tx, wrt=nnx.Param), or an optax transformation; got {what}.\n"
-            "  cure: optimizer=optax.adam(1e-3)"
-        )
-
-
 def training_bytes(
     model: nnx.Module, call: Call, optimizer: Optimizer, sites: Mapping[str, str]
 ) -> TrainingBytes:
@@ -245,9 +225,18 @@ def training_bytes(
         sites: see `ObservedRuns`.
 
     Raises:
+        TypeError: `optimizer` is neither.
         ValueError: there is nothing to train, or no output to differentiate.
     """
-    wrt = _trained(model, optimizer)
+    if isinstance(optimizer, type) or not isinstance(optimizer, nnx.Optimizer | optax.GradientTransformation):
+        what = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+        raise TypeError(
+            f"report takes optimizer=nnx.Optimizer(model, tx, wrt=nnx.Param), or an optax transformation; got {what}.\n"
+            "  cure: optimizer=optax.adam(1e-3)"
+        )
+    # Without an nnx.Optimizer adapters are trained, where there are some.
+    wrt = nnx.LoRAParam if jax.tree.leaves(nnx.state(model, nnx.LoRAParam)) else nnx.Param
+    wrt = optimizer.wrt if isinstance(optimizer, nnx.Optimizer) else wrt
     trained, others = nnx.state(model, wrt, ..., graph=True)
     if not jax.tree.leaves(trained):
         kind = wrt.__name__ if isinstance(wrt, type) else wrt
@@ -258,21 +247,78 @@ def training_bytes(
     copy = nnx.clone(model, graph=True)
     copy.train()
     have_floats = not ModelIndex(copy).frozen_parameters
-    steps = _Steps(copy, call, wrt, sites)
-    quantized = steps.residuals(ObservedRuns.outputs)
-    floating = steps.residuals(ObservedRuns.in_floats) if have_floats else None
-    rows: list[SiteResiduals] = []
-    for site in dict.fromkeys(site for site, _ in (*quantized, *(floating or ()))):
-        runs = (quantized,) if floating is None else (quantized, floating)
-        rows.append(SiteResiduals(site, *(run[site, in_place] for run in runs for in_place in (False, True))))
+    modules = {dotted(path): node for path, node in nnx.iter_modules(copy, graph=True)}
+    mark_modules(copy)
+    runs = ObservedRuns(copy, call, sites)
+    # What these hold is no site of its own: quantizers, their parts, the op of a layer.
+    leaves = [path for path, node in modules.items() if path in runs.nodes or isinstance(node, LEAVES)]
+    names = {name_in_scope(place): site for place, site in sites.items()}
+
+    def site_of(place: str) -> str:
+        """The outermost leaf that a module is, or is in; its own path outside of leaves."""
+        path = names.get(place, place)
+        return min(
+            (leaf for leaf in leaves if not leaf or f"{path}.".startswith(f"{leaf}.")), default=path, key=len
+        )
+
+    counted: list[Counter[tuple[str, bool]]] = []
+    for outputs in (runs.outputs, runs.in_floats) if have_floats else (runs.outputs,):
+        counted.append(Counter())
+        for place, in_place, size in _residuals(runs, outputs, wrt):
+            counted[-1][site_of(place), in_place] += size
+    keeping = dict.fromkeys(site for counts in counted for site, _ in counts)
+    rows = (
+        SiteResiduals(site, *(counts[site, in_place] for counts in counted for in_place in (False, True)))
+        for site in keeping
+    )
     return TrainingBytes(_bytes(trained), _bytes(others), *_states(optimizer, trained), tuple(rows))
 
 
-def _trained(model: nnx.Module, optimizer: object) -> Any:
-    """The filter of what is trained: the optimizer's; without it adapters where there are some."""
-    if isinstance(optimizer, nnx.Optimizer):
-        return optimizer.wrt
-    return nnx.LoRAParam if jax.tree.leaves(nnx.state(model, nnx.LoRAParam)) else nnx.Param
+def _residuals(
+    runs: ObservedRuns, run: Callable[..., list[jax.Array]], wrt: nnx.filterlib.Filter
+) -> Iterator[tuple[str, bool, int]]:
+    """What places read of the forward pass in the backward pass; see `_reads`.
+
+    Args:
+        runs: of a marked model in training mode.
+        run: one of its methods that returns the outputs.
+        wrt: filter of what is trained.
+    """
+    chosen = nnx.filterlib.to_predicate(wrt)
+    states = nnx.split_state(runs.state, lambda path, x: path[0] == 0 and chosen(path[1:], x), ...)
+    outputs: list[jax.Array] = []
+    trees: list[Any] = []
+
+    def forward(trained: State, rest: State, arrays: list[jax.Array]) -> list[jax.Array]:
+        def differentiated(trained: State) -> list[jax.Array]:
+            # Variables of the trace that differentiates, which the model may write to.
+            state = nnx.merge_state(trained, jax.tree.map(lambda x: x, rest))
+            return [x for x in run(state, arrays) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+        y, pull = jax.vjp(differentiated, trained)
+        leaves, tree = jax.tree.flatten(pull)
+        outputs[:], trees[:] = y, [tree]
+        return leaves
+
+    def backward(residuals: list[jax.Array], y: list[jax.Array]) -> Any:
+        return jax.tree.unflatten(trees[0], residuals)(y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LostStateWarning)  # a traced step updates nothing
+        traced, residuals = jax.make_jaxpr(forward, return_shape=True)(*states, runs.arrays)
+        if not outputs:
+            raise ValueError(
+                "report(optimizer=...) differentiates the model's outputs, and none is floating-point.\n"
+                "  cure: method=lambda model, x, wanted: loss(model(x), wanted)"
+            )
+        types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs]
+        pulled = jax.make_jaxpr(backward)(residuals, types)
+    variables = [
+        isinstance(variable, nnx.Param | FrozenParam)
+        for variable in jax.tree.leaves(states, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        for _ in jax.tree.leaves(variable)
+    ]
+    return _reads(Body.of(traced), Body.of(pulled), variables)
 
 
 def _states(optimizer: Optimizer, trained: State) -> tuple[int, int]:
@@ -293,86 +339,3 @@ def _is_moment(x: object) -> bool:
 
 def _bytes(tree: object) -> int:
     return sum(size_of(leaf) for leaf in jax.tree.leaves(tree))
-
-
-class _Steps:
-    """Forward and backward passes of a model, traced.
-
-    Args:
-        copy: of a model, in training mode, to be marked.
-        call: of it.
-        wrt: filter of what is trained.
-        sites: see `ObservedRuns`.
-    """
-
-    def __init__(
-        self, copy: nnx.Module, call: Call, wrt: nnx.filterlib.Filter, sites: Mapping[str, str]
-    ) -> None:
-        leaves = (path for path, node in nnx.iter_modules(copy, graph=True) if _is_leaf(node))
-        self._leaves = [".".join(map(str, path)) for path in sorted(leaves, key=len)]
-        self._names = {name_in_scope(place): site for place, site in sites.items()}
-        mark_modules(copy)
-        self._runs = ObservedRuns(copy, call, sites)
-        chosen = nnx.filterlib.to_predicate(wrt)
-        self._trained, self._rest = nnx.split_state(
-            self._runs.state, lambda path, x: path[0] == 0 and chosen(path[1:], x), ...
-        )
-
-    def residuals(self, run: Callable[..., list[jax.Array]]) -> Counter[tuple[str, bool]]:
-        """Bytes of what sites read in the backward pass: (site, whether it is a weight in its place) -> bytes.
-
-        Args:
-            run: a method of `ObservedRuns` that returns the outputs.
-        """
-        outputs: list[jax.Array] = []
-        trees: list[Any] = []
-
-        def forward(trained: State, rest: State, arrays: list[jax.Array]) -> list[jax.Array]:
-            def differentiated(trained: State) -> list[jax.Array]:
-                # Variables of the trace that differentiates, which the model may write to.
-                state = nnx.merge_state(trained, jax.tree.map(lambda x: x, rest))
-                return [x for x in run(self._runs, state, arrays) if jnp.issubdtype(x.dtype, jnp.floating)]
-
-            y, pull = jax.vjp(differentiated, trained)
-            kept, tree = jax.tree.flatten(pull)
-            outputs[:], trees[:] = y, [tree]
-            return kept
-
-        def backward(residuals: list[jax.Array], y: list[jax.Array]) -> Any:
-            return jax.tree.unflatten(trees[0], residuals)(y)
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", LostStateWarning)  # a traced step updates nothing
-            traced, residuals = jax.make_jaxpr(forward, return_shape=True)(
-                self._trained, self._rest, self._runs.arrays
-            )
-            if not outputs:
-                raise ValueError(
-                    "report(optimizer=...) differentiates the model's outputs, and none is floating-point.\n"
-                    "  cure: method=lambda model, x, wanted: loss(model(x), wanted)"
-                )
-            types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs]
-            pulled = jax.make_jaxpr(backward)(residuals, types)
-        counts: Counter[tuple[str, bool]] = Counter()
-        for place, in_place, size in _reads(Body.of(traced), Body.of(pulled), self._variables()):
-            counts[self._site(self._names.get(place, place)), in_place] += size
-        return counts
-
-    def _site(self, path: str) -> str:
-        """The outermost leaf that a module is, or is in; its own path outside of leaves."""
-        return next((leaf for leaf in self._leaves if not leaf or f"{path}.".startswith(f"{leaf}.")), path)
-
-    def _variables(self) -> list[bool]:
-        """For each array of the model's variables, in the order of a program's inputs, whether it is a weight."""
-        states = (self._trained, self._rest)
-        variables = jax.tree.leaves(states, is_leaf=lambda x: isinstance(x, nnx.Variable))
-        return [
-            isinstance(variable, nnx.Param | FrozenParam)
-            for variable in variables
-            for _ in jax.tree.leaves(variable)
-        ]
-
-
-def _is_leaf(node: object) -> bool:
-    """Whether what a module holds is no site of its own: quantizers, their parts, the op of a layer."""
-    return isinstance(node, LEAVES) or quantized_op(node) is not None

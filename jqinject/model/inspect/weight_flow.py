@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE
@@ -243,10 +244,7 @@ class WeightFlow:
 
 
 def _all(inputs: Sequence[Flow]) -> Flow:
-    flow = Flow()
-    for x in inputs:
-        flow = flow.joined(x)
-    return flow
+    return reduce(Flow.joined, inputs, Flow())
 
 
 def _changed(inputs: Sequence[Flow], name: str) -> Flow:

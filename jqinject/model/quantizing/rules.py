@@ -149,18 +149,10 @@ class Rule:
         share: bool = False,
         **overrides: Unpack[RuleKeywords],
     ) -> None:
-        quantizers = (
-            weight_quant,
-            bias_quant,
-            input_quant,
-            output_quant,
-            grad_quant,
-            lhs_quant,
-            rhs_quant,
-            cache_quant,
-        )
+        arguments = locals()
+        quantizers = {slot: arguments[slot] for slot in SLOTS if arguments[slot] is not None}
         names = (op,) if isinstance(op, str) else op
-        if scheme is not None and (contraction != "auto" or any(q is not None for q in quantizers)):
+        if scheme is not None and (contraction != "auto" or quantizers):
             raise ValueError(
                 "Rule: a scheme quantizes weights, inputs and gradients by itself, and says how they are contracted.\n"
                 "  cure: a rule with scheme=... alone, or with quantizers and a contraction alone"
@@ -179,7 +171,7 @@ class Rule:
         self._set(
             path=path,
             op=None if names is None else tuple(names),
-            quantizers=tuple((s, q) for s, q in zip(SLOTS, quantizers, strict=True) if q is not None),
+            quantizers=tuple(quantizers.items()),
             contraction=contraction,
             scheme=scheme,
             share=share,
@@ -279,7 +271,7 @@ def _compiled(path: object) -> re.Pattern[str]:
 
 
 def _checked_overrides(
-    overrides: Mapping[str, object], quantizers: tuple[object, ...]
+    overrides: Mapping[str, object], quantizers: Mapping[str, object]
 ) -> Mapping[str, object]:
     for name in overrides:
         if not name.startswith(PREFIXES):
@@ -290,7 +282,7 @@ def _checked_overrides(
                 f"{', '.join(KEYWORDS)}, and what quantizers declare, with the prefix of their slot: weight_bit_width=4"
             )
         slot = next(s for s, prefix in zip(SLOTS, PREFIXES, strict=True) if name.startswith(prefix))
-        if quantizers[SLOTS.index(slot)] is None:
+        if slot not in quantizers:
             raise TypeError(
                 f"Rule: {name!r} changes a quantizer that is not there, as {slot} is None.\n"
                 f"  cure: {slot}=... in the same rule"

@@ -15,11 +15,10 @@ from jqinject.model.quantizing.rule_policy import Methods, QuantizationPlan, Rul
 from jqinject.model.quantizing.rules import LayerRule, Rule, checked_rules
 from jqinject.model.walk import ModelIndex, check_module, static_ranges, uncalibrated
 from jqinject.program import Call, QuantizedProgram
-from jqinject.terminal import table, wrapped
 
 
 @dataclass(frozen=True)
-class RulesReport:
+class RulesReport(page.Shown):
     """Which layers every rule matches, and which rules match none.
 
     `str()` shows it as a table.
@@ -40,25 +39,23 @@ class RulesReport:
     uncalibrated: tuple[str, ...]
     coverage: Coverage
 
-    def __str__(self) -> str:
-        names, rows = self.table()
-        lines = [f"between layers: {name}" for name in self.sites]
-        lines += [f"rule {index}: {rule}" for index, rule in enumerate(self.rules)]
-        lines += [f"rule {index} takes nothing" for index in self.idle]
-        lines += [f"to be calibrated: {path}" for path in self.uncalibrated]
-        lines += self.coverage.summary
-        return "\n".join([*table(names, rows), *(wrapped(line, hang="  ") for line in lines)])
-
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """The layers as a table: the names of its columns, and its rows."""
+    def table(self) -> page.Table:
+        """See `Shown`: the layers."""
         rows = [
             (entry.path, entry.layer, "-" if entry.rule is None else str(entry.rule), ", ".join(entry.slots))
             for entry in self.layers
         ]
         return ("layer", "class", "rule", "quantizers"), [(*row[:3], row[3] or "stays float") for row in rows]
 
-    def _repr_html_(self) -> str:
-        return f'<div class="jqinject">{page.table(*self.table())}</div>{self.coverage._repr_html_()}'
+    def notes(self) -> tuple[str, ...]:
+        """See `Shown`: the coverage comes last."""
+        return (
+            *(f"between layers: {name}" for name in self.sites),
+            *(f"rule {index}: {rule}" for index, rule in enumerate(self.rules)),
+            *(f"rule {index} takes nothing" for index in self.idle),
+            *(f"to be calibrated: {path}" for path in self.uncalibrated),
+            *self.coverage.summary,
+        )
 
 
 def rules_report(

@@ -152,16 +152,16 @@ def _reporting(f: Function, argnums: ArgNum | Sequence[ArgNum] = 0, **options: A
         with_slots = [
             number for number, of_one in enumerate(per_argument) if any(s.slot is not None for s in of_one)
         ]
-        asked, extra = _differentiated(chosen, args, with_slots)
+        differentiated, extra = _differentiated(chosen, args, with_slots)
         own = [scaling for scaling in scalings if not scaling.in_step]
         open_before = [scaling for scaling in scalings if scaling.in_step]
         open_steps(own)
         set_slots(open_before, adding=False)  # nnx.grad differentiates floats
         try:
-            transformed = _value_and_grad(_listening(f, len(args)), (*asked, *extra), **options)
+            transformed = _value_and_grad(_listening(f, len(args)), (*differentiated, *extra), **options)
             with _naming_cut_slots():
                 value, gradients = transformed(*args, **kwargs)
-            by_number = dict(zip(map(_number, (*asked, *extra)), gradients, strict=True))
+            by_number = dict(zip(map(_number, (*differentiated, *extra)), gradients, strict=True))
             deliver([args[number] for number in with_slots], [by_number[number] for number in with_slots])
         except BaseException:
             abandon_steps(own)
@@ -171,7 +171,7 @@ def _reporting(f: Function, argnums: ArgNum | Sequence[ArgNum] = 0, **options: A
         set_slots(open_before, adding=True)
         of_parameters = tuple(
             without_slots(of) if _number(which) in with_slots else of
-            for which, of in zip(asked, gradients, strict=False)
+            for which, of in zip(differentiated, gradients, strict=False)
         )
         return value, of_parameters if isinstance(argnums, Sequence) else of_parameters[0]
 
@@ -267,17 +267,17 @@ def _differentiated(
 
     Of a model with adapters, named by its number alone, these are differentiated.
     """
-    asked: list[ArgNum] = []
+    differentiated: list[ArgNum] = []
     for which in chosen:
         number = _number(which) % max(len(args), 1)
         of_adapters = isinstance(which, int) and bool(args) and _has_adapters(args[number])
         variables = nnx.LoRAParam if of_adapters else _filter_of(which)
         if number in with_slots:
-            asked.append(nnx.DiffState(number, nnx.Any(variables, GradSlot)))
+            differentiated.append(nnx.DiffState(number, nnx.Any(variables, GradSlot)))
         else:
-            asked.append(nnx.DiffState(number, variables) if of_adapters else which)
-    taken = {*map(_number, asked)}
-    return asked, [nnx.DiffState(number, GradSlot) for number in with_slots if number not in taken]
+            differentiated.append(nnx.DiffState(number, variables) if of_adapters else which)
+    taken = {*map(_number, differentiated)}
+    return differentiated, [nnx.DiffState(number, GradSlot) for number in with_slots if number not in taken]
 
 
 def _refuse_keywords(f: Function, kwargs: dict[str, object]) -> None:
