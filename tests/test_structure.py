@@ -21,7 +21,7 @@ CODE_LINES = {
     "demo": 356,
     "dot": 4237,
     "export": 673,
-    "formats": 3610,
+    "formats": 3602,
     "inject": 1319,
     "model": 4998,
     "native": 201,
