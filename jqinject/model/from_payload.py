@@ -88,7 +88,7 @@ def _site(
     sizes = (1,) * (value.ndim - scale.ndim) + scale.shape
     shared = tuple(axis - depth for axis in range(depth, value.ndim) if sizes[axis] < value.shape[axis])
     own = path[len(owner_path) :]
-    planned = PlannedParameter(own, (), quantizer, depth, shared, summed=form.summed)
+    planned = PlannedParameter(own, quantizer, depth, shared, summed=form.summed)
     site = parameter_site(ModelIndex(owner), planned, None)
     sites = vars(owner.op_quant).get("weights")
     if sites is None:

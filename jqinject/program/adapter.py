@@ -65,8 +65,8 @@ class Adapter(InnerModule):
 
     def added_to(self, value: jax.Array) -> jax.Array:
         """The parameter with the update, in its dtype; see `low_rank_sum`."""
-        found = self.low_rank()
-        return low_rank_sum(value, found.a, found.b, found.scale)
+        factors = self.low_rank()
+        return low_rank_sum(value, factors.a, factors.b, factors.scale)
 
 
 def dropout_name(path: str) -> str:

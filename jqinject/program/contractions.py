@@ -17,9 +17,9 @@ from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.program.jaxpr import Equation
-from jqinject.program.operations import contraction_arguments
+from jqinject.program.operations import CONTRACTIONS, Axes, contraction_arguments, operand_axes
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
-from jqinject.program.policy import ActivationProduct, Choice, Site, dotted, other_axes
+from jqinject.program.policy import ActivationProduct, Choice, Site, dotted
 from jqinject.program.quantizers import has_row_scales
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import weight_scope
@@ -27,10 +27,8 @@ from jqinject.program.tracked_value import Evaluate, Origin, Path, Tracked, Weig
 from jqinject.proxy import transform_of
 from jqinject.quant_tensor import QuantTensor, as_array, is_quantized
 
-Axes = tuple[int, ...]
 Product = tuple[jax.Array, jax.Array | None]
 """An output, and the token whose cotangent is the scale of its gradient, if backward its payload is contracted."""
-BY_SCHEME = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def contraction(step: OperationRun) -> list[Tracked]:
@@ -172,7 +170,8 @@ class _Contraction:
         lhs, rhs = self.operands
         swapped = self.step.operation.name == "einsum" and lhs.is_weight and rhs.is_activation
         name = f"{self.name}_{('lhs', 'rhs')[place != swapped]}"
-        summed, ndim = summed_axes(eqn)[place], len(shape_of(x))
+        axes, ndim = operand_axes(eqn)[place], len(shape_of(x))
+        summed = axes.reduced
         if x.is_weight and not x.quantized and choice.weight is not None:
             return Site(name, choice.weight, {"channelwise_axes": policy.channel_axes(summed, ndim, True)})
         declared = _declared(choice, x, partner, place) if x.is_activation else None
@@ -180,13 +179,11 @@ class _Contraction:
         if declared is None or (x.quantized and (turned or not transforms)):
             return None
         if choice.dynamic:
-            axes = policy.channel_axes(summed, ndim, False)
-            return Site(name, choice.inputs, {"channelwise_axes": axes}) if partner.is_weight else None
+            channels = policy.channel_axes(summed, ndim, False)
+            return Site(name, choice.inputs, {"channelwise_axes": channels}) if partner.is_weight else None
         rows = () if summed == (ndim - 1,) or not has_row_scales(declared) else summed
-        # The transform takes the axes that are summed over; of an image, its channels.
-        image = eqn.name == "conv_general_dilated"
-        axes = (eqn.params["dimension_numbers"].lhs_spec[1],) if image else summed
-        return Site(name, declared, rows=rows, transformed=axes * transforms, turned=turned and transforms)
+        transformed = axes.summed if transforms else ()
+        return Site(name, declared, rows=rows, transformed=transformed, turned=turned and transforms)
 
     def _quantized_operands(self) -> list[Tracked]:
         _check_turned(self.run, self.operands, self.choice, self.name)
@@ -204,9 +201,8 @@ class _Contraction:
         run, eqn, kind, (lhs, rhs) = self.run, self.step.eqn, self.step.operation.name, self.operands
         if self.weight is not None:
             used, operand = self.operands[self.weight], operands[1 - self.weight]
-            free = _free_axes(eqn, self.weight, len(shape_of(used)))
-            summed = summed_axes(eqn)[self.weight]
-            note_use(self.step, self.choice, self.name, used, summed, operand, free)
+            axes = operand_axes(eqn)[self.weight]
+            note_use(self.step, self.choice, self.name, used, axes.reduced, operand, axes.free)
         elif lhs.is_activation and rhs.is_activation:
             by = (name_of_quantizer(run, self.choice, self.name, x) for x in operands)
             run.recorded.products.append(
@@ -223,10 +219,12 @@ class _Contraction:
         operands = [x if place == weight else self.operands[place] for place, x in enumerate(operands)]
         kind, operation = eqn.name, self.step.operation.name
         path: Path = () if weight is None else operands[weight].weight_path
-        if kind not in BY_SCHEME or (weight == 0 and kind != "dot_general"):
+        if kind not in CONTRACTIONS or (weight == 0 and kind != "dot_general"):
             where = dotted(path) or self.name
             what = (
-                f"a {operation}" if kind not in BY_SCHEME else "a convolution with a parameter for its image"
+                f"a {operation}"
+                if kind not in CONTRACTIONS
+                else "a convolution with a parameter for its image"
             )
             raise ValueError(
                 f"{where}: a scheme does not say how {what} is contracted ({self.name}).\n  cure: Rule({where!r}), "
@@ -301,9 +299,9 @@ def _is_flattened(step: OperationRun, rhs: Tracked) -> bool:
     """Whether the weight has several output axes, which devices expect as one."""
     if step.eqn.name != "dot_general" or not rhs.is_weight or len(shape_of(rhs)) <= 2:
         return False
-    (_, summed), (_, batch) = step.eqn.params["dimension_numbers"]
-    channels = step.run.policy.channel_axes(tuple(summed), rhs.value.ndim, True)
-    return tuple(summed) == (0,) and not batch and (step.operation.name != "einsum" or len(channels) > 1)
+    axes = operand_axes(step.eqn)[1]
+    channels = step.run.policy.channel_axes(axes.summed, rhs.value.ndim, True)
+    return axes.summed == (0,) and not axes.batch and (step.operation.name != "einsum" or len(channels) > 1)
 
 
 def _flattened(eqn: Equation, outputs: Axes) -> Callable[[list[jax.Array]], list[jax.Array]]:
@@ -346,28 +344,3 @@ def _check_turned(run: Run, operands: Sequence[Tracked], choice: Choice | None, 
 def _declared(choice: Choice, x: Tracked, partner: Tracked, place: int) -> object:
     own = (choice.lhs, choice.rhs)[place] if partner.is_activation else None
     return own or (None if choice.inputs is None else x.pending or choice.inputs)
-
-
-def summed_axes(eqn: Equation) -> tuple[Axes, Axes]:
-    """The axes of both operands of a contraction that share a scale because they are summed over."""
-    if eqn.name == "conv_general_dilated":
-        # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
-        left, right = eqn.params["dimension_numbers"].lhs_spec, eqn.params["dimension_numbers"].rhs_spec
-        return tuple(left[1:]), other_axes((right[0],), len(right))
-    (left, right), _ = _dot_axes(eqn)
-    return tuple(left), tuple(right)
-
-
-def _free_axes(eqn: Equation, place: int, ndim: int) -> Axes:
-    """The axes of a contraction's operand that its output has, and the other operand does not."""
-    shared = () if eqn.name == "conv_general_dilated" else _dot_axes(eqn)[1][place]
-    return other_axes((*summed_axes(eqn)[place], *shared), ndim)
-
-
-def _dot_axes(eqn: Equation) -> tuple[tuple[Axes, Axes], tuple[Axes, Axes]]:
-    """The axes of both operands that are summed over, and those of batches; axes of groups of rows are such too."""
-    ragged = eqn.params.get("ragged_dot_dimension_numbers")
-    if ragged is None:
-        return eqn.params["dimension_numbers"]
-    summed, (left, right) = ragged.dot_dimension_numbers
-    return summed, (left, (*right, *ragged.rhs_group_dimensions))

@@ -238,7 +238,7 @@ def _with_operands(step: OperationRun, choice: Choice | None, name: str) -> list
 def _masked_operand(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
     """A masked operand, quantized before masking: else the mask's constant would determine the range."""
     assert x.masked is not None
-    unmasked = x.masked.kept()
+    unmasked = x.masked.unmasked()
     quantized = _operand(run, unmasked, choice, name)
     return (
         x if quantized is unmasked else replace(quantized, value=x.masked.filled(quantized.array), twins={})
@@ -364,11 +364,11 @@ def _selecting(step: OperationRun) -> list[Tracked]:
     def filled(value: jax.Array) -> jax.Array:
         return selected(value, [x.array for x in cases])
 
-    def kept() -> Tracked:
+    def unmasked() -> Tracked:
         array = selected(cases[place].value, [jnp.zeros_like(x.array) for x in cases])
         return Tracked(array, Origin.ACTIVATION, pending=cases[place].pending)
 
-    out.masked = Masked(kept, filled)
+    out.masked = Masked(unmasked, filled)
     return [out]
 
 

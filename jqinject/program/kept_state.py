@@ -61,9 +61,9 @@ class KeptState:
 
     def within(self) -> KeptState:
         """That of a part of the program."""
-        kept = KeptState(self.values, self.lost)
-        kept.written |= self.written
-        return kept
+        part = KeptState(self.values, self.lost)
+        part.written |= self.written
+        return part
 
     def begin(self, inputs: list[Tracked]) -> list[Tracked]:
         """Adopt inputs of the program, or of a part, that are the state; return them."""
@@ -198,11 +198,11 @@ class _Marks(Around):
     """Marks the state that a call reads, and what it has changed.
 
     Attributes:
-        held: of each Variable, its path in the called module, and its path in the model.
+        variables: of each Variable, its path in the called module, and its path in the model.
         always: whether state is marked although it has not changed.
     """
 
-    held: tuple[tuple[Path, Path], ...]
+    variables: tuple[tuple[Path, Path], ...]
     always: bool
 
     def __call__(
@@ -212,7 +212,7 @@ class _Marks(Around):
         with contextlib.ExitStack() as stack:
             parts = [
                 (part, label((*path, *name)))
-                for inside, path in self.held
+                for inside, path in self.variables
                 for name, part in state_parts(stack.enter_context(_writable(layer, inside)))
             ]
             before = [part.get_value() for part, _ in parts]

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jqinject.ops.ste import custom_jvp
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import Move
+from jqinject.program.operations import multiplies_matrices, operand_axes
 
 Arrays = tuple[jax.Array, ...]
 
@@ -80,17 +81,12 @@ def _varies(factor: jax.Array, axis: int) -> bool:
 
 def _dot(low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[object]) -> jax.Array:
     """First with the factor that varies along the summed axes, then with the other one."""
-    contracted, batch = eqn.params["dimension_numbers"]
+    axes, partners = operand_axes(eqn)[place], operand_axes(eqn)[1 - place].partners
     ndim, rank = low.a.ndim - 1, x.ndim + low.a.ndim
-    partners = dict(
-        zip((*contracted[1 - place], *batch[1 - place]), (*contracted[place], *batch[place]), strict=True)
-    )
     of_x = [partners.get(axis, ndim + axis) for axis in range(x.ndim)]
     free_of_x = [label for label in of_x if label >= ndim]
-    used = {*contracted[place], *batch[place]}
-    free = [axis for axis in range(ndim) if axis not in used]
-    out = [*batch[place], *(free_of_x if place == 1 else free), *(free if place == 1 else free_of_x)]
-    a_is_first = any(_varies(low.a, axis) for axis in contracted[place])
+    out = [*axes.batch, *(free_of_x if place == 1 else axes.free), *(axes.free if place == 1 else free_of_x)]
+    a_is_first = any(_varies(low.a, axis) for axis in axes.summed)
     first, second = (low.a, low.b) if a_is_first else (low.b, low.a)
     (first, of_first), (second, of_second) = _labelled(first, rank), _labelled(second, rank)
     between = [label for label in dict.fromkeys((*of_x, *of_first)) if label in {*of_second, *out}]
@@ -112,11 +108,7 @@ def _ragged(
     low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
 ) -> jax.Array | None:
     """Rows in groups, each group with its own matrices."""
-    numbers = eqn.params["ragged_dot_dimension_numbers"]
-    (summed, batch), ragged = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions
-    axes = tuple(map(tuple, (*summed, *batch, ragged, numbers.rhs_group_dimensions)))
-    plain = axes == ((1,), (1,), (), (), (0,), (0,))
-    if not plain or place == 0 or _varies(low.a, 2) or _varies(low.b, 1):
+    if not multiplies_matrices(eqn) or place == 0 or _varies(low.a, 2) or _varies(low.b, 1):
         return None
     groups, rank = math.prod(rest[0].shape), low.a.shape[-1]
     a = jnp.broadcast_to(low.a[:, :, 0], (groups, low.a.shape[1], rank))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import numpy as np
 
 from jqinject.dot import FrozenForm
 from jqinject.program.jaxpr import Equation
-from jqinject.program.moves import Function, Move, Shape
+from jqinject.program.moves import Function, Move
 from jqinject.quant_tensor import Groups, QuantTensor, is_grouped, on_integers
 from jqinject.quant_tensor.shaping import full_rank
 
@@ -62,10 +61,12 @@ def moved(tensor: QuantTensor, move: Move) -> QuantTensor | None:
         return bare(tensor, move.full, lambda x: _follow(x, tensor, move))
     groups, ndim = tensor.groups, tensor.ndim
     cut = groups.dim % ndim
-    place = _place_after(move, cut, tensor.shape)
-    if place is None:
-        return None
-    after = Groups(groups.size, place.axis - place.ndim, groups.length)
+    shape = jax.eval_shape(move.full, jax.ShapeDtypeStruct(tensor.shape, jnp.float32)).shape
+    places = move.where(cut)
+    if cut in move.picks or len(places) != 1 or shape[places[0]] != tensor.shape[cut]:
+        return None  # the axis of the groups is picked from, divided, or merged with another
+    (axis,) = places
+    after = Groups(groups.size, axis - len(shape), groups.length)
     if tensor.as_it_lies is not None:
         return tensor.moved(
             bare(tensor.as_it_lies, move.full, lambda x: _follow(x, tensor.as_it_lies, move)), after
@@ -80,27 +81,11 @@ def moved(tensor: QuantTensor, move: Move) -> QuantTensor | None:
         # Each group's numbers are moved as those of a weight with one group.
         groups_first = jnp.moveaxis(full_rank(metadata, ndim + 1), cut, 0)
         return jnp.expand_dims(
-            jnp.moveaxis(jax.vmap(move.partial)(groups_first).squeeze(place.axis + 1), 0, place.axis),
-            place.axis + 1,
+            jnp.moveaxis(jax.vmap(move.partial)(groups_first).squeeze(axis + 1), 0, axis),
+            axis + 1,
         )
 
     return tensor.moved(bare(tensor.grouped, full, follow), after)
-
-
-class _Place(NamedTuple):
-    """An axis of an array of `ndim` axes."""
-
-    axis: int
-    ndim: int
-
-
-def _place_after(move: Move, axis: int, shape: Shape) -> _Place | None:
-    """Where an axis is after a move; None if it is picked from, divided, or merged with another."""
-    after = jax.eval_shape(move.full, jax.ShapeDtypeStruct(shape, jnp.float32)).shape
-    places = move.where(axis)
-    if axis in move.picks or len(places) != 1 or after[places[0]] != shape[axis]:
-        return None
-    return _Place(places[0], len(after))
 
 
 def _follow(metadata: jax.Array, tensor: QuantTensor, move: Move) -> jax.Array:

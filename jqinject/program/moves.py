@@ -155,14 +155,14 @@ def _where_reshaped(old: Shape, new: Shape) -> list[Shape]:
     """
     if 0 in old:
         return [tuple(range(len(new)))] * len(old)
-    found: list[Shape] = []
+    places: list[Shape] = []
     for before, after in matching_blocks(old, new):
         single = iter([axis for axis in after if new[axis] == 1])
         several = tuple(axis for axis in after if new[axis] > 1)
         for axis in before:
             own = next(single, None) if old[axis] == 1 else None
-            found.append(several if own is None else (own,))
-    return found
+            places.append(several if own is None else (own,))
+    return places
 
 
 def _bound(eqn: Equation) -> Function:
@@ -250,29 +250,24 @@ def _gather(eqn: Equation, values: Sequence[jax.Array]) -> Move | None:
     out = eqn.outputs[0].shape
 
     def gathered(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
-        kept = {
-            name: eqn.params[name] for name in ("dimension_numbers", "unique_indices", "indices_are_sorted")
-        }
-        # Integers have no nan: the scale has it, or else a number that is missing is 0.
-        fill = eqn.params["fill_value"] if jnp.issubdtype(x.dtype, jnp.inexact) else 0
-        return lax.gather(
-            x, indices, slice_sizes=tuple(sizes), mode=eqn.params["mode"], fill_value=fill, **kept
-        )
+        fill = eqn.params["fill_value"]
+        if fill is not None and not jnp.issubdtype(x.dtype, jnp.inexact):
+            fill = 0  # integers have no nan: the scale has it, or else a number that is missing is 0
+        return eqn.replaced(slice_sizes=tuple(sizes), fill_value=fill).bind([x, indices])[0]
 
     def partial(x: jax.Array) -> jax.Array:
         sizes = [min(n, size) for n, size in zip(eqn.params["slice_sizes"], x.shape, strict=True)]
         if any(x.shape[axis] > 1 for axis in indexed):
-            whole = [n if axis in indexed else x.shape[axis] for axis, n in enumerate(values[0].shape)]
-            return gathered(jnp.broadcast_to(x, whole), sizes)
-        kept = [size for axis, size in enumerate(sizes) if axis not in numbers.collapsed_slice_dims]
-        sides = dict(zip(numbers.offset_dims, kept, strict=True))
+            shape = [n if axis in indexed else x.shape[axis] for axis, n in enumerate(values[0].shape)]
+            return gathered(jnp.broadcast_to(x, shape), sizes)
+        sides = dict(zip(numbers.offset_dims, (sizes[axis] for axis in windows), strict=True))
         return x.reshape([sides.get(axis, 1) for axis in range(len(out))])
 
-    kept = [axis for axis in range(len(values[0].shape)) if axis not in numbers.collapsed_slice_dims]
+    windows = [axis for axis in range(len(values[0].shape)) if axis not in numbers.collapsed_slice_dims]
     looked_up = tuple(axis for axis in range(len(out)) if axis not in numbers.offset_dims)
 
     def where(axis: int) -> Shape:
-        own = (numbers.offset_dims[kept.index(axis)],) if axis in kept else ()
+        own = (numbers.offset_dims[windows.index(axis)],) if axis in windows else ()
         picked = axis in indexed and values[0].shape[axis] > 1
         return (*own, *looked_up) if picked else own
 

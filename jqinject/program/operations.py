@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +144,74 @@ def operation_of(name: str) -> Operation:
 def known_operations() -> tuple[str, ...]:
     """The names that a rule can use for an operation between layers."""
     return tuple(sorted(name for name, row in OPERATIONS.items() if row.kind is not Kind.TRANSPARENT))
+
+
+CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+Axes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OperandAxes:
+    """The axes of one operand of a contraction.
+
+    Attributes:
+        summed: those that are summed, in the order of the other operand's; of a convolution the channels.
+        batch: those that both operands and the output have, likewise.
+        stack: of a ragged product, that along which its matrices are.
+        free: those that the output and this operand alone have.
+        reduced: all that are summed over: a convolution's window too.
+        partners: summed and batch axes -> those of the other operand.
+        results: batch and free axes -> those of the output; not of the images of a convolution, nor of ragged rows.
+    """
+
+    summed: Axes
+    batch: Axes
+    stack: Axes
+    free: Axes
+    reduced: Axes
+    partners: Mapping[int, int]
+    results: Mapping[int, int]
+
+
+def operand_axes(eqn: Equation) -> tuple[OperandAxes, OperandAxes]:
+    """The axes of both operands of a contraction."""
+    ranks = [len(x.shape) for x in eqn.inputs[:2]]
+    if eqn.name == "conv_general_dilated":
+        numbers = eqn.params["dimension_numbers"]
+        (image, channel, *_), (row, column, *_) = numbers.lhs_spec, numbers.rhs_spec
+        # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
+        window = tuple(numbers.lhs_spec[1:]), tuple(axis for axis in range(ranks[1]) if axis != row)
+        return (
+            OperandAxes((channel,), (), (), (image,), window[0], {channel: column}, {}),
+            OperandAxes((column,), (), (), (row,), window[1], {column: channel}, {row: numbers.out_spec[1]}),
+        )
+    ragged = eqn.params.get("ragged_dot_dimension_numbers")
+    summed, batch = eqn.params["dimension_numbers"] if ragged is None else ragged.dot_dimension_numbers
+    stacks = (), () if ragged is None else tuple(ragged.rhs_group_dimensions)
+    ends, start = list[OperandAxes](), len(batch[0])
+    for place, (rank, stack) in enumerate(zip(ranks, stacks, strict=True)):
+        own, other = ((*summed[i], *batch[i]) for i in (place, 1 - place))
+        free = tuple(axis for axis in range(rank) if axis not in (*own, *stack))
+        places = {axis: at for at, axis in enumerate(batch[place])}
+        places |= {axis: at for at, axis in enumerate(free, start)}
+        start += len(free)
+        sums, partners = tuple(summed[place]), dict(zip(own, other, strict=True))
+        results = {} if ragged is not None and place == 0 else places
+        ends.append(OperandAxes(sums, tuple(batch[place]), stack, free, sums, partners, results))
+    return ends[0], ends[1]
+
+
+def multiplies_matrices(eqn: Equation) -> bool:
+    """Whether a contraction is one of rows with a matrix, or in groups each with a matrix of its own.
+
+    It is not if a convolution groups its batch, or a ragged product sums over its groups.
+    """
+    if eqn.name != "ragged_dot_general":
+        return eqn.params.get("batch_group_count", 1) == 1
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (summed, batch), ragged = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions
+    axes = tuple(map(tuple, (*summed, *batch, ragged, numbers.rhs_group_dimensions)))
+    return axes == ((1,), (1,), (), (), (0,), (0,))
 
 
 CONVOLUTION = (

@@ -39,11 +39,11 @@ class Masked:
     """A value with some elements replaced by constants: `where(mask, x, -1e30)`.
 
     Attributes:
-        kept: the value with zeros instead of the constants; zeros widen no range.
+        unmasked: the value with zeros instead of the constants; zeros widen no range.
         filled: puts the constants back into a value.
     """
 
-    kept: Callable[[], Tracked]
+    unmasked: Callable[[], Tracked]
     filled: Callable[[jax.Array], jax.Array]
 
 

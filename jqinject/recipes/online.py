@@ -214,18 +214,13 @@ def stored_for(sites: Sequence[ContractionSite], transform: Transform) -> Callab
         sites: all that contract it.
         transform: of their inputs.
     """
-    # A parameter that is contracted twice is stored once.
-    distinct = {
-        (
-            site.places.start,
-            site.places.size,
-            None if site.places.scattered is None else site.places.scattered.tobytes(),
-        ): site
-        for site in sites
-    }
 
     def change(value: jax.Array) -> jax.Array:
-        for site in distinct.values():
+        stored = np.zeros(value.size, bool)
+        for site in sites:
+            if site.places.all_in(stored):  # a parameter that is contracted twice is stored once
+                continue
+            site.places.mark(stored)
             matrices = site.weights(value)
             windows = matrices.reshape(*matrices.shape[:2], site.matrices.channels, -1).swapaxes(2, 3)
             dual = transform.dual(windows).swapaxes(2, 3).reshape(matrices.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -261,6 +262,46 @@ def test_ragged_products_are_rotated_with_what_makes_their_rows() -> None:
     work = _work(Experts(), jax.random.normal(jax.random.key(0), (3, 8)))
     (done,) = (one for one in Rotate("R2")(work) if isinstance(one, Rotated))
     assert {*done.folded} == {"rows.kernel", "up"} and done.block == 4
+
+
+class Between(nnx.Module):
+    """Something between two weights."""
+
+    def __init__(self, between: Callable[[jax.Array], jax.Array]) -> None:
+        self.a = nnx.Param(jax.random.normal(jax.random.key(0), (16, 8)))
+        self.b = nnx.Param(jax.random.normal(jax.random.key(1), (8, 4)))
+        self.between = between
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.between(x @ self.a[...]) @ self.b[...]
+
+
+def _updated(rows: jax.Array, update: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(rows, update, (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        (lambda x: _updated(jnp.zeros((8, 8)), x), ""),
+        (lambda x: _updated(x, jnp.ones((1, 8))), "it is a constant"),
+        (lambda x: jnp.pad(x, ((1, 0), (0, 0))), ""),
+        (lambda x: jnp.pad(x, ((1, 0), (0, 0)), constant_values=1.0), "not 0 are put around it"),
+        (lambda x: jnp.cumsum(x, axis=0), ""),
+        (lambda x: jnp.cumsum(x, axis=1), "cumsum takes it apart"),
+        (lambda x: jnp.stack([x, 2 * x], axis=2)[..., 1], ""),
+    ],
+)
+def test_what_moves_numbers_is_rotated_with_all_of_them_or_refused(
+    between: Callable[[jax.Array], jax.Array], reason: str
+) -> None:
+    model, x = Between(between), jax.random.normal(jax.random.key(2), (6, 16))
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat)
+    _, site = Recipe(Rotate("R2")).apply(model, rule, [x], progress=False).report.steps[0].sites
+    if reason:
+        assert reason in site.reason
+    else:
+        assert site.folded == ("a", "b")
 
 
 def test_sizes_without_a_matrix_are_mixed_in_blocks_or_refused_by_path() -> None:

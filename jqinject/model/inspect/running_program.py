@@ -73,12 +73,11 @@ class RunningProgram:
 
     def __init__(self, model: nnx.Module, call: Call) -> None:
         split = SplitCall(model, call)
-        leaves, tree = jax.tree.flatten(split.state)
         self.reasons: dict[str, str] = {}
         self._inputs = [*jax.tree.leaves(split.state, is_leaf=is_low_bit_cache), *split.arrays]
 
-        def run(leaves: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
-            copy, copied_call = split.merged(jax.tree.unflatten(tree, leaves), arrays)
+        def run(state: object, arrays: list[jax.Array]) -> list[jax.Array]:
+            copy, copied_call = split.merged(state, arrays)
             for path, node in nnx.iter_modules(copy):
                 if isinstance(node, LAYERS):
                     name = ".".join(map(str, path))
@@ -88,7 +87,7 @@ class RunningProgram:
                         intercept(node, partial(_noting_reason, self.reasons, name), "_choice")
             return jax.tree.leaves(copied_call(copy))
 
-        self._traced = jax.jit(run).trace(leaves, split.arrays)
+        self._traced = jax.jit(run).trace(split.state, split.arrays)
 
     def kinds(self, flows: Sequence[Flow]) -> dict[str, frozenset[str]]:
         """How the jaxpr contracts each weight: "int", "fp8" or "float".

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
@@ -33,17 +32,15 @@ VIEWS = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """The array that an array is a view of.
+    """The array that an array is a view of, unless that is a constant of the program.
 
     Attributes:
         size: bytes.
         variable: if it is a variable of the model, whether that is a weight.
-        stored: whether it is anything but a constant of the program.
     """
 
     size: int
     variable: bool | None = None
-    stored: bool = True
 
 
 def _reads(forward: Body, backward: Body, variables: Sequence[bool]) -> Iterator[tuple[str, bool, int]]:
@@ -57,18 +54,15 @@ def _reads(forward: Body, backward: Body, variables: Sequence[bool]) -> Iterator
     """
     readers = _readers(backward.used())
     types = itertools.zip_longest(forward.inputs, variables)
-    sources = forward.run([_Source(size_of(x), variable) for x, variable in types], _viewed, _constant)
+    sources = forward.run(
+        [_Source(bytes_of(x), variable) for x, variable in types], _viewed, lambda value: None
+    )
     counted: set[_Source] = set()
     for place, source in enumerate(sources):
-        if source is not None and source.stored and source not in counted and place in readers:
+        if source is not None and source not in counted and place in readers:
             counted.add(source)
             if source.variable is not False:
                 yield readers[place], source.variable is True, source.size
-
-
-def _constant(value: np.ndarray | jax.Array) -> _Source | None:
-    """Nothing for numbers, of which arrays are made when they are needed."""
-    return _Source(size_of(value), stored=False) if np.ndim(value) else None
 
 
 def _viewed(eqn: Equation, inputs: list[_Source | None]) -> list[_Source | None]:
@@ -78,10 +72,10 @@ def _viewed(eqn: Equation, inputs: list[_Source | None]) -> list[_Source | None]
         return [None] * len(eqn.outputs)
     if eqn.name in VIEWS:
         return [operands[0]] * len(eqn.outputs)
-    arrays: list[_Source | None] = [_Source(size_of(x)) for x in eqn.outputs]
+    arrays: list[_Source | None] = [_Source(bytes_of(x)) for x in eqn.outputs]
     if eqn.call is None or eqn.name == "remat2":
         return arrays
-    inside = eqn.call.run(inputs, _viewed, _constant)
+    inside = eqn.call.run(inputs, _viewed, lambda value: None)
     return [x if x is None or x in inputs else new for x, new in zip(inside, arrays, strict=True)]
 
 
@@ -105,9 +99,9 @@ def _readers(body: Body) -> dict[int, str]:
     return dict.fromkeys((place for place in returned if place is not None), "") | sites
 
 
-def size_of(x: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> int:
-    """Bytes of an array."""
-    return math.prod(x.shape) * x.dtype.itemsize
+def bytes_of(tree: object) -> int:
+    """Bytes of an array, or of those of a pytree."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 FLOAT32 = 4
@@ -271,7 +265,7 @@ def training_bytes(
         SiteResiduals(site, *(counts[site, in_place] for counts in counted for in_place in (False, True)))
         for site in keeping
     )
-    return TrainingBytes(_bytes(trained), _bytes(others), *_states(optimizer, trained), tuple(rows))
+    return TrainingBytes(bytes_of(trained), bytes_of(others), *_states(optimizer, trained), tuple(rows))
 
 
 def _residuals(
@@ -327,15 +321,7 @@ def _states(optimizer: Optimizer, trained: State) -> tuple[int, int]:
         states = nnx.as_pure(optimizer.opt_state)
     else:
         states = jax.eval_shape(optimizer.init, nnx.as_pure(trained))
-    leaves = jax.tree.leaves(states, is_leaf=_is_moment)
-    moments, total = [leaf for leaf in leaves if _is_moment(leaf)], _bytes(states)
+    leaves = jax.tree.leaves(states, is_leaf=lambda x: isinstance(x, LowBitMoment))
+    moments, total = [leaf for leaf in leaves if isinstance(leaf, LowBitMoment)], bytes_of(states)
     count = sum(leaf.size for leaf in jax.tree.leaves(trained))
-    return total, total - _bytes(moments) + FLOAT32 * count * len(moments)
-
-
-def _is_moment(x: object) -> bool:
-    return isinstance(x, LowBitMoment)
-
-
-def _bytes(tree: object) -> int:
-    return sum(size_of(leaf) for leaf in jax.tree.leaves(tree))
+    return total, total - bytes_of(moments) + FLOAT32 * count * len(moments)

@@ -16,8 +16,8 @@ from typing import Any
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import only_moves, operation_of, path_in, runs_inside
-from jqinject.program.contractions import BY_SCHEME, summed_axes
 from jqinject.program.jaxpr import Body, Equation, Scan, While, settled
+from jqinject.program.operations import CONTRACTIONS, operand_axes
 
 
 def operations_of(equation: Equation) -> int:
@@ -26,10 +26,10 @@ def operations_of(equation: Equation) -> int:
     A loop body counts once per iteration, or once if the trip count is unknown; of several branches, the one with the
     most counts; see `Equation.times`.
     """
-    if equation.name in BY_SCHEME:
+    if equation.name in CONTRACTIONS:
         # Padding counts; the zeros that a transposed convolution puts between its inputs do not.
         right, zeros = equation.inputs[1], math.prod(equation.params.get("lhs_dilation", ()))
-        summed = math.prod(right.shape[axis] for axis in summed_axes(equation)[1])
+        summed = math.prod(right.shape[axis] for axis in operand_axes(equation)[1].reduced)
         return equation.outputs[0].size * summed // zeros
     within = [sum(map(operations_of, body.equations)) for body in equation.bodies]
     return equation.times * (max(within) if equation.branches else sum(within))
@@ -165,7 +165,7 @@ class WeightFlow:
             return [self._opaque(equation, inputs, place)] * count
         if equation.body is not None:
             return self._run(equation.body, inputs, place.within(equation))
-        if name in BY_SCHEME:
+        if name in CONTRACTIONS:
             return [self._contraction(equation, inputs, place)]
         if only_moves(name) and inputs:
             return [self._moved(equation, inputs, place)] * count

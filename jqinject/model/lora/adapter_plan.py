@@ -180,7 +180,7 @@ def new_adapter(
         contracted,
         free,
         factor_of_update(plan, alpha),
-        None if base is None else replace(base, uses=()),
+        base,
         dropout=layer,
     )
 

@@ -33,22 +33,22 @@ class PlannedParameter:
 
     Attributes:
         path: of the parameter.
-        uses: where it is contracted or looked up.
         quantizer: the injector.
         stacked: its leading axes over which a loop runs.
         shared: its axes, in one weight, along which all numbers need one scale.
         free: its axes, in one weight, that the outputs have and no other operands.
         summed: its axes, in one weight, that every contraction sums over and that may be stored last; none if one is no
             contraction of rows and columns.
+        rounded_again: whether a scheme takes another version of it backward.
     """
 
     path: Path
-    uses: tuple[WeightUse, ...]
     quantizer: object
     stacked: int
     shared: tuple[int, ...]
     free: tuple[int, ...] = ()
     summed: tuple[int, ...] = ()
+    rounded_again: bool = False
 
 
 def uses_by_path(uses: Iterable[WeightUse]) -> dict[Path, list[WeightUse]]:
@@ -96,16 +96,13 @@ def _planned(path: tuple[object, ...], uses: list[WeightUse], quantizer: object)
             "  or in the model: a copy for one of the uses, in an nnx.Param of its own, which gets scales of its own"
         )
     free = frozenset.intersection(*(use.free for use in contracted)) - shared - {*range(stacked)}
-    in_one = (tuple(sorted(axis - stacked for axis in axes)) for axes in (shared, free))
-    parameter = PlannedParameter(path, tuple(uses), quantizer, stacked, *in_one)
+    along, unshared = (tuple(sorted(axis - stacked for axis in axes)) for axes in (shared, free))
     rows = all(use.operation in ROWS and use.shared == shared for use in contracted)
-    lies_last = parameter.shared == tuple(range(ndim - stacked))[-len(parameter.shared) :]
+    lies_last = along == tuple(range(ndim - stacked))[-len(along) :]
     # What is looked up stays where a look-up finds it.
-    return (
-        replace(parameter, summed=parameter.shared)
-        if rows and (contracted == uses or lies_last)
-        else parameter
-    )
+    summed = along if rows and (contracted == uses or lies_last) else ()
+    rounded_again = any(use.rounds_again for use in uses)
+    return PlannedParameter(path, quantizer, stacked, along, unshared, summed, rounded_again)
 
 
 def _has_one_scale(quantizer: object) -> bool:
@@ -152,7 +149,7 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
     variable: Any = index.by_path[tuple(map(str, parameter.path))].variable
     axes = parameter.shared, parameter.stacked, parameter.free, parameter.summed
     site = ParameterSite(variable, parameter.path, *axes)
-    site.rounded_again = any(use.rounds_again for use in parameter.uses)
+    site.rounded_again = parameter.rounded_again
     if isinstance(quantizer, QuantProxyFromInjector):
         site.weight_quant = quantizer
         quantizer.add_tracked_module(site)

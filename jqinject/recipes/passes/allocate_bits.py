@@ -149,7 +149,7 @@ def operations_of(flat: FlatProgram, site: ContractionSite, inputs: InputQuantiz
         site: one of its sites.
         inputs: the quantizers of inputs.
     """
-    contraction = flat.steps[site.step].contraction
+    contraction = flat.steps[site.step].equation
     products = math.prod(contraction.outputs[0].shape) * site.matrices.weight.sizes[-1]
     float_bits = 8 * np.dtype(contraction.inputs[1 - site.place].dtype).itemsize
     return products * (inputs.bits(site) or float_bits)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.recipes.passes.float_change import Change, FloatChange, Folded
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut, Slot
-from jqinject.recipes.transforms.gains_and_biases import Gain, Gains, bias_of
+from jqinject.recipes.transforms.gains_and_biases import Gain, affine, bias_of, gains_by_parameter
 from jqinject.recipes.transforms.turning import turned_regions
 from jqinject.recipes.work import Work
 
@@ -50,7 +50,7 @@ class FoldNorms:
         change.run()
         folding = _Folding(change)
         done: list[Folded | LeftOut | Centred] = []
-        for slot, gains in folding.gains.by_parameter().items():
+        for slot, gains in gains_by_parameter(change.flat).items():
             why = gains if isinstance(gains, str) else folding.fold(slot, gains)
             path = change.flat.parameters[slot]
             done.append(LeftOut(path, "", f"stays: {why}") if isinstance(why, str) else why)
@@ -66,12 +66,12 @@ class _Folding:
     """
 
     def __init__(self, change: FloatChange) -> None:
-        self.change, self.flat, self.gains = change, change.flat, Gains(change.flat)
+        self.change, self.flat = change, change.flat
 
     def fold(self, slot: Slot, gains: list[Gain]) -> Folded | str:
         """Let weights take over a parameter; why not, if they cannot."""
-        affine = {self.gains.affine(gain) for gain in gains}
-        line = affine.pop() if len(affine) == 1 else None
+        lines = {affine(self.flat, gain) for gain in gains}
+        line = lines.pop() if len(lines) == 1 else None
         if line is None:
             return "its numbers go through something that is not linear"
         sinks = [sink for gain in gains for sink in gain.sinks]

@@ -13,10 +13,11 @@ from jqinject.inject import Binding
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import operation_of
+from jqinject.program.operations import operand_axes
 from jqinject.proxy import transform_of
 from jqinject.recipes.online import NO_RULE, declared_quantizer, rule_with_transform
-from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Product, Slot
-from jqinject.recipes.transforms.axes import followed
+from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Slot
+from jqinject.recipes.transforms.axes import Refused, followed
 
 WRITES = ("dynamic_update_slice", "scatter", "concatenate")
 # What scores go through on their way to a softmax.
@@ -69,12 +70,12 @@ class _Scores:
     """A product of two activations, of which a softmax is taken.
 
     Attributes:
-        product: in the program.
+        product: its step in the program.
         channels: how many numbers it sums over: the size of a head.
         cache: where one of its operands comes from; None if it comes from no cache, or not as complete rows.
     """
 
-    product: Product
+    product: FlatStep
     channels: int
     cache: _KeyCache | None
 
@@ -98,7 +99,7 @@ def turned_scores(
     done: list[Rotated | LeftOut] = []
     first: dict[str, Rule] = {}
     for x in scores.all:
-        size = size_of(x.channels, x.product.name)
+        size = size_of(x.channels, x.product.site)
         record, more = _turned(x, scores.note(x), size, rules, policy)
         done.append(record)
         first |= more
@@ -124,17 +125,16 @@ class _AllScores:
             if x.cache and jnp.issubdtype(x.value.dtype, jnp.floating)
         }
         scores: dict[str, _Scores] = {}
-        for product in flat.products:
-            step = flat.steps[product.step]
-            if step.name != "dot_general" or product.name in scores or not self._leads_to_softmax(step):
+        for step in flat.products:
+            if step.name != "dot_general" or step.site in scores or not self._leads_to_softmax(step):
                 continue
-            summed = step.params["dimension_numbers"][0]
+            summed = [axes.summed for axes in operand_axes(step.equation)]
             if len(summed[0]) == 1:
                 channels = flat.shapes[step.inputs[0]][summed[0][0]]
                 behind = (self._behind(step.inputs[place], summed[place][0], channels) for place in (0, 1))
                 caches = [_KeyCache(*pair, place) for place, pair in enumerate(behind) if pair is not None]
                 cache = caches[0] if len(caches) == 1 else None
-                scores[product.name] = _Scores(product, channels, cache)
+                scores[step.site] = _Scores(step, channels, cache)
         self.all = [*scores.values()]
 
     def _leads_to_softmax(self, step: FlatStep) -> bool:
@@ -165,12 +165,14 @@ class _AllScores:
             return None
         for data in step.inputs if step.name == "concatenate" else step.inputs[:1]:
             shapes = flat.shapes[data], flat.shapes[slot]
-            before = axis if step.name == "scatter" else followed(step, axis, block, shapes, True)
-            if not isinstance(before, str):
-                by = writer if writer is not None or step.name not in WRITES else step.path
-                cache = self._behind(data, before, block, by)
-                if cache is not None:
-                    return cache
+            try:
+                before = axis if step.name == "scatter" else followed(step, axis, block, shapes, True)
+            except Refused:
+                continue
+            by = writer if writer is not None or step.name not in WRITES else step.path
+            cache = self._behind(data, before, block, by)
+            if cache is not None:
+                return cache
         return None
 
     def note(self, scores: _Scores) -> str:
@@ -186,7 +188,7 @@ class _AllScores:
     def _other_readers(self, cache: str, products: Sequence[_Scores]) -> str:
         """Which step reads a cache's numbers beyond the products that contract them; empty if none does."""
         names = {
-            (scores.product.name, scores.cache.operand) for scores in products if scores.cache is not None
+            (scores.product.site, scores.cache.operand) for scores in products if scores.cache is not None
         }
         waiting = [(slot, False) for slot, name in self.caches.items() if name == cache]
         reached = {*waiting}
@@ -199,16 +201,11 @@ class _AllScores:
                     results = {(output, written or writes) for output in step.outputs} - reached
                     waiting += results
                     reached |= results
-                elif (self._name_of(step, products), step.inputs.index(slot)) not in names:
+                elif (step.site, step.inputs.index(slot)) not in names:
                     return f"{step.name}{step.where} reads the cache {cache} too"
                 elif not written:
                     return f"the cache {cache} is read before it is written"
         return ""
-
-    def _name_of(self, step: FlatStep, products: Sequence[_Scores]) -> str:
-        """The name of a step that is one of the products: in a loop, those of all turns have one equation."""
-        same = (x.product.name for x in products if self.flat.steps[x.product.step].equation == step.equation)
-        return next(same, "")
 
 
 def _turned(
@@ -224,7 +221,7 @@ def _turned(
         policy: of these rules.
     """
     product, cache = scores.product, scores.cache
-    index = policy.rule_of(product.path, operation_of(product.operation), (), product.name)
+    index = policy.rule_of(product.path, operation_of(product.kind), (), product.site)
     took = NO_RULE if index is None else rules[index]
     stored = None
     if cache is not None:
@@ -234,17 +231,17 @@ def _turned(
     sides = {side: declared_quantizer(took, side, "input_quant") for side in SIDES}
     why = _why_not(took, [*sides.values(), stored], size)
     if why:
-        return LeftOut(product.name, "", why), {}
+        return LeftOut(product.site, "", why), {}
     transform = Hadamard(size)
-    path, where = re.escape(product.name), "on both operands"
-    more = {product.name: rule_with_transform(took, path, sides, transform, product.operation)}
+    path, where = re.escape(product.site), "on both operands"
+    more = {product.site: rule_with_transform(took, path, sides, transform, product.kind)}
     if cache is not None and stored is not None and not note:
         turned = stored.let(pre_transform=transform)
         more[cache.name] = Rule(re.escape(cache.name), cache_quant=turned)
         where = f"before the cache {cache.name} and on what meets it"
     elif stored is not None and note:
         where = f"{where}; {note}"
-    return Rotated("R3", (product.name,), size, online=where), more
+    return Rotated("R3", (product.site,), size, online=where), more
 
 
 def _why_not(took: Rule, quantizers: Sequence[Binding | None], size: int) -> str:

@@ -47,10 +47,7 @@ class RTN:
         RTN()
     """
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """See `Solver`."""
-        return ()
+    statistics = ()
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
@@ -92,6 +89,7 @@ class GPTQ:
         0.01
     """
 
+    statistics = ("hessian",)
     block_size: int = 128
     damping: float = 0.01
     act_order: bool = False
@@ -100,11 +98,6 @@ class GPTQ:
     singular: Literal["refuse", "nearest"] = "refuse"
     accumulator_bits: int | None = None
     tile_size: int | None = None
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """See `Solver`."""
-        return ("hessian",)
 
     def __post_init__(self) -> None:
         check_arguments(
@@ -193,15 +186,11 @@ class GPFQ:
         GPFQ(act_order=False, scales='original', accumulator_bits=None, tile_size=None)
     """
 
+    statistics = ("hessian", "cross")
     act_order: bool = False
     scales: ScaleRule = "original"
     accumulator_bits: int | None = None
     tile_size: int | None = None
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """See `Solver`."""
-        return ("hessian", "cross")
 
     def __post_init__(self) -> None:
         if self.scales not in ("original", "live"):
@@ -288,6 +277,7 @@ class Qronos:
         Qronos(block_size=128, act_order=False, damping=1e-06, accumulator_bits=None, tile_size=None)
     """
 
+    statistics = ("hessian", "cross")
     block_size: int = 128
     act_order: bool = False
     damping: float = 1e-6
@@ -299,11 +289,6 @@ class Qronos:
             self, block_size=at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
         )
         check_accumulator(self)
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """See `Solver`."""
-        return ("hessian", "cross")
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""

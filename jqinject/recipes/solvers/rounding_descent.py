@@ -57,6 +57,7 @@ class LearnedRounding:
         0.01
     """
 
+    statistics = ("hessian", "cross")
     steps: int = 1000
     learning_rate: float = 1e-2
     regularization: float = 0.01
@@ -76,11 +77,6 @@ class LearnedRounding:
             warmup=(0 <= self.warmup <= 1, "between 0 and 1", 0.2),
         )
         as_enum(LearnedRoundImplType, self.learned_round_impl_type, name="learned_round_impl_type")
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """See `Solver`."""
-        return ("hessian", "cross")
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
@@ -213,19 +209,19 @@ class AutoRound:
         AutoRound(steps=100, learning_rate=None, range_rate=None)
     """
 
+    statistics = ("hessian",)
     steps: int = 200
     learning_rate: float | None = None
     range_rate: float | None = None
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """See `Solver`."""
-        return ("hessian",)
-
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
         descent = Descent(problem, self)
-        return descent.solution(descent.best())
+        # One program for all matrices of a shape, whose quantizers differ in numbers alone.
+        argument = replace(problem, measure=as_argument(problem.measure), known_sharing=None)
+        offsets = _best(self, argument)
+        grid = descent.measured(offsets)
+        return Solution(grid.nearest(descent.quantized(offsets)), grid.scale, grid.zero_point)
 
 
 class Descent:
@@ -291,24 +287,13 @@ class Descent:
         after = jax.tree.map(lambda x, g, r: x - r * jnp.sign(g), bounded, gradient, rates)
         return after, bounded, loss, gradient
 
-    def best(self) -> Offsets:
-        """The offsets with the least loss on the way."""
-        problem = self.problem
-        return _best(self.solver, replace(problem, measure=as_argument(problem.measure), known_sharing=None))
-
-    def solution(self, offsets: Offsets) -> Solution:
-        """The numbers and their grid."""
-        grid = self.measured(offsets)
-        values = grid.nearest(self.quantized(offsets))
-        return Solution(values, grid.scale, grid.zero_point)
-
 
 _State = tuple[Offsets, Offsets, jax.Array]
 
 
 @partial(jax.jit, static_argnums=0)
 def _best(solver: AutoRound, problem: Problem) -> Offsets:
-    """See `Descent.best`; one program for all matrices of a shape, whose quantizers differ in numbers alone."""
+    """The offsets with the least loss on the way."""
     descent = Descent(problem, solver)
 
     def descend(count: jax.Array, state: _State) -> _State:

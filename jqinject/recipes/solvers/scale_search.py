@@ -158,6 +158,7 @@ class HQO:
         HQO(beta=1.0, kappa=1.01, lp_norm=None, steps=20)
     """
 
+    statistics = ()
     beta: float = 1.0
     kappa: float = 1.01
     lp_norm: float | None = None
@@ -171,11 +172,6 @@ class HQO:
             lp_norm=above_zero(self.lp_norm),
             steps=above_zero(self.steps, 1000),
         )
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """See `Solver`."""
-        return ()
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""

@@ -19,14 +19,14 @@ import numpy as np
 
 from jqinject.program import Program, dotted, operation_of, path_in
 from jqinject.program.jaxpr import Body, Equation, Scan
+from jqinject.program.operations import CONTRACTIONS
 from jqinject.recipes.stream.matrices import Matrices, Places, Shape, matrices_of, moved_by_numpy
 
-CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 CASTS = ("convert_element_type", "stop_gradient", "copy", "name", "reduce_precision", "optimization_barrier")
 PLACEMENTS = ("sharding_constraint", "layout_constraint", "reshard", "pvary")
 MOVES = (
     *("reshape", "transpose", "slice", "squeeze", "broadcast_in_dim", "rev", "split"),
-    *("dynamic_slice", "gather", "slice_of_stack", *PLACEMENTS),
+    *("dynamic_slice", "gather", *PLACEMENTS),
 )
 """Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places."""
 
@@ -38,47 +38,53 @@ class FlatStep:
     """One operation.
 
     Attributes:
-        run: from the values of its inputs to those of its outputs.
+        equation: of the program; or that of a slice or of a stack in the place of a loop.
         inputs: the slots that it reads.
         outputs: the slots that it writes.
-        name: of the operation.
         path: of the module that it belongs to.
-        equation: of the program; None for a slice or a stack that a loop made necessary.
         turn: which turn of the loops around it this is.
         kind: of a contraction, the operation by which the quantized program names it; empty for others.
         number: of a contraction, how many of its kind stand before it in its module's program; the same in every turn.
     """
 
-    run: Callable[..., list[jax.Array]]
+    equation: Equation
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
-    name: str
     path: str
-    equation: Equation | None = None
-    turn: tuple[int, ...] = ()
+    turn: tuple[int, ...]
     kind: str = ""
     number: int = 0
 
+    def run(self, *values: jax.Array) -> list[jax.Array]:
+        """From the values of its inputs to those of its outputs."""
+        return self.equation.bind(values)
+
     @property
-    def contraction(self) -> Equation:
-        """The equation of a contraction."""
-        assert self.equation is not None, "slices and stacks are no contractions"
-        return self.equation
+    def name(self) -> str:
+        """The operation's."""
+        return self.equation.name
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Those of its equation."""
+        return self.equation.params
 
     @property
     def data(self) -> tuple[Slot, ...]:
         """Of a move, the inputs whose numbers it moves: all of those that it joins, or the first."""
-        return self.inputs if self.name in ("concatenate", "stack") else self.inputs[:1]
+        if self.name in ("concatenate", "stack"):
+            return self.inputs
+        return self.inputs[: 2 if self.name == "dynamic_update_slice" else 1]
+
+    @property
+    def site(self) -> str:
+        """The name of a contraction, as `jqinject.coverage` has it; in a loop, that of every turn."""
+        return f"{self.path}.{self.kind}{self.number}".lstrip(".")
 
     @property
     def where(self) -> str:
         """The module that it belongs to, for messages; empty for the model itself."""
         return f" in {self.path}" if self.path else ""
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """Those of its equation; none for a slice or a stack."""
-        return {} if self.equation is None else self.equation.params
 
 
 Run = Callable[[FlatStep, list[jax.Array]], list[jax.Array]]
@@ -148,23 +154,6 @@ class LeftOut:
         return f"{self.name}{f' ({self.path})' if self.path else ''}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class Product:
-    """A contraction of two activations.
-
-    Attributes:
-        name: the operation's, as `jqinject.coverage` names it; in a loop, that of every turn.
-        operation: as rules name it, "einsum" or "dot_general".
-        path: of the module.
-        step: index of the step.
-    """
-
-    name: str
-    operation: str
-    path: str
-    step: int
-
-
 class FlatProgram:
     """A program without programs inside.
 
@@ -203,7 +192,7 @@ class FlatProgram:
         self.owners = {slot: frozenset({slot} & self.parameters.keys()) for slot in self.state}
         self.sites: list[ContractionSite] = []
         self.left_out: list[LeftOut] = []
-        self.products: list[Product] = []
+        self.products: list[FlatStep] = []
         self.touching = collections.defaultdict[Slot, list[int]](list)
         self._contractions: collections.Counter[tuple[str, str]] = collections.Counter()
         self.outputs = tuple(self._inline(program.body, self.inputs, ""))
@@ -318,7 +307,7 @@ class FlatProgram:
             operands: instead of its first ones; the others are constants.
         """
         # Without a compilation for each shape, and mostly without a copy.
-        simple = None if step.equation is None else moved_by_numpy(step.equation, operands[0])
+        simple = moved_by_numpy(step.equation, operands[0])
         if simple is not None:
             return [simple]
         rest = [self.value(slot) for slot in step.inputs[len(operands) :]]
@@ -348,28 +337,6 @@ class FlatProgram:
         self.unowned.add(slot)
         return slot
 
-    def _add(
-        self,
-        run: Callable[..., list[jax.Array]],
-        inputs: Sequence[Slot],
-        shapes: Sequence[Shape],
-        **about: Any,
-    ) -> list[Slot]:
-        """Append a step with outputs of some shapes, and return their slots."""
-        outputs = list(range(len(self.shapes), len(self.shapes) + len(shapes)))
-        step = FlatStep(run, tuple(inputs), tuple(outputs), **about)
-        for slot in dict.fromkeys((*inputs, *outputs)):
-            self.touching[slot].append(len(self.steps))
-        self.steps.append(step)
-        self.shapes |= dict(zip(outputs, shapes, strict=True))
-        self.made_by |= {slot: (step, place) for place, slot in enumerate(outputs)}
-        if all(slot in self.unowned for slot in inputs):
-            self.unowned.update(outputs)
-        if all(slot in self.owners for slot in inputs):
-            owners = frozenset[Slot]().union(*(self.owners[slot] for slot in inputs))
-            self.owners |= dict.fromkeys(outputs, owners)
-        return outputs
-
     def _inline(
         self, body: Body, inputs: Sequence[Slot], path: str, turn: tuple[int, ...] = ()
     ) -> list[Slot]:
@@ -384,79 +351,78 @@ class FlatProgram:
         return body.run(inputs, steps, self._constant)
 
     def _append(self, eqn: Equation, inputs: list[Slot], path: str, turn: tuple[int, ...]) -> list[Slot]:
-        def run(*values: jax.Array) -> list[jax.Array]:
-            return eqn.bind(values)
-
+        """Append a step, and return the slots of its outputs."""
         kind, number = "", 0
         if eqn.name in CONTRACTIONS:
             kind = operation_of("einsum" if eqn.is_einsum else eqn.name).name
             number = self._contractions[path, kind]
             self._contractions[path, kind] += 1
-        shapes, about = [tuple(x.shape) for x in eqn.outputs], {"kind": kind, "number": number}
-        outputs = self._add(run, inputs, shapes, name=eqn.name, path=path, equation=eqn, turn=turn, **about)
-        dtypes = zip(outputs, eqn.outputs, strict=True)
-        self.discrete |= {slot for slot, x in dtypes if not jnp.issubdtype(x.dtype, jnp.inexact)}
+        outputs = list(range(len(self.shapes), len(self.shapes) + len(eqn.outputs)))
+        step = FlatStep(eqn, tuple(inputs), tuple(outputs), path, turn, kind, number)
+        for slot in dict.fromkeys((*inputs, *outputs)):
+            self.touching[slot].append(len(self.steps))
+        self.steps.append(step)
+        for place, (slot, x) in enumerate(zip(outputs, eqn.outputs, strict=True)):
+            self.shapes[slot], self.made_by[slot] = tuple(x.shape), (step, place)
+            if not jnp.issubdtype(x.dtype, jnp.inexact):
+                self.discrete.add(slot)
+        if all(slot in self.unowned for slot in inputs):
+            self.unowned.update(outputs)
+        if all(slot in self.owners for slot in inputs):
+            owners = frozenset[Slot]().union(*(self.owners[slot] for slot in inputs))
+            self.owners |= dict.fromkeys(outputs, owners)
         return outputs
 
     def _unroll(self, scan: Scan, inputs: list[Slot], path: str, turn: tuple[int, ...]) -> list[Slot]:
         """Every step of a loop: each has its own weights, cut from those of the stack."""
         fixed, carry, stacked = scan.split(inputs)
-        turns = range(scan.options["length"])
-        results: dict[int, list[Slot]] = {}
-        before = self._contractions
-        for index in reversed(turns) if scan.options["reverse"] else turns:
+        length, results, before = scan.options["length"], dict[int, list[Slot]](), self._contractions
+        _, _, slices = scan.split(scan.body.inputs)
+        stacks = [jax.ShapeDtypeStruct((length, *x.shape), x.dtype) for x in slices]
+        for index in reversed(range(length)) if scan.options["reverse"] else range(length):
             self._contractions = before.copy()
-            slices = [
-                self._add(_slice_at(index), [slot], [self.shapes[slot][1:]], name="slice_of_stack", path=path)
-                for slot in stacked
-            ]
-            operands = [*fixed, *carry, *(slot for (slot,) in slices)]
-            outputs = self._inline(scan.body, operands, path, (*turn, index))
+            cut = jax.make_jaxpr(lambda *stacks, at=index: [x[at] for x in stacks])(*stacks)
+            own = self._inline(Body.of(cut), stacked, path, (*turn, index))
+            outputs = self._inline(scan.body, [*fixed, *carry, *own], path, (*turn, index))
             carry, results[index] = outputs[: scan.carries], outputs[scan.carries :]
-        for place in range(len(scan.body.outputs) - scan.carries):
-            slots = [results[index][place] for index in turns]
-            shape = (len(slots), *self.shapes[slots[0]])
-            carry = [*carry, *self._add(_stack, slots, [shape], name="stack", path=path)]
+        for place, piece in enumerate(scan.body.outputs[scan.carries :]):
+            pieces = [jax.ShapeDtypeStruct(piece.shape, piece.dtype)] * length
+            joined = jax.make_jaxpr(lambda *pieces: jnp.stack(pieces))(*pieces)
+            slots = [results[index][place] for index in range(length)]
+            carry = [*carry, *self._inline(Body.of(joined), slots, path, turn)]
         return carry
 
     def _find_sites(self) -> None:
-        owner: dict[Slot, Slot] = {slot: slot for slot in self.parameters}
         for index, step in enumerate(self.steps):
-            owners = {owner[slot] for slot in step.inputs if slot in owner}
-            moves = step.name in (*CASTS, *MOVES) and step.inputs[0] in owner
-            if len(owners) == 1 and (step.outputs[0] in self.fixed or moves):
-                owner.update(dict.fromkeys(step.outputs, owners.pop()))
             if step.name in CONTRACTIONS:
-                name = f"{step.path}.{step.kind}{step.number}".lstrip(".")
-                if not any(slot in owner or slot in self.fixed for slot in step.inputs[:2]):
-                    self.products.append(Product(name, step.kind, step.path, index))
-                self._add_site(index, name, owner)
+                owners = [self._owners_of(slot) for slot in step.inputs[:2]]
+                among = [place for place in (0, 1) if owners[place]]
+                if len(among) == 2:  # rows that the input chose of a table are no weight
+                    among = [place for place in among if step.inputs[place] in self.fixed]
+                if not any(owners) and not self.fixed & {*step.inputs[:2]}:
+                    self.products.append(step)
+                if len(among) == 1 and step.inputs[1 - among[0]] not in self.fixed:
+                    self._add_site(index, among[0], owners[among[0]])
 
-    def _add_site(self, index: int, name: str, owner: Mapping[Slot, Slot]) -> None:
+    def _owners_of(self, slot: Slot) -> frozenset[Slot]:
+        """The parameters that a value is made from, or that its numbers are picked from."""
+        source = slot if slot in self.fixed else self.origin(slot)[0]
+        return self.owners.get(source, frozenset())
+
+    def _add_site(self, index: int, place: int, owners: frozenset[Slot]) -> None:
         step = self.steps[index]
-        among = [place for place in (0, 1) if step.inputs[place] in owner]
-        if len(among) == 2:  # rows that the input chose of a table are no weight
-            among = [place for place in among if step.inputs[place] in self.fixed]
-        if len(among) != 1 or step.inputs[1 - among[0]] in self.fixed:
-            return
-        place = among[0]
-        slot = step.inputs[place]
-        path = self.parameters[owner[slot]]
-        if slot not in self.fixed:
-            reason = "which of the parameter's numbers are contracted depends on the input"
-            self.left_out.append(LeftOut(name, path, reason))
-            return
-        matrices, places = matrices_of(step.contraction, place), self._places_of(slot, owner[slot])
+        slot, name = step.inputs[place], step.site
+        matrices, places = matrices_of(step.equation, place), self._places_of(slot, owners)
         if isinstance(matrices, str) or isinstance(places, str):
             reason = matrices if isinstance(matrices, str) else str(places)
-            self.left_out.append(LeftOut(name, path, reason))
+            self.left_out += [LeftOut(name, self.parameters[owner], reason) for owner in sorted(owners)]
             return
-        swapped = name.rpartition(".")[2].startswith("einsum") and place == 0
+        swapped = step.kind == "einsum" and place == 0
         site = ContractionSite(
             name=name + "".join(f"[{turn}]" for turn in step.turn),
             operand=name + ("_lhs" if place == 1 or swapped else "_rhs"),
             turn=step.turn,
-            path=path,
+            path=self.parameters[min(owners)],
             operation=step.name,
             step=index,
             weight=slot,
@@ -468,13 +434,16 @@ class FlatProgram:
         )
         self.sites.append(site)
 
-    def _places_of(self, slot: Slot, parameter: Slot) -> Places | str:
+    def _places_of(self, slot: Slot, owners: frozenset[Slot]) -> Places | str:
         """Where each number of an operand is in the parameter; a sentence if it is not simply one of its numbers."""
+        if slot not in self.fixed:
+            return "which of the parameter's numbers are contracted depends on the input"
         source, chain = self.origin(slot)
-        if source != parameter:
+        if source not in owners:
             return f"the parameter goes through {self.made_by[source][0].name} before it is contracted"
-        places = Places.of(self.places(source, chain))
-        return places or "a number of the parameter is contracted more than once"
+        return (
+            Places.of(self.places(source, chain)) or "a number of the parameter is contracted more than once"
+        )
 
 
 def _contracts(body: Body) -> bool:
@@ -482,11 +451,3 @@ def _contracts(body: Body) -> bool:
     return any(
         eqn.name in CONTRACTIONS or (eqn.body is not None and _contracts(eqn.body)) for eqn in body.equations
     )
-
-
-def _slice_at(index: int) -> Callable[[jax.Array], list[jax.Array]]:
-    return lambda stack: [jax.lax.index_in_dim(stack, index, 0, keepdims=False)]
-
-
-def _stack(*values: jax.Array) -> list[jax.Array]:
-    return [jnp.stack(values)]

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.program.jaxpr import Equation
+from jqinject.program.operations import Axes, multiplies_matrices, operand_axes
 
-Axes = Shape = tuple[int, ...]
+Shape = tuple[int, ...]
+OTHER_PRODUCT = "it is no product of rows with a matrix, nor of rows in groups each with a matrix of its own"
 X = TypeVar("X", jax.Array, np.ndarray)
 
 
@@ -182,38 +184,35 @@ def matrices_of(eqn: Equation, place: int) -> Matrices | str:
         eqn: its equation.
         place: which operand is the weight.
     """
-    weight, activation = (tuple(eqn.inputs[which].shape) for which in (place, 1 - place))
-    if eqn.name == "dot_general":
-        contracted, batch = eqn.params["dimension_numbers"]
-        layout = Moved.of(weight, batch[place], contracted[place])
-        axes = contracted[1 - place]
-        inputs = Moved.of(activation, batch[1 - place], axes)
-        return Matrices(layout, tuple(axes), layout.sizes[2], lambda x: (inputs.matrices(x), None))
+    if not multiplies_matrices(eqn):
+        return OTHER_PRODUCT
+    if place == 0 and eqn.name != "dot_general":
+        return "the parameter is what is convolved, or rows in groups, and no matrix"
+    axes = operand_axes(eqn)
+    own, other = axes[place], axes[1 - place]
+    weight, inputs = (tuple(eqn.inputs[which].shape) for which in (place, 1 - place))
+    channels = math.prod(weight[axis] for axis in own.summed)
     if eqn.name == "conv_general_dilated":
-        return _of_convolution(eqn, place, weight)
-    numbers = eqn.params["ragged_dot_dimension_numbers"]
-    (left, right), (rows_batch, _) = numbers.dot_dimension_numbers
-    plain = tuple(left) == (1,) and not rows_batch and tuple(numbers.lhs_ragged_dimensions) == (0,)
-    if place != 1 or not plain:
-        return "it is a ragged product of another kind than rows in groups, each with a matrix of its own"
-    layout = Moved.of(weight, numbers.rhs_group_dimensions, right)
-    return Matrices(layout, (1,), layout.sizes[2], _in_groups)
+        layout, samples = _of_convolution(eqn, weight)
+        return Matrices(layout, other.summed, channels, samples)
+    layout = Moved.of(weight, (*own.batch, *own.stack), own.summed)
+    plain = partial(_all_rows, Moved.of(inputs, other.batch, other.summed))
+    return Matrices(layout, other.summed, channels, _in_groups if own.stack else plain)
 
 
-def _of_convolution(eqn: Equation, place: int, weight: Axes) -> Matrices | str:
+def _all_rows(layout: Moved, x: jax.Array) -> tuple[jax.Array, None]:
+    return layout.matrices(x), None
+
+
+def _of_convolution(eqn: Equation, weight: Axes) -> tuple[Moved, Samples]:
     params = eqn.params
-    if place != 1:
-        return "the parameter is what is convolved, not the kernel"
-    if params["batch_group_count"] != 1:
-        return "the convolution groups its batch"
     spec, groups = params["dimension_numbers"], params["feature_group_count"]
     shape = tuple(weight[axis] for axis in spec.rhs_spec)
     # Output channels of one group follow one another, so the stack is the outer part of their axis.
     sizes = (groups, shape[0] // groups, math.prod(shape[1:]))
     names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers")
     window = {"filter_shape": shape[2:]} | {name: params[name] for name in names}
-    layout = Moved(tuple(spec.rhs_spec), shape, sizes)
-    return Matrices(layout, (spec.lhs_spec[1],), shape[1], partial(_patches, window, groups))
+    return Moved(tuple(spec.rhs_spec), shape, sizes), partial(_patches, window, groups)
 
 
 def moved_by_numpy(eqn: Equation, x: np.ndarray) -> np.ndarray | None:
@@ -225,6 +224,11 @@ def moved_by_numpy(eqn: Equation, x: np.ndarray) -> np.ndarray | None:
         return x.transpose(params["permutation"])
     if eqn.name == "squeeze":
         return x.squeeze(tuple(params["dimensions"]))
+    if eqn.name == "slice":
+        ends = zip(
+            params["start_indices"], params["limit_indices"], params["strides"] or x.ndim * (1,), strict=True
+        )
+        return x[tuple(slice(*end) for end in ends)]
     if eqn.name == "broadcast_in_dim":
         axes, shape = params["broadcast_dimensions"], params["shape"]
         sizes = [1] * len(shape)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -26,25 +25,19 @@ NONLINEAR = (
 
 
 class Refused(Exception):
-    """A gain cannot be taken over, or a value not rotated, and why."""
-
-
-class CutBlocks(str):
-    """A reshape cuts blocks: smaller ones would stay together.
+    """A gain cannot be taken over, or a value not rotated, and why.
 
     Args:
-        size: of these.
+        why: a sentence.
+        block: the size of smaller blocks that would stay together; 0 for none.
     """
 
-    size: int
-
-    def __new__(cls, size: int) -> CutBlocks:
-        reason = super().__new__(cls, f"it is cut into pieces of {size}")
-        reason.size = size
-        return reason
+    def __init__(self, why: str, block: int = 0) -> None:
+        super().__init__(why)
+        self.block = block
 
 
-def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape], back: bool) -> int | str:
+def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape], back: bool) -> int:
     """The axis of the result along which blocks of numbers lie that lie along an axis of the operand; or the reverse.
 
     Args:
@@ -54,22 +47,22 @@ def followed(step: FlatStep, axis: int, block: int, shapes: tuple[Shape, Shape],
         shapes: of the operand, and of the result.
         back: whether the axis is the result's.
 
-    Returns:
-        The axis, or why it has no counterpart.
+    Raises:
+        Refused: the axis has no counterpart.
     """
     if step.name in CASTS or step.name in SAME:
         return axis
     if step.name == "reshape":
         return _reshaped(axis, block, (shapes[1], shapes[0]) if back else shapes)
-    if step.name not in MOVED:
-        return f"{step.name} mixes it"
     places = _places(step, len(shapes[0]))
     pairs = {before: after for before, after in places if shapes[0][before] == shapes[1][after]}
     pairs = {after: before for before, after in pairs.items()} if back else pairs
-    return pairs.get(axis, f"{step.name} takes it apart")
+    if axis not in pairs:
+        raise Refused(f"{step.name} takes it apart")
+    return pairs[axis]
 
 
-def _reshaped(axis: int, block: int, shapes: tuple[Shape, Shape]) -> int | str:
+def _reshaped(axis: int, block: int, shapes: tuple[Shape, Shape]) -> int:
     before, after = shapes
     inner = math.prod(before[axis + 1 :])
     for place, size in enumerate(after):
@@ -77,57 +70,28 @@ def _reshaped(axis: int, block: int, shapes: tuple[Shape, Shape]) -> int | str:
             if size % block == 0:
                 return place
             if block % size == 0:
-                return CutBlocks(size)
+                raise Refused(f"it is cut into pieces of {size}", size)
             break
-    return f"{before} is reshaped to {after}"
-
-
-def _remaining(count: int, dropped: set[int]) -> list[int]:
-    return [axis for axis in range(count) if axis not in dropped]
+    raise Refused(f"{before} is reshaped to {after}")
 
 
 def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
     """The axes of the operand of one of `MOVED`, and which of its result each is; some operations drop axes."""
     params = step.params
     match step.name:
-        case "gather":  # also of operands in a batch, where no weight is followed
-            numbers = params["dimension_numbers"]
-            dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-            return zip(_remaining(rank, dropped), numbers.offset_dims, strict=True)
         case "reduce_sum":
-            return zip(_remaining(rank, {*params["axes"]}), range(rank), strict=False)
-        case "slice_of_stack":
-            return ((axis, axis - 1) for axis in range(1, rank))
+            return zip(
+                (axis for axis in range(rank) if axis not in params["axes"]), range(rank), strict=False
+            )
         case "stack":
-            return ((axis, axis + 1) for axis in range(rank))
-    moves = None if step.equation is None else moves_of(step.equation, step.equation.inputs)
-    if moves is None:
-        return ((axis, axis) for axis in range(rank))
-    return ((axis, place) for axis in range(rank) for place in moves[0].where(axis))
-
-
-@dataclass(frozen=True)
-class ContractedAxes:
-    """Where the axes of one operand of a contraction go.
-
-    Attributes:
-        slot: of the operand.
-        rank: of the operand.
-        contracted: the axes that are summed, number by number with those of the other operand.
-        partners: contracted and batch axes -> those of the other operand.
-        results: batch and free axes -> those of the result, as far as they are followed.
-    """
-
-    slot: Slot
-    rank: int
-    contracted: tuple[int, ...]
-    partners: Mapping[int, int]
-    results: Mapping[int, int]
-
-    @property
-    def free(self) -> set[int]:
-        """The axes that the result has of this operand alone."""
-        return {*self.results} - {*self.partners}
+            return ((axis, axis + (axis >= params["axis"])) for axis in range(rank))
+        case "cumsum":
+            return ((axis, axis) for axis in range(rank) if axis != params["axis"])
+    moves = moves_of(step.equation, step.equation.inputs)
+    if moves is None:  # look-ups in a batch of tables, or an operation whose axes are those of its operand
+        return () if step.name == "gather" else ((axis, axis) for axis in range(rank))
+    axes = (axis for axis in range(rank) if axis not in moves[0].picks)
+    return ((axis, place) for axis in axes for place in moves[0].where(axis))
 
 
 def groups_of(step: FlatStep) -> int:
@@ -135,46 +99,9 @@ def groups_of(step: FlatStep) -> int:
     return step.params.get("feature_group_count", 1)
 
 
-def operand_axes(flat: FlatProgram, step: FlatStep) -> tuple[ContractedAxes, ContractedAxes] | str:
-    """The axes of both operands of a contraction; a sentence if they are not followed.
-
-    Those of a convolution are its channels, and those of a ragged product the columns of its rows: a factor of other
-    axes is not followed.
-    """
-    shapes = [flat.shapes[slot] for slot in step.inputs[:2]]
-    results: list[dict[int, int]] = [{}, {}]
-    if step.name == "dot_general":
-        contracted, batch = step.params["dimension_numbers"]
-        start = len(batch[0])
-        for place, shape in enumerate(shapes):
-            free = _remaining(len(shape), {*contracted[place], *batch[place]})
-            after = (*range(len(batch[0])), *range(start, start + len(free)))
-            results[place] = dict(zip((*batch[place], *free), after, strict=True))
-            start += len(free)
-    elif step.name == "conv_general_dilated":
-        if step.params["batch_group_count"] != 1:
-            return "the convolution groups its batch"
-        spec, batch = step.params["dimension_numbers"], ((), ())
-        contracted = ((spec.lhs_spec[1],), (spec.rhs_spec[1],))
-        results[1] = {spec.rhs_spec[0]: spec.out_spec[1]}
-    else:
-        numbers = step.params["ragged_dot_dimension_numbers"]
-        contracted, batch = numbers.dot_dimension_numbers
-        if tuple(map(tuple, (*contracted, batch[0]))) != ((1,), (1,), ()):
-            return "it is a ragged product of another kind than rows in groups"
-        results[1] = {2: 1}
-    partners = [
-        dict(zip((*contracted[i], *batch[i]), (*contracted[1 - i], *batch[1 - i]), strict=True))
-        for i in (0, 1)
-    ]
-    sides = zip(step.inputs, shapes, contracted, partners, results, strict=False)
-    first, second = (ContractedAxes(slot, len(x), tuple(own), *ends) for slot, x, own, *ends in sides)
-    return first, second
-
-
 SAME = ("neg", "add", "add_any", "sub", "real", "mul", "div", "select_n", "copy", *PLACEMENTS)
 MOVED = (
-    *("transpose", "broadcast_in_dim", "squeeze", "gather", "reduce_sum", "slice_of_stack", "stack"),
+    *("transpose", "broadcast_in_dim", "squeeze", "gather", "reduce_sum", "stack"),
     *("slice", "dynamic_slice", "pad", "concatenate", "split", "cumsum", "dynamic_update_slice"),
 )
 """Operations each of whose axes is one of the result, if it has its size: others are taken apart."""

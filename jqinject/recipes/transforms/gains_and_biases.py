@@ -76,81 +76,83 @@ class Gain:
         return np.where(channel > 0, own, np.float32(1))
 
 
-class Gains:
-    """The gains of a program.
+def gains_by_parameter(flat: FlatProgram) -> dict[Slot, list[Gain] | str]:
+    """For each parameter that is a gain, the places where it is one; why it cannot be taken over, if it cannot.
 
     Args:
         flat: the program.
     """
+    gains: dict[Slot, list[Gain]] = {}
+    reasons: dict[Slot, str] = {}
+    for index in sorted(flat.live):
+        gain = _gain_of(flat, index)
+        if gain is not None:
+            gains.setdefault(gain.parameter, []).append(gain)
+            why = _follow(flat, gain)
+            if why:
+                reasons.setdefault(gain.parameter, why)
+    for slot, own in gains.items():
+        reader = flat.other_use(slot, {gain.step for gain in own}, ("add", "sub", "mul"))
+        if reader is not None:
+            reasons.setdefault(slot, f"{reader.name} reads the parameter too")
+    return {slot: reasons.get(slot) or own for slot, own in gains.items()}
 
-    def __init__(self, flat: FlatProgram) -> None:
-        self.flat = flat
 
-    def by_parameter(self) -> dict[Slot, list[Gain] | str]:
-        """For each parameter that is a gain, the places where it is one; why it cannot be taken over, if it cannot."""
-        gains: dict[Slot, list[Gain]] = {}
-        reasons: dict[Slot, str] = {}
-        for index, step in enumerate(self.flat.steps):
-            gain = self._gain_of(index, step) if index in self.flat.live else None
-            if gain is not None:
-                gains.setdefault(gain.parameter, []).append(gain)
-                why = self._follow(gain)
-                if why:
-                    reasons.setdefault(gain.parameter, why)
-        for slot, own in gains.items():
-            reader = self.flat.other_use(slot, {gain.step for gain in own}, ("add", "sub", "mul"))
-            if reader is not None:
-                reasons.setdefault(slot, f"{reader.name} reads the parameter too")
-        return {slot: reasons.get(slot) or own for slot, own in gains.items()}
+def _gain_of(flat: FlatProgram, index: int) -> Gain | None:
+    """The gain that an operation multiplies by; None if it does not, or by the same number everywhere."""
+    step = flat.steps[index]
+    fixed = [slot for slot in step.inputs if slot in flat.fixed]
+    if step.name != "mul" or len(fixed) != 1 or len(flat.owners[fixed[0]]) != 1:
+        return None
+    value = np.asarray(flat.value(fixed[0]), np.float32)
+    varying = [axis for axis in range(value.ndim) if not np.all(value == value.take([0], axis=axis))]
+    if len(varying) != 1:
+        return None
+    (axis,), (parameter,) = varying, flat.owners[fixed[0]]
+    numbers = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])[0]
+    shape = [size if place == axis else 1 for place, size in enumerate(value.shape)]
+    labels = {step.outputs[0]: np.arange(1, numbers.size + 1).reshape(shape)}
+    return Gain(index, fixed[0], parameter, numbers, labels)
 
-    def _gain_of(self, index: int, step: FlatStep) -> Gain | None:
-        """The gain that an operation multiplies by; None if it does not, or by the same number everywhere."""
-        fixed = [slot for slot in step.inputs if slot in self.flat.fixed]
-        if step.name != "mul" or len(fixed) != 1 or len(self.flat.owners[fixed[0]]) != 1:
-            return None
-        value = np.asarray(self.flat.value(fixed[0]), np.float32)
-        varying = [axis for axis in range(value.ndim) if not np.all(value == value.take([0], axis=axis))]
-        if len(varying) != 1:
-            return None
-        (axis,), (parameter,) = varying, self.flat.owners[fixed[0]]
-        numbers = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])[0]
-        shape = [size if place == axis else 1 for place, size in enumerate(value.shape)]
-        labels = {step.outputs[0]: np.arange(1, numbers.size + 1).reshape(shape)}
-        return Gain(index, fixed[0], parameter, numbers, labels)
 
-    def _follow(self, gain: Gain) -> str:
-        """Follow the products to where they are contracted; why these cannot take the gain over, if they cannot."""
-        flat = self.flat
-        walk = Walk(flat, LINEAR, gain.numbers.size, {}, gain.step, flat.fixed)
-        for product, labels in gain.labels.items():
-            walk.give(product, labels)
-        walk.run()
-        if not np.array_equal(walk.channels.groups(), np.arange(gain.numbers.size + 1)):
-            return next(iter(walk.reasons), "its channels lie in two ways")
-        gain.labels = {slot: labels for slot, labels in walk.labels.items() if labels.any()}
-        gain.sinks = [x for x in flat.sites if x.weight in gain.labels and x.activation in gain.labels]
-        added = {
-            slot
-            for index in flat.live
-            if flat.steps[index].name in ADDING and {*flat.steps[index].inputs} & gain.labels.keys()
-            for slot in flat.steps[index].inputs
-            if slot in flat.fixed and flat.steps[index].outputs[0] not in flat.fixed
-        }
-        gain.biases = sorted(slot for slot in added if not flat.is_zero(slot))
-        if {*flat.fixed} & gain.labels.keys() - added - {x.weight for x in gain.sinks}:
-            return "it is contracted with something that is no parameter"
-        return "" if gain.sinks else "no contraction takes the products"
+def _follow(flat: FlatProgram, gain: Gain) -> str:
+    """Follow the products to where they are contracted; why these cannot take the gain over, if they cannot."""
+    walk = Walk(flat, LINEAR, gain.numbers.size, {}, gain.step, flat.fixed)
+    for product, labels in gain.labels.items():
+        walk.give(product, labels)
+    walk.run()
+    if not np.array_equal(walk.channels.groups(), np.arange(gain.numbers.size + 1)):
+        return next(iter(walk.reasons), "its channels lie in two ways")
+    gain.labels = {slot: labels for slot, labels in walk.labels.items() if labels.any()}
+    gain.sinks = [x for x in flat.sites if x.weight in gain.labels and x.activation in gain.labels]
+    sums = (flat.steps[index] for index in flat.live if flat.steps[index].name in ADDING)
+    added = {
+        slot
+        for step in sums
+        if {*step.inputs} & gain.labels.keys() and step.outputs[0] not in flat.fixed
+        for slot in step.inputs
+        if slot in flat.fixed
+    }
+    gain.biases = sorted(slot for slot in added if not flat.is_zero(slot))
+    if {*flat.fixed} & gain.labels.keys() - added - {x.weight for x in gain.sinks}:
+        return "it is contracted with something that is no parameter"
+    return "" if gain.sinks else "no contraction takes the products"
 
-    def affine(self, gain: Gain) -> tuple[float, float] | None:
-        """`(a, b)` if the gain is `a p + b` of its parameter `p`, number by number; None if it is not."""
-        at_zero, at_one = (
-            np.asarray(self.flat.value_with(gain.slot, gain.parameter, number), np.float32)
-            for number in (0.0, 1.0)
-        )
-        slope = at_one - at_zero
-        if np.ptp(slope) > 1e-6 or np.ptp(at_zero) > 1e-6 or abs(slope.flat[0]) < 1e-6:
-            return None
-        return float(slope.flat[0]), float(at_zero.flat[0])
+
+def affine(flat: FlatProgram, gain: Gain) -> tuple[float, float] | None:
+    """`(a, b)` if a gain is `a p + b` of its parameter `p`, number by number; None if it is not.
+
+    Args:
+        flat: the program.
+        gain: of it.
+    """
+    at_zero, at_one = (
+        np.asarray(flat.value_with(gain.slot, gain.parameter, number), np.float32) for number in (0.0, 1.0)
+    )
+    slope = at_one - at_zero
+    if np.ptp(slope) > 1e-6 or np.ptp(at_zero) > 1e-6 or abs(slope.flat[0]) < 1e-6:
+        return None
+    return float(slope.flat[0]), float(at_zero.flat[0])
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jqinject.program.operations import operand_axes
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Slot
-from jqinject.recipes.transforms.axes import operand_axes
 from jqinject.recipes.transforms.transform_steps import RULES
 from jqinject.recipes.transforms.transform_walk import Labels, Walk, relabelled
 
@@ -131,8 +131,8 @@ def is_gain(flat: FlatProgram, slot: Slot) -> bool:
 
 def _columns_of(flat: FlatProgram, site: ContractionSite) -> Labels:
     """A channel for each input of a site: labels 1, 2, ... along the axes that it contracts, and those of its stack."""
-    sides, shape = operand_axes(flat, flat.steps[site.step]), flat.shapes[site.activation]
-    axes = () if isinstance(sides, str) else sides[1 - site.place].partners
+    axes = operand_axes(flat.steps[site.step].equation)[1 - site.place].partners
+    shape = flat.shapes[site.activation]
     sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
     return np.arange(1, math.prod(sizes) + 1).reshape(sizes)
 

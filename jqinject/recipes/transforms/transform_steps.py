@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jqinject.recipes.stream.flat_program import CASTS, CONTRACTIONS, MOVES, FlatStep, Slot
-from jqinject.recipes.transforms.axes import ContractedAxes, groups_of, operand_axes
+from jqinject.program.operations import CONTRACTIONS, multiplies_matrices, operand_axes
+from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatStep, Slot
+from jqinject.recipes.stream.matrices import OTHER_PRODUCT
+from jqinject.recipes.transforms.axes import groups_of
 from jqinject.recipes.transforms.transform_walk import Labels, Walk, varies
 
 
@@ -36,92 +38,85 @@ def moved(walk: Walk, step: FlatStep) -> None:
     ]
     places = walk.flat.moved(step, numbers)
     labels, labelled = np.zeros(ends[-1], int), np.zeros(ends[-1], bool)
-    if not outputs:
-        for slot, own in zip(data, numbers, strict=True):
-            if walk.has(slot):
-                labels[own] = walk.labels[slot]
-        for slot, place in zip(step.outputs, places, strict=True):
-            walk.give(slot, labels[place])
-        return
-    for slot, place in zip(step.outputs, places, strict=True):
+    for slot, place in (*zip(data, numbers, strict=True), *zip(step.outputs, places, strict=True)):
         if walk.has(slot):
             spread = np.broadcast_to(walk.labels[slot], place.shape)
             labels[place], labelled[place] = spread, True
             walk.channels.join(labels[place], spread)
-    for slot, own in zip(data, numbers, strict=True):
-        walk.give(slot, labels[own], labelled[own])
+    if outputs:
+        for slot, own in zip(data, numbers, strict=True):
+            walk.give(slot, labels[own], labelled[own])
+    else:
+        for slot, place in zip(step.outputs, places, strict=True):
+            walk.give(slot, labels[place])
 
 
+NO_LABELS = np.zeros((), int)
 MIXED = "one factor would have to stand in for those of several channels of a contraction"
 
 
 def contraction(walk: Walk, step: FlatStep) -> None:
     """What one operand is divided by, the other is multiplied by; or both operands' factors are the result's."""
-    (result,), sides = step.outputs, operand_axes(walk.flat, step)
-    if isinstance(sides, str) or step.inputs[0] == step.inputs[1]:
+    (result,), operands = step.outputs, step.inputs[:2]
+    itself = operands[0] == operands[1]
+    if itself or not multiplies_matrices(step.equation):
         for slot in (*step.inputs, result):
-            walk.refuse(slot, sides if isinstance(sides, str) else "it is contracted with itself")
+            walk.refuse(slot, "it is contracted with itself" if itself else OTHER_PRODUCT)
         return None
-    rank = len(walk.flat.shapes[result])
     if walk.has(result):
-        return _from_result(walk, result, sides)
-    having = [pair for pair in (sides, sides[::-1]) if walk.has(pair[0].slot)]
-    for side, partner in having[:1] if groups_of(step) > 1 else having:
-        labels = walk.labels[side.slot]
+        return _from_result(walk, step)
+    sides, grouped = operand_axes(step.equation), groups_of(step) > 1
+    having = [place for place in (0, 1) if walk.has(operands[place])]
+    for place in having[:1] if grouped else having:
+        side, slot, partner = sides[place], operands[place], operands[1 - place]
+        labels = walk.labels[slot]
         if side.results and not varies(labels) - {*side.results}:
             if len(having) == 1:
-                walk.give(partner.slot, _no_labels(partner.rank))
-            walk.give(result, _onto(labels, side.results, rank))
-        elif varies(labels) - {*side.partners} or (groups_of(step) > 1 and side is not sides[0]):
-            walk.refuse(side.slot, MIXED)
+                walk.give(partner, NO_LABELS)
+            _give_along(walk, result, labels, side.results)
+        elif varies(labels) - {*side.partners} or (grouped and place == 1):
+            walk.refuse(slot, MIXED)
         else:
-            walk.give(partner.slot, -_of_partner(walk, step, labels, side, partner))
-            walk.give(result, _no_labels(rank))
+            labels, pairs = _of_groups(walk, step, labels) if grouped else (labels, side.partners)
+            _give_along(walk, partner, -labels, pairs)
+            walk.give(result, NO_LABELS)
     return None
 
 
-def _no_labels(rank: int) -> Labels:
-    return np.zeros((1,) * rank, int)
+def _of_groups(walk: Walk, step: FlatStep, labels: Labels) -> tuple[Labels, Mapping[int, int]]:
+    """Labels of a kernel's rows and columns, each those of its group, from those of an image; and their axes."""
+    kernel, groups = operand_axes(step.equation)[1], groups_of(step)
+    axes = (*kernel.free, *kernel.summed)
+    outs, ins = (walk.flat.shapes[step.inputs[1]][axis] for axis in axes)
+    of_groups = np.broadcast_to(labels.reshape(-1), (groups * ins,)).reshape(groups, ins)
+    return np.repeat(of_groups, outs // groups, axis=0), dict(enumerate(axes))
 
 
-def _of_partner(
-    walk: Walk, step: FlatStep, labels: Labels, side: ContractedAxes, partner: ContractedAxes
-) -> Labels:
-    """Labels of the other operand from those of one; the kernel of a convolution in groups has those of its group."""
-    groups, pairs = groups_of(step), side.partners
-    if groups > 1:
-        rows, columns = step.params["dimension_numbers"].rhs_spec[:2]
-        outs, ins = (walk.flat.shapes[partner.slot][axis] for axis in (rows, columns))
-        of_groups = np.broadcast_to(labels.reshape(-1), (groups * ins,)).reshape(groups, ins)
-        labels, pairs = np.repeat(of_groups, outs // groups, axis=0), {0: rows, 1: columns}
-    return _onto(labels, pairs, partner.rank)
-
-
-def _onto(labels: Labels, pairs: Mapping[int, int], rank: int) -> Labels:
-    """Labels whose axes go to others; axes that go nowhere have size 1."""
+def _give_along(walk: Walk, slot: Slot, labels: Labels, pairs: Mapping[int, int]) -> None:
+    """Give a value labels whose axes go to its own; axes that go nowhere have size 1."""
     going = sorted(pairs, key=pairs.__getitem__)
     dropped = tuple(axis for axis in range(labels.ndim) if axis not in pairs)
     moved = labels.transpose((*going, *dropped))
-    sizes = [1] * rank
+    sizes = [1] * len(walk.flat.shapes[slot])
     for axis in going:
         sizes[pairs[axis]] = labels.shape[axis]
-    return moved.reshape(sizes)
+    walk.give(slot, moved.reshape(sizes))
 
 
-def _from_result(walk: Walk, result: Slot, sides: tuple[ContractedAxes, ContractedAxes]) -> None:
+def _from_result(walk: Walk, step: FlatStep) -> None:
+    (result,), operands, sides = step.outputs, step.inputs[:2], operand_axes(step.equation)
     labels = walk.labels[result]
-    pairs = [pair for pair in (sides, sides[::-1]) if pair[0].results]
-    able = [pair for pair in pairs if varies(labels) <= {*pair[0].results.values()}]
+    backs = [{place: axis for axis, place in side.results.items()} for side in sides]
+    able = [place for place in (0, 1) if backs[place] and varies(labels) <= {*backs[place]}]
     if not able:
         return walk.refuse(result, MIXED)
-    having = [pair for pair in able if walk.has(pair[0].slot)]
-    able.sort(key=lambda pair: not walk.flat.owned(pair[0].slot))
+    having = [place for place in able if walk.has(operands[place])]
+    able.sort(key=lambda place: not walk.flat.owned(operands[place]))
     if not having and len(able) > 1:
-        walk.chosen[result] = tuple(side.slot for side, _ in able)
-    carrier, partner = having[0] if having else able[walk.choices.get(result, 0) % len(able)]
-    back = {place: axis for axis, place in carrier.results.items()}
-    walk.give(carrier.slot, _onto(labels, back, carrier.rank))
-    walk.give(partner.slot, _no_labels(partner.rank))
+        walk.chosen[result] = tuple(operands[place] for place in able)
+    carrier = having[0] if having else able[walk.choices.get(result, 0) % len(able)]
+    _give_along(walk, operands[carrier], labels, backs[carrier])
+    walk.give(operands[1 - carrier], NO_LABELS)
 
 
 Rule = Callable[[Walk, FlatStep], None]
@@ -166,7 +161,7 @@ def product(walk: Walk, step: FlatStep) -> None:
         walk.give(carrier, walk.labels[result])
     else:
         return None
-    walk.give(operands[1 - operands.index(carrier)], np.zeros((), int))
+    walk.give(operands[1 - operands.index(carrier)], NO_LABELS)
     return None
 
 
@@ -174,7 +169,7 @@ def quotient(walk: Walk, step: FlatStep) -> None:
     """A quotient: the numerator has the factors of the result."""
     above, below = step.inputs
     walk.refuse(below, "something is divided by it")
-    walk.give(below, np.zeros((), int))
+    walk.give(below, NO_LABELS)
     _give_all(walk, (above, *step.outputs))
 
 
@@ -198,7 +193,7 @@ def along(axes_of: Callable[[FlatStep], set[int]], *, removed: bool = False) -> 
         x, result = step.inputs[0], step.outputs[0]
         axes = axes_of(step)
         for slot in step.inputs[1:]:
-            if not walk.is_zero(slot) and not walk.is_infinite(slot):
+            if not walk.is_zero(slot):
                 for refused in (x, result, slot):
                     walk.refuse(refused, f"{step.name} has a value of its own")
                 return

@@ -225,10 +225,6 @@ class Walk(Follower[Labels]):
         """Whether a value is known, and 0: every factor leaves it as it is."""
         return slot in self.flat.unowned and self.flat.is_zero(slot)
 
-    def is_infinite(self, slot: Slot) -> bool:
-        """Whether a value is known, and infinite: every factor leaves it as it is."""
-        return slot in self.flat.unowned and bool(np.all(np.isinf(np.asarray(self.flat.value(slot)))))
-
     def give(self, slot: Slot, labels: Labels, where: np.ndarray | bool = True) -> None:
         """Say which labels a value has.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from jqinject.program.operations import CONTRACTIONS, multiplies_matrices, operand_axes
 from jqinject.recipes.stream.flat_program import (
     CASTS,
-    CONTRACTIONS,
     ContractionSite,
     FlatProgram,
     FlatStep,
@@ -16,13 +17,10 @@ from jqinject.recipes.stream.flat_program import (
 from jqinject.recipes.transforms.axes import (
     MOVED,
     SAME,
-    ContractedAxes,
-    CutBlocks,
     Refused,
     followed,
     groups_of,
     is_uniform,
-    operand_axes,
 )
 from jqinject.recipes.transforms.transform_walk import Follower
 
@@ -86,33 +84,29 @@ def turned_regions(flat: FlatProgram) -> Iterator[tuple[ContractionSite, TurnedR
 
 
 def _region_of(flat: FlatProgram, site: ContractionSite) -> TurnedRegion | str:
-    contracted = _contracted(flat, site)
-    if not contracted:
+    summed = _summed(flat, site)
+    if not summed:
         return f"{site.operation} is not followed"
-    axis = contracted[-1]
+    axis = summed[-1]
     block = flat.shapes[site.activation][axis]
     while True:
         try:
             return _Turning(flat, site.activation, Turned(axis, block)).region
         except Refused as refused:
-            why = refused.args[0]
-            if not isinstance(why, CutBlocks) or why.size < 2:
-                return str(why)
-            block = why.size
+            if refused.block < 2:
+                return str(refused)
+            block = refused.block
 
 
-def _contracted(flat: FlatProgram, site: ContractionSite) -> tuple[int, ...]:
-    """The axes of a site's input that it contracts; none if it is not followed."""
-    sides = _sides(flat, flat.steps[site.step])
-    return () if sides is None else sides[1 - site.place].contracted
+def _summed(flat: FlatProgram, site: ContractionSite) -> tuple[int, ...]:
+    """The axes of a site's input that it sums over; none if it is not followed."""
+    step = flat.steps[site.step]
+    return operand_axes(step.equation)[1 - site.place].summed if _is_followed(step) else ()
 
 
-def _sides(flat: FlatProgram, step: FlatStep) -> tuple[ContractedAxes, ContractedAxes] | None:
-    """The axes of both operands of a contraction without groups of channels; None of other operations."""
-    if step.name not in CONTRACTIONS or groups_of(step) > 1:
-        return None
-    sides = operand_axes(flat, step)
-    return None if isinstance(sides, str) else sides
+def _is_followed(step: FlatStep) -> bool:
+    """Whether a contraction sums over what a rotation may go along: not over groups of channels."""
+    return multiplies_matrices(step.equation) and groups_of(step) == 1
 
 
 class _Turning(Follower[Turned]):
@@ -139,7 +133,7 @@ class _Turning(Follower[Turned]):
                 self.region.parameters[path] = self.labels[slot].axis
         for site in flat.sites:
             both = site.activation in self.labels and site.weight in self.labels
-            if both and self.labels[site.activation].axis in _contracted(flat, site):
+            if both and self.labels[site.activation].axis in _summed(flat, site):
                 self.region.sinks.add(site.name)
 
     def refuse(self, slot: Slot, why: str) -> None:
@@ -164,17 +158,14 @@ class _Turning(Follower[Turned]):
     def _moved(self, step: FlatStep) -> None:
         if self._label(*step.inputs[len(step.data) :]) is not None:
             raise Refused(f"{step.name} picks numbers by it")
-        for back in (False, True):
-            for slot in step.data:
-                for result in step.outputs:
-                    source, target = (result, slot) if back else (slot, result)
-                    label = self.labels.get(source)
-                    if label is None:
-                        continue
-                    shapes = self.flat.shapes[slot], self.flat.shapes[result]
+        if step.name == "pad" and not self.flat.is_zero(step.inputs[1]):
+            raise Refused("numbers that are not 0 are put around it")
+        for slot, result in itertools.product(step.data, step.outputs):
+            shapes = self.flat.shapes[slot], self.flat.shapes[result]
+            for source, target, back in ((slot, result, False), (result, slot, True)):
+                label = self.labels.get(source)
+                if label is not None:
                     axis = followed(step, label.axis, label.block, shapes, back)
-                    if isinstance(axis, str):
-                        raise Refused(axis)
                     self._give(target, replace(label, axis=axis))
 
     def _sum(self, step: FlatStep) -> None:
@@ -236,27 +227,27 @@ class _Turning(Follower[Turned]):
             self.region.keeps_sums = True
 
     def _contract(self, step: FlatStep) -> None:
-        sides = _sides(self.flat, step)
-        if sides is None:
+        if not _is_followed(step):
             raise Refused(f"{step.name} does not commute with a rotation")
-        result, refused = step.outputs[0], SIDE_BY_SIDE if step.name == "dot_general" else NEIGHBOURS
-        for side, partner in (sides, sides[::-1]):
-            label = self.labels.get(side.slot)
+        operands, (result,), sides = step.inputs[:2], step.outputs, operand_axes(step.equation)
+        refused = SIDE_BY_SIDE if step.name == "dot_general" else NEIGHBOURS
+        for slot, partner, side in zip(operands, operands[::-1], sides, strict=True):
+            label = self.labels.get(slot)
             if label is None:
                 continue
-            if label.axis in side.contracted and not label.squared:
-                self._give(partner.slot, Turned(side.partners[label.axis], label.block))
-            elif label.axis in side.free and not label.squared:
-                self._give(result, Turned(side.results[label.axis], label.block))
+            if label.axis in side.summed and not label.squared:
+                self._give(partner, replace(label, axis=side.partners[label.axis]))
+            elif label.axis in side.free and label.axis in side.results and not label.squared:
+                self._give(result, replace(label, axis=side.results[label.axis]))
             else:
                 raise Refused(refused)
         label = self.labels.get(result)
         if label is None:
             return
-        for side in sides:
+        for slot, side in zip(operands, sides, strict=True):
             for axis in side.free:
-                if side.results[axis] == label.axis and not label.squared:
-                    return self._give(side.slot, Turned(axis, label.block))
+                if side.results.get(axis) == label.axis and not label.squared:
+                    return self._give(slot, replace(label, axis=axis))
         raise Refused(refused)
 
 
