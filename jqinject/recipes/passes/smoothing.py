@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.passes.float_change import KeepOnline, Rescaled, Rescaling, left_out
-from jqinject.recipes.passes.solve import NotSolved, Solve, Solved
+from jqinject.recipes.passes.solve import NotSolved, Planned, Solve, Solved
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.scale_search import Clip
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments, squared_errors
@@ -221,13 +221,13 @@ class AWQ:
             error=among(self.error, "block", "outputs", "weights"),
         )
 
-    def __call__(self, work: Work) -> list[Rescaled | LeftOut | Solved | NotSolved]:
+    def __call__(self, work: Work) -> list[Rescaled | LeftOut | Solved | NotSolved | Planned]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
         quantized = work.quantized_by(work.rules)
         quantized.eval()
         search = AwqSearch(self, rescaling, quantized_parameters(quantized))
-        done: list[Rescaled | LeftOut | Solved | NotSolved] = []
+        done: list[Rescaled | LeftOut | Solved | NotSolved | Planned] = []
         in_blocks = search.in_blocks(work) if self.error == "block" else {}
         for region in rescaling.regions:
             sites = [member.site for member in region.sinks]
