@@ -74,7 +74,7 @@ class ParameterSite(BoundParameter, InnerModule):
         object.__setattr__(self, "_bound", variable)
 
     @property
-    def weight(self) -> nnx.Variable[Any]:
+    def weight(self) -> nnx.Variable[jax.Array]:
         """The parameter.
 
         Raises:
