@@ -219,13 +219,13 @@ class AWQ:
             error=among(self.error, "block", "outputs", "weights"),
         )
 
-    def __call__(self, work: Work) -> list[Note | LeftOut | Solved | NotSolved]:
+    def __call__(self, work: Work) -> list[Note | LeftOut | Solved | NotSolved | Planned]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
         quantized = work.quantized_by(work.rules)
         quantized.eval()
         search = AwqSearch(self, rescaling, quantized_parameters(quantized))
-        done: list[Note | LeftOut | Solved | NotSolved] = []
+        done: list[Note | LeftOut | Solved | NotSolved | Planned] = []
         in_blocks = search.in_blocks(work) if self.error == "block" else {}
         for region in rescaling.regions:
             if search.quantized(region):
