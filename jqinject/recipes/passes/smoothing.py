@@ -20,7 +20,7 @@ from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.stream.stream import Block, module_around
 from jqinject.recipes.transforms.regions import Region, per_channel
 from jqinject.recipes.transforms.transform_walk import factors_of
-from jqinject.recipes.work import Work
+from jqinject.recipes.work import Planned, Work
 
 Ranges = Literal["maxabs", "minmax"]
 """The range of numbers: their largest magnitude, or the largest less the smallest (of weights, twice their largest
@@ -221,13 +221,13 @@ class AWQ:
             error=among(self.error, "block", "outputs", "weights"),
         )
 
-    def __call__(self, work: Work) -> list[Rescaled | LeftOut | Solved | NotSolved]:
+    def __call__(self, work: Work) -> list[Rescaled | LeftOut | Solved | NotSolved | Planned]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
         quantized = work.quantized_by(work.rules)
         quantized.eval()
         search = AwqSearch(self, rescaling, quantized_parameters(quantized))
-        done: list[Rescaled | LeftOut | Solved | NotSolved] = []
+        done: list[Rescaled | LeftOut | Solved | NotSolved | Planned] = []
         in_blocks = search.in_blocks(work) if self.error == "block" else {}
         for region in rescaling.regions:
             sites = [member.site for member in region.sinks]
