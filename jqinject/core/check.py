@@ -315,7 +315,7 @@ Step = Annotated[float, lambda value, where, name: positive(number(value, where,
 Steps = Annotated[int, between(-math.inf, MOST_STEPS, between(1, math.inf, integer, _OF_STEPS))]
 Whole = Annotated[int, between(0, math.inf, integer)]
 
-OF_TYPE: dict[Any, Check] = {
+OF_TYPE: dict[object, Check] = {
     bool: flag,
     int: integer,
     float: number,

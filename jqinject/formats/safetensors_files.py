@@ -135,6 +135,43 @@ class Tensors:
         self._used.add(name)
         return tensor
 
+    def take_blocks(
+        self,
+        name: str,
+        shape: Sequence[int],
+        block: tuple[int, int],
+        dtype: str | Sequence[str] | None = FLOATS,
+        why: str = "",
+    ) -> Tensor:
+        """Return scales, or zero points, with a number for each block of a matrix.
+
+        Of one block, or of blocks of whole rows, the tensor may have fewer axes.
+
+        Args:
+            name: of the tensor.
+            shape: of the matrix.
+            block: rows and columns of a block.
+            dtype: that it must have.
+            why: what else requires the tensor.
+
+        Raises:
+            CheckpointError: it is missing, or another.
+        """
+        (rows, columns), (height, width) = shape, block
+        blocks = math.ceil(rows / height), math.ceil(columns / width)
+        shapes = [blocks, blocks[:1], ()][: 1 if blocks[1] > 1 else 2 if blocks[0] > 1 else 3]
+        reason = f"blocks of {height}x{width} of {rows}x{columns}" + (why and f"; {why}")
+        return self.take(name, None, dtype, reason, shapes=shapes).map(lambda x: x.reshape(blocks))
+
+    def take_number(self, name: str, why: str, dtype: Sequence[str] | None = FLOATS) -> Tensor:
+        """Return a tensor of one number, float32 without axes.
+
+        Raises:
+            CheckpointError: it is missing, or another.
+        """
+        tensor = self.take(name, None, dtype, why, shapes=ONE)
+        return tensor.map(lambda x: x.astype(np.float32).reshape(()), np.dtype(np.float32))
+
     def text(self, name: str, why: str = "") -> str:
         """Return a tensor of bytes as text.
 

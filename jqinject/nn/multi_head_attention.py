@@ -137,10 +137,10 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     options = (RETURN, CONTRACTION)
     packed_in_proj: bool = False
     contraction: ContractionKind = "auto"
-    cached_key_scale: nnx.Cache[Any] | None = None
-    cached_key_zero_point: nnx.Cache[Any] | None = None
-    cached_value_scale: nnx.Cache[Any] | None = None
-    cached_value_zero_point: nnx.Cache[Any] | None = None
+    cached_key_scale: nnx.Cache[jax.Array] | None = None
+    cached_key_zero_point: nnx.Cache[jax.Array] | None = None
+    cached_value_scale: nnx.Cache[jax.Array] | None = None
+    cached_value_zero_point: nnx.Cache[jax.Array] | None = None
 
     @classmethod
     def override_slots(cls) -> tuple[Slot, ...]:

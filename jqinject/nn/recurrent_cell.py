@@ -278,4 +278,4 @@ def _relu(x: jax.Array) -> jax.Array:
 
 
 # Flax's functions by names that can be pickled.
-PICKLABLE: Mapping[Any, Activation] = {nnx.sigmoid: _sigmoid, nnx.tanh: _tanh, nnx.relu: _relu}
+PICKLABLE: Mapping[object, Activation] = {nnx.sigmoid: _sigmoid, nnx.tanh: _tanh, nnx.relu: _relu}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -120,31 +120,75 @@ class StoredNumbers:
         """Behind the value that the numbers dequantize to."""
         return cls(value, numbers, form, tuple(range(len(value.shape))))
 
-    def moved(self, eqn: Equation, value: Value) -> StoredNumbers | None:
-        """Behind the output of an operation; None if that does more than cast or reorder axes.
+    def moved(self, eqn: Equation, value: Value, others: Sequence[jax.Array]) -> StoredNumbers | None:
+        """Behind the output of an operation; None if that does more than cast, reorder axes, or pick layers of a stack.
 
         Args:
             eqn: its equation.
             value: the output.
+            others: its operands but for the first.
         """
         if eqn.name == "convert_element_type":
             return replace(self, value=value)
-        if eqn.name != "transpose":
+        if eqn.name == "transpose":
+            order = tuple(self.order[axis] for axis in eqn.params["permutation"])
+            return replace(self, value=value, order=order)
+        pick = _pick(eqn, tuple(self.value.shape), others)
+        if pick is None or not self._is_stack:
             return None
-        return replace(self, value=value, order=tuple(self.order[axis] for axis in eqn.params["permutation"]))
+        layers, rest = self._layers
+        numbers = {**rest, **{name: pick(array) for name, array in layers.items()}}
+        stored = replace(self, value=value, numbers=numbers)
+        return stored if len(value.shape) == len(self.order) else stored._only_layer()
 
     def in_slices(self) -> tuple[Numbers, Callable[[Value, Numbers], StoredNumbers]] | None:
         """The numbers that a loop along the first axis takes apart, and what is behind the value of a slice, given its
         numbers; None if that axis is not stored as the first one.
         """
-        form = self.form.fitted(self.numbers["value"].shape)
-        if self.order[:1] != (0,) or form.axis_of_payload(0) != 0:
+        if not self._is_stack:
             return None
-        length, order = self.value.shape[0], tuple(axis - 1 for axis in self.order[1:])
-        own = {name: array for name, array in self.numbers.items() if array.ndim and array.shape[0] == length}
-        shared = {name: x[0] if x.ndim else x for name, x in self.numbers.items() if name not in own}
+        layers, rest = self._layers
 
         def behind(value: Value, numbers: Numbers) -> StoredNumbers:
-            return replace(self, value=value, numbers={**shared, **numbers}, order=order)
+            layer = {name: array[None] for name, array in numbers.items()}
+            return replace(self, value=value, numbers={**rest, **layer})._only_layer()
 
-        return own, behind
+        return layers, behind
+
+    @property
+    def _is_stack(self) -> bool:
+        """Whether the first axis of the value is stored as the first one, so that a layer's numbers lie together."""
+        form = self.form.fitted(self.numbers["value"].shape)
+        return self.order[:1] == (0,) and form.axis_of_payload(0) == 0
+
+    @property
+    def _layers(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """The numbers of which each layer has its own, and those that all layers share."""
+        length = self.value.shape[0]
+        own = {name: array for name, array in self.numbers.items() if array.ndim and array.shape[0] == length}
+        return own, {name: array for name, array in self.numbers.items() if name not in own}
+
+    def _only_layer(self) -> StoredNumbers:
+        """Without the first axis, of size 1."""
+        numbers = {name: array[0] if array.ndim else array for name, array in self.numbers.items()}
+        return replace(self, numbers=numbers, order=tuple(axis - 1 for axis in self.order[1:]))
+
+
+def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[jax.Array]) -> Function | None:
+    """Picks the layers of a stack that an operation picks, or all where it drops an axis of size 1; None for others.
+
+    Args:
+        eqn: its equation.
+        shape: of the stack.
+        others: the operands but for the stack.
+    """
+    name, params = eqn.name, eqn.params
+    if name == "slice" and params["strides"] is None:
+        start, limit = params["start_indices"], params["limit_indices"]
+        takes_layers = not any(start[1:]) and limit[1:] == shape[1:]
+        return (lambda x: x[start[0] : limit[0]]) if takes_layers else None
+    if name == "dynamic_slice" and params["slice_sizes"][1:] == shape[1:]:
+        return lambda x: jax.lax.dynamic_slice_in_dim(x, others[0], params["slice_sizes"][0])
+    dropped = name == "squeeze" and params["dimensions"] == (0,)
+    reshaped = name == "reshape" and params["dimensions"] is None and params["new_sizes"] == shape[1:]
+    return (lambda x: x) if (dropped or reshaped) and shape[:1] == (1,) else None

@@ -151,7 +151,7 @@ Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class OperandAxes:
+class ContractedAxes:
     """The axes of one operand of a contraction.
 
     Attributes:
@@ -173,7 +173,7 @@ class OperandAxes:
     results: Mapping[int, int]
 
 
-def operand_axes(eqn: Equation) -> tuple[OperandAxes, OperandAxes]:
+def operand_axes(eqn: Equation) -> tuple[ContractedAxes, ContractedAxes]:
     """The axes of both operands of a contraction."""
     ranks = [len(x.shape) for x in eqn.inputs[:2]]
     if eqn.name == "conv_general_dilated":
@@ -182,13 +182,15 @@ def operand_axes(eqn: Equation) -> tuple[OperandAxes, OperandAxes]:
         # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
         window = tuple(numbers.lhs_spec[1:]), tuple(axis for axis in range(ranks[1]) if axis != row)
         return (
-            OperandAxes((channel,), (), (), (image,), window[0], {channel: column}, {}),
-            OperandAxes((column,), (), (), (row,), window[1], {column: channel}, {row: numbers.out_spec[1]}),
+            ContractedAxes((channel,), (), (), (image,), window[0], {channel: column}, {}),
+            ContractedAxes(
+                (column,), (), (), (row,), window[1], {column: channel}, {row: numbers.out_spec[1]}
+            ),
         )
     ragged = eqn.params.get("ragged_dot_dimension_numbers")
     summed, batch = eqn.params["dimension_numbers"] if ragged is None else ragged.dot_dimension_numbers
     stacks = (), () if ragged is None else tuple(ragged.rhs_group_dimensions)
-    ends, start = list[OperandAxes](), len(batch[0])
+    ends, start = list[ContractedAxes](), len(batch[0])
     for place, (rank, stack) in enumerate(zip(ranks, stacks, strict=True)):
         own, other = ((*summed[i], *batch[i]) for i in (place, 1 - place))
         free = tuple(axis for axis in range(rank) if axis not in (*own, *stack))
@@ -197,7 +199,7 @@ def operand_axes(eqn: Equation) -> tuple[OperandAxes, OperandAxes]:
         start += len(free)
         sums, partners = tuple(summed[place]), dict(zip(own, other, strict=True))
         results = {} if ragged is not None and place == 0 else places
-        ends.append(OperandAxes(sums, tuple(batch[place]), stack, free, sums, partners, results))
+        ends.append(ContractedAxes(sums, tuple(batch[place]), stack, free, sums, partners, results))
     return ends[0], ends[1]
 
 

@@ -119,7 +119,7 @@ def follow(step: OperationRun) -> list[Tracked] | None:
             value=value,
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
-            stored=None if stored is None else stored.moved(eqn, value),
+            stored=None if stored is None else stored.moved(eqn, value, rest),
             masked=None,
             unrounded=original,
             low_rank=None if x.low_rank is None else x.low_rank.moved(move, lookup),

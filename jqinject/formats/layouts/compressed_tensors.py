@@ -18,15 +18,7 @@ import numpy as np
 
 from jqinject.formats.bits import pack_stream, unpack_padded_words, unpack_stream, words_of
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
-from jqinject.formats.layouts.layout_settings import (
-    E8M0,
-    Settings,
-    checked_groups,
-    exponents,
-    stated_format,
-    taken_blocks,
-    taken_number,
-)
+from jqinject.formats.layouts.layout_settings import E8M0, Settings, checked_groups, exponents, stated_format
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, SavedMatrix, StoredMatrix
 from jqinject.ops import FloatGrid, IntGrid
@@ -141,7 +133,7 @@ class _Reader:
         arrays = {"codes": codes, "scale": scale.map(exponents, E8M0) if layout.scale == "uint8" else scale}
         if layout.scale == E4M3_SCALES:  # the scale of a group is divided by that of the tensor
             name = f"{self.module}.weight_global_scale"
-            unit = taken_number(self.tensors, name, "one scale of the tensor")
+            unit = self.tensors.take_number(name, "one scale of the tensor")
             arrays["factor"] = unit.map(lambda x: np.float32(1) / x)
         arrays |= self._zero_points(shape, block) | self._groups(shape[1], block[1])
         if layout.packed:
@@ -160,7 +152,7 @@ class _Reader:
         return self.tensors.take(f"{self.module}.{end}", *requirements, **more)
 
     def _blocks(self, end: str, *requirements: Any) -> Tensor:
-        return taken_blocks(self.tensors, f"{self.module}.{end}", *requirements)
+        return self.tensors.take_blocks(f"{self.module}.{end}", *requirements)
 
     def _codes(self) -> tuple[Tensor, tuple[int, int]]:
         """Return the codes as they are stored, and the shape of the matrix."""
@@ -225,7 +217,7 @@ def _input_format(tensors: Tensors, module: str, settings: Settings | None) -> I
         return None
 
     def stored(part: str, why: str, dtype: Sequence[str] | None = FLOATS) -> np.ndarray:
-        return taken_number(tensors, f"{module}.input_{part}", why, dtype).floats()
+        return tensors.take_number(f"{module}.input_{part}", why, dtype).floats()
 
     inputs = stated_format(settings, INPUT_STRATEGIES, (True, False, "local"))
     if settings.values.get("dynamic") == "local":

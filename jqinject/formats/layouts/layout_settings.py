@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError, nearest
-from jqinject.formats.safetensors_files import FLOATS, ONE, Tensor, Tensors
+from jqinject.formats.safetensors_files import Tensor
 from jqinject.formats.stored_matrix import InputFormat
 
 Value = TypeVar("Value")
@@ -139,46 +138,6 @@ def parsed(text: str, where: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise CheckpointError(f"{where} is no JSON: {error}") from None
-
-
-def taken_blocks(
-    tensors: Tensors,
-    name: str,
-    shape: Sequence[int],
-    block: tuple[int, int],
-    dtype: str | Sequence[str] | None = FLOATS,
-    why: str = "",
-) -> Tensor:
-    """Return scales, or zero points, with a number for each block of a matrix.
-
-    Of one block, or of blocks of whole rows, the tensor may have fewer axes.
-
-    Args:
-        tensors: of the files.
-        name: of the tensor.
-        shape: of the matrix.
-        block: rows and columns of a block.
-        dtype: that it must have.
-        why: what else requires the tensor.
-
-    Raises:
-        CheckpointError: it is missing, or another.
-    """
-    (rows, columns), (height, width) = shape, block
-    blocks = math.ceil(rows / height), math.ceil(columns / width)
-    shapes = [blocks, blocks[:1], ()][: 1 if blocks[1] > 1 else 2 if blocks[0] > 1 else 3]
-    reason = f"blocks of {height}x{width} of {rows}x{columns}" + (why and f"; {why}")
-    return tensors.take(name, None, dtype, reason, shapes=shapes).map(lambda x: x.reshape(blocks))
-
-
-def taken_number(tensors: Tensors, name: str, why: str, dtype: Sequence[str] | None = FLOATS) -> Tensor:
-    """Return a tensor of one number, float32 without axes.
-
-    Raises:
-        CheckpointError: it is missing, or another.
-    """
-    tensor = tensors.take(name, None, dtype, why, shapes=ONE)
-    return tensor.map(lambda x: x.astype(np.float32).reshape(()), np.dtype(np.float32))
 
 
 def stated_format(

@@ -26,7 +26,7 @@ import numpy as np
 from jqinject.formats.bits import pack_stream, unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
-from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format, taken_number
+from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import (
     MINIFLOATS,
@@ -76,7 +76,7 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     ends = ("scale", *(end for end in ("zero_point",) if f"{name}.{end}" in tensors))
     arrays = {end: tensors.take(f"{name}.{end}") for end in ends}
     if f"{name}.scale_factor" in tensors:
-        arrays["factor"] = taken_number(tensors, f"{name}.scale_factor", "one factor of all scales")
+        arrays["factor"] = tensors.take_number(f"{name}.scale_factor", "one factor of all scales")
     grid: Grid = (
         MINIFLOATS[minifloat] if minifloat in MINIFLOATS else IntGrid(bits, settings.flag("signed", True))
     )

@@ -14,12 +14,7 @@ import numpy as np
 
 from jqinject.formats.bits import unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.layouts.layout_settings import (
-    Settings,
-    parsed,
-    taken_blocks,
-    taken_number,
-)
+from jqinject.formats.layouts.layout_settings import Settings, parsed
 from jqinject.formats.safetensors_files import FLOATS, Tensors, Values
 from jqinject.formats.stored_matrix import E2M1, E4M3, InputFormat, SavedMatrix, StoredMatrix
 from jqinject.ops import IntGrid
@@ -54,8 +49,8 @@ def _nvfp4(tensors: Tensors, module: str, size: int) -> StoredMatrix:
     shape, block = (packed.shape[0], packed.shape[1] * 2), (1, size)
     arrays = {
         "codes": packed.map(lambda x: unpack_stream(x, 4, shape[1])),
-        "scale": taken_blocks(tensors, f"{module}.weight_scale", shape, block, "float8_e4m3fn"),
-        "factor": taken_number(tensors, f"{module}.weight_scale_2", "one scale of the tensor"),
+        "scale": tensors.take_blocks(f"{module}.weight_scale", shape, block, "float8_e4m3fn"),
+        "factor": tensors.take_number(f"{module}.weight_scale_2", "one scale of the tensor"),
     }
     # The other way around in compressed-tensors, whose global scale this is.
     scale = _input_scale(tensors, module)
@@ -71,7 +66,7 @@ def _eight_bits(tensors: Tensors, module: str) -> StoredMatrix:
     rows, columns = codes.shape
     name = f"{module}.weight_scale"
     block = (1 if math.prod(tensors.take(name).shape) > 1 else max(rows, 1)), max(columns, 1)
-    arrays = {"codes": codes, "scale": taken_blocks(tensors, name, codes.shape, block)}
+    arrays = {"codes": codes, "scale": tensors.take_blocks(name, codes.shape, block)}
     is_float = codes.dtype.name != "int8"
     grid, layout = (E4M3, "ModelOpt FP8") if is_float else (IntGrid(8), "ModelOpt INT8")
     scale = _input_scale(tensors, module)
@@ -84,7 +79,7 @@ def _eight_bits(tensors: Tensors, module: str) -> StoredMatrix:
 def _input_scale(tensors: Tensors, module: str) -> np.ndarray | None:
     """Return the scale of an input; None if the checkpoint has none."""
     name = f"{module}.input_scale"
-    return taken_number(tensors, name, "one scale of the input").floats() if name in tensors else None
+    return tensors.take_number(name, "one scale of the input").floats() if name in tensors else None
 
 
 def read_fp8_blocks(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
@@ -108,7 +103,7 @@ def read_fp8_blocks(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
 
 def _fp8_blocks(tensors: Tensors, name: str, block: tuple[int, int]) -> StoredMatrix:
     codes = tensors.take(name, (None, None), "float8_e4m3fn")
-    scale = taken_blocks(tensors, f"{name}_scale_inv", codes.shape, block)
+    scale = tensors.take_blocks(f"{name}_scale_inv", codes.shape, block)
     inputs = InputFormat("float", 8, strategy="group", group_size=block[1])
     arrays = {"codes": codes, "scale": scale}
     return StoredMatrix(name, codes.shape, E4M3, "fp8 blocks", block, arrays, inputs)
@@ -204,7 +199,7 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     stated = {"scale", *(settings.values.get("_tensor_data_names") or ())}
     for part in ("scale", "zero_point"):
         if part in stated or f"{start}{part}" in tensors:
-            arrays[part] = taken_blocks(tensors, f"{start}{part}", codes.shape, (height, width), None)
+            arrays[part] = tensors.take_blocks(f"{start}{part}", codes.shape, (height, width), None)
     grid = E4M3 if kind == FLOAT8 else IntGrid(_bits(data, name) if kind == UNPACKED else 8)
     inputs = _input_format(tensors, start, data)
     return StoredMatrix(name, codes.shape, grid, f"torchao {kind}", (height, width), arrays, inputs)
@@ -259,7 +254,7 @@ def _static(tensors: Tensors, start: str, inputs: InputFormat) -> InputFormat:
 
     def stored(part: str, dtype: str | Sequence[str] | None) -> np.ndarray:
         name = f"{start}act_quant_{part}"
-        return taken_blocks(tensors, name, (1, 1), (1, 1), dtype, "a static input").floats()
+        return tensors.take_blocks(name, (1, 1), (1, 1), dtype, "a static input").floats()
 
     zero = None if inputs.symmetric else stored("zero_point", None)
     return replace(inputs, dynamic=False, scale=stored("scale", FLOATS), zero_point=zero)

@@ -16,11 +16,7 @@ import numpy as np
 
 from jqinject.formats.bits import unpack_stream
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
-from jqinject.formats.layouts.layout_settings import (
-    Settings,
-    checked_groups,
-    taken_blocks,
-)
+from jqinject.formats.layouts.layout_settings import Settings, checked_groups
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import SavedMatrix, StoredMatrix, table_grid
 from jqinject.ops import NF4, IntGrid
@@ -183,10 +179,10 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
     )
 
 
-def _number(tensors: Tensors, name: str, known: Sequence[int] = ()) -> int:
+def _number(tensors: Tensors, name: str, choices: Sequence[int] = ()) -> int:
     array = tensors.take(name).read()
-    if array.size != 1 or array.dtype.kind not in "iu" or (known and array.item() not in known):
-        expected = " or ".join(map(str, known)) or "one integer"
+    if array.size != 1 or array.dtype.kind not in "iu" or (choices and array.item() not in choices):
+        expected = " or ".join(map(str, choices)) or "one integer"
         raise CheckpointError(f"{name} is {array.tolist()} ({array.dtype}), expected {expected}")
     return int(array.item())
 
@@ -233,7 +229,7 @@ def _integers(tensors: Tensors, module: str) -> StoredMatrix:
     block = 1, max(weight.shape[1], 1)
     arrays = {
         "codes": weight,
-        "scale": taken_blocks(tensors, f"{module}.SCB", weight.shape, block),
+        "scale": tensors.take_blocks(f"{module}.SCB", weight.shape, block),
         "factor": Tensor.of(np.asarray(1 / 127, np.float32)),
     }
     return StoredMatrix(f"{module}.weight", weight.shape, IntGrid(8), "bitsandbytes int8", block, arrays)
@@ -251,7 +247,7 @@ def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
             f"{name} has {raw.nbytes} bytes; the shape {shape} in 4 bits needs {-(-count // 2)}{CONTRADICTION}"
         )
     table = tensors.take(f"{name}.quant_map", (16,), "float32")
-    absmax = taken_blocks(tensors, f"{name}.absmax", (count, 1), (block, 1), ("float32", "uint8"))
+    absmax = tensors.take_blocks(f"{name}.absmax", (count, 1), (block, 1), ("float32", "uint8"))
     if absmax.dtype == np.uint8:
         absmax = _nested(tensors, f"{name}.absmax", absmax, state)
     arrays = {

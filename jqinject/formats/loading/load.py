@@ -148,8 +148,12 @@ def load(
     model = with_cache_scales(model, plan.caches, caches)
     low_bits = _low_bits(opened, plan, not over_base)
     _warn_of_floats([part.path for part in plan.assignments if part.is_low and part not in low_bits])
+    if over_base and plan.caches:
+        raise CheckpointError(
+            f"{plan.caches[0].target} should get {plan.caches[0].sources[0]}, which is not written under adapters.\n"
+            "  cure: ignore=['.*_scale'], and rules with cache_quant for lora"
+        )
     if over_base:
-        _refuse_caches(plan)
         return _with_numbers(model, opened, plan, low_bits)
     needs = () if inputs is not None else _needs_inputs(model, plan, low_bits)
     if needs:
@@ -222,10 +226,8 @@ def _stored_variables(index: ModelIndex) -> Iterator[tuple[str, Any]]:
     """Return the Variables that a checkpoint has numbers for, by their first paths."""
     for entry in index.variables:
         variable = entry.variable
-        is_stored = isinstance(variable, nnx.Param | nnx.BatchStat) and not isinstance(
-            variable, nnx.LoRAParam
-        )
-        if is_stored and not entry.in_quantizer:
+        is_stored = isinstance(variable, nnx.Param | nnx.BatchStat) and not entry.in_quantizer
+        if is_stored and not isinstance(variable, nnx.LoRAParam):
             yield place_name(entry.path), variable
     frozen = {
         id(node): (path, node) for path, node in reversed(index.places) if isinstance(node, FrozenParam)
@@ -264,11 +266,8 @@ def _arrays(
     stored = {assignment.path for assignment in plan.assignments}
     for entry in ModelIndex(model).variables:
         path, value = place_name(entry.path), entry.variable.get_value()
-        if (
-            path not in stored
-            and not isinstance(entry.variable, nnx.RngState)
-            and isinstance(value, jax.Array)
-        ):
+        is_array = isinstance(value, jax.Array) and not isinstance(entry.variable, nnx.RngState)
+        if is_array and path not in stored:
             yield path, value
     for assignment in plan.assignments:
         if assignment.path in low_bits:
@@ -286,14 +285,6 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
 def is_adapted(model: nnx.Module) -> bool:
     """Return whether a model has adapters, as `jqinject.lora` makes them."""
     return any(isinstance(entry.variable, nnx.LoRAParam) for entry in ModelIndex(model).variables)
-
-
-def _refuse_caches(plan: LoadPlan) -> None:
-    if plan.caches:
-        raise CheckpointError(
-            f"{plan.caches[0].target} should get {plan.caches[0].sources[0]}, which is not written under adapters.\n"
-            "  cure: ignore=['.*_scale'], and rules with cache_quant for lora"
-        )
 
 
 def _with_numbers(model: Model, checkpoint: Checkpoint, plan: LoadPlan, low_bits: list[Assignment]) -> Model:

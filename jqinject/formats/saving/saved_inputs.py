@@ -90,9 +90,8 @@ def _is_exact(proxy: ActQuantProxyFromInjector, inputs: InputFormat, path: str) 
     for probe in _probes(proxy, inputs):
         ours, theirs = proxy.trial(probe), loaded.trial(probe)
         pairs = ((ours.value, theirs.value), (ours.scale, theirs.scale), (ours.zero_point, theirs.zero_point))
-        if type(ours) is not type(theirs) or not all(
-            np.array_equal(np.ravel(saved), np.ravel(again)) for saved, again in pairs
-        ):
+        are_equal = all(np.array_equal(np.ravel(saved), np.ravel(again)) for saved, again in pairs)
+        if type(ours) is not type(theirs) or not are_equal:
             return False
     return True
 

@@ -215,7 +215,8 @@ class _Loading:
         layers = _quantized_by(holders)
         check_finite(self.index, layers, "load_frozen")
         for layer in layers:
-            variable, floats = layer.weight, layer.weight.get_value()
+            variable: nnx.Variable[Any] = layer.weight
+            floats = layer.weight.get_value()
             self._put(layer, frozen_param(layer))
             # The index still holds the Variable, which lets go of its numbers.
             variable.set_value(jax.ShapeDtypeStruct(floats.shape, floats.dtype))
