@@ -20,7 +20,7 @@ from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.stream.stream import Block, module_around
 from jqinject.recipes.transforms.regions import Member, Region, per_channel
 from jqinject.recipes.transforms.transform_walk import factors_of
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Note, Planned, Work
 
 Ranges = Literal["maxabs", "minmax"]
 """The range of numbers: their largest magnitude, or the largest less the smallest (of weights, twice their largest
