@@ -20,7 +20,7 @@ from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.stream.stream import Block, module_around
 from jqinject.recipes.transforms.regions import Member, Region, per_channel
 from jqinject.recipes.transforms.transform_walk import factors_of
-from jqinject.recipes.work import Note, Planned, Work
+from jqinject.recipes.work import Note, Work
 
 Ranges = Literal["maxabs", "minmax"]
 """The range of numbers: their largest magnitude, or the largest less the smallest (of weights, twice their largest
@@ -219,13 +219,13 @@ class AWQ:
             error=among(self.error, "block", "outputs", "weights"),
         )
 
-    def __call__(self, work: Work) -> list[Note | LeftOut | Solved | NotSolved | Planned]:
+    def __call__(self, work: Work) -> list[Note | LeftOut | Solved | NotSolved]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
         quantized = work.quantized_by(work.rules)
         quantized.eval()
         search = AwqSearch(self, rescaling, quantized_parameters(quantized))
-        done: list[Note | LeftOut | Solved | NotSolved | Planned] = []
+        done: list[Note | LeftOut | Solved | NotSolved] = []
         in_blocks = search.in_blocks(work) if self.error == "block" else {}
         for region in rescaling.regions:
             if search.quantized(region):
