@@ -1,7 +1,5 @@
 """Tables and texts as wide as the terminal. Knows no array library."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from collections.abc import Collection, Sequence

@@ -3,8 +3,6 @@
 It answers from the index; JAX is imported for overrides and for quantizers of your own alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

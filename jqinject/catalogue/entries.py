@@ -1,7 +1,5 @@
 """The facts about every ready-made quantizer, read from its wiring."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Iterable

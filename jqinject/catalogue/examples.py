@@ -1,7 +1,5 @@
 """An example layer for every quantizer, from which its wiring and its transfer curve, output over input, are made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias

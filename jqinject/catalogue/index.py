@@ -4,8 +4,6 @@ The file has an entry a line. `python -m jqinject.catalogue.write_index` makes i
 test compares it with them. A goal names the few quantizers to begin with.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import dataclass

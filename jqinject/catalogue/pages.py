@@ -1,7 +1,5 @@
 """The catalogue: Markdown pages with the wiring, formulas, reference cases and curve of every quantizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from itertools import groupby

@@ -5,8 +5,6 @@
 A test compares the file with what this makes of the ready-made quantizers.
 """
 
-from __future__ import annotations
-
 import ast
 import enum
 import inspect

@@ -5,8 +5,6 @@
 A test compares the index with what this makes.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib

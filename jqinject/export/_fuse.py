@@ -4,8 +4,6 @@ jax2onnx writes a convolution, whose channels come last in JAX, as Transpose, Co
 onnxruntime makes a QLinearConv or QGemm of a Conv or Gemm that has its bias as an input.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypeAlias
 

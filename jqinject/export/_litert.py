@@ -1,7 +1,5 @@
 """`tflite`: exports a model to a LiteRT file, through LiteRT's own converter."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ A model is traced with its quantizers' results marked. Once the program's consta
 stored integer or 8-bit float, a quantizer with a known scale, or a computation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 

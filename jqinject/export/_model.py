@@ -1,7 +1,5 @@
 """Steps shared by both exporters: check the arguments, and make a serving copy of the model."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Sequence

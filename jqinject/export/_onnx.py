@@ -1,7 +1,5 @@
 """`onnx`: exports a model to ONNX with QuantizeLinear and DequantizeLinear, through jax2onnx and plugins for it."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ jax2onnx writes a window reduction with a window along every axis, including bat
 one to three spatial axes, in ONNX's layout, with the channels before these.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

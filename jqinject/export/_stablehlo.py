@@ -1,7 +1,5 @@
 """`stablehlo`: exports a model as a StableHLO program that needs neither the model nor this package."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Integers of a few bits, as checkpoints pack them: nibbles, dense little-endian streams, words."""
 
-from __future__ import annotations
-
 import numpy as np
 
 _AT_ONCE = 1 << 22  # numbers that are unpacked at a time: one byte is needed for each of their bits

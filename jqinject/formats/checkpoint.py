@@ -1,7 +1,5 @@
 """`read_checkpoint`: another library's checkpoint as matrices in low bits and plain arrays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Why a checkpoint cannot be read, or does not fit; and the formats' own libraries, imported when a file needs them."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path

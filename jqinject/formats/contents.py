@@ -4,8 +4,6 @@ Numbers are not read, and nothing is executed. Libraries are imported when a fil
 are optional, and Orbax takes JAX along.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

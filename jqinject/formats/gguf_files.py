@@ -1,7 +1,5 @@
 """GGUF files: tensors as blocks of bytes, by the library's reader, which maps the file into memory, and its writer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """State dicts of torch's attention and recurrent layers, as the layers here take them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias

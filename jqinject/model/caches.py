@@ -1,7 +1,5 @@
 """`quantized_cache`: the caches of keys and values that a model takes, in low bits by its rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Unfreezing weights whose float numbers are gone: they begin at their low-bit numbers, on the same scales."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """The frozen weights of a model: low-bit payloads in the places of weights, also of layers whose op contracts them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace

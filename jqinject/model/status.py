@@ -1,7 +1,5 @@
 """Switches the quantizers of a whole model off and on again."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """An index of a model: every Variable under every path, every proxy with its layers, and its static ranges."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Only uses the standard library, because it also runs when the package is built and nothing is installed.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

@@ -1,7 +1,5 @@
 """The compiled library: where it is, whether this machine runs it, and its registration with XLA."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The product of two int8 matrices by the compiled kernel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

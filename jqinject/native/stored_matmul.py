@@ -1,7 +1,5 @@
 """Products of rows with stored numbers, in bytes or in 4 bits, by the compiled kernels. Used by `dot.kernels`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

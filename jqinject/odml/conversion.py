@@ -3,8 +3,6 @@
 The compiler knows a composite operation around quantizing and dequantizing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

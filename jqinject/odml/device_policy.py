@@ -1,7 +1,5 @@
 """Which operations a device compiler expects to be quantized, in which order, and the quantizers that devices have."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`OdmlQat`: fake-quantizes every operation of a model, as a device will run it."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar

@@ -12,8 +12,6 @@ Source: I. Colbert, A. Pappalardo, J. Petri-Koenig, "A2Q: Accumulator-Aware Quan
 Avoidance" (2023), and with Y. Umuroglu, "A2Q+: Improving Accumulator-Aware Weight Quantization" (2024).
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike

@@ -2,8 +2,6 @@
 are gathered nevertheless.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ rule of its own for each of its steps in the program. Written out, the backward 
 itself and maybe the result, which are there anyway, and nothing more is kept for it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

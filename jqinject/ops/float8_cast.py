@@ -15,8 +15,6 @@ Source: Open Compute Project, "Microscaling Formats (MX)" 1.0, 6.3 (floor); torc
 cuBLAS, "1D block scaling" (round up).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Groups: an axis cut into pieces of one size, each of which has numbers (a scale) of its own."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """Hadamard matrices, and products with them that take `n log n` additions."""
 
-from __future__ import annotations
-
 import functools
 import importlib.resources
 import math

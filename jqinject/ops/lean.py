@@ -1,7 +1,5 @@
 """Everyday functions of arrays that leave no more operations in a program than they need."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import jax

@@ -1,7 +1,5 @@
 """Numbers of minifloats: their spacing, their range and rounding to them, for any bit widths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ instead: its dtype may be an extended one whose sum is a maximum, and two consec
 rule, so that both ways give the maximum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

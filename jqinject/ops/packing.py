@@ -10,8 +10,6 @@ of their dtype, by IEEE 754's rules. Formats that use codes which IEEE 754 reser
 448 of `float8_e4m3fn` become nan, and so do 4 and 6 of `float4_e2m1fn`. Integers are left alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -11,8 +11,6 @@ correctly rounded. A sum has a fixed order of additions.
 | no     | yes          | 0              | 2**b - 2       | 0 .. 254    | 0 .. 14    |
 """
 
-from __future__ import annotations
-
 import math
 from functools import reduce
 from operator import add

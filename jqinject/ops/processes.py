@@ -6,8 +6,6 @@ every process must call these functions, and no decision may depend on what only
 What runs on a single device (`on_one_device`) has a second form, which XLA can partition and export.
 """
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from collections.abc import Callable

@@ -10,8 +10,6 @@ distributed over. A tensor is never reshaped for it, because that would gather a
 that share a statistic would do the same, so these come as a tuple.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial, partialmethod, reduce

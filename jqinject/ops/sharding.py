@@ -2,8 +2,6 @@
 the axes of `shard_map`, `pmap` and `vmap`, by name.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any

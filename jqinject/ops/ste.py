@@ -6,8 +6,6 @@ if it had not. All of them are `jax.custom_jvp` functions, so they work in forwa
 Other functions here have no second derivative, or a derivative in reverse mode alone, and say so in an error.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager

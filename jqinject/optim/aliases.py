@@ -1,7 +1,5 @@
 """Optimizers with low-bit states, made of optax's parts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

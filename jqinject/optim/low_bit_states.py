@@ -1,7 +1,5 @@
 """Stores what another transformation keeps: its moments, in blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Updates of 16-bit parameters that are smaller than the distance between neighbours."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """`Adapter`: the trainable low-rank update of a parameter that a program contracts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

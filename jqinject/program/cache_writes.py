@@ -6,8 +6,6 @@ the quantizer that a rule has for the cache. A float cache gets the rounded numb
 and scales. Reading a `LowBitCache` in any other operation reads a QuantTensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ NNX carries the class of a module through its transformations, so a swapped clas
 called. Next: `intercept`, which runs code around a method, and `model`, whose call is run as a program.
 """
 
-from __future__ import annotations
-
 import copyreg
 import functools
 import inspect

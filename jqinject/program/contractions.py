@@ -1,7 +1,5 @@
 """Contractions of a program: which operand is a weight, and which of its axes may have several scales."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

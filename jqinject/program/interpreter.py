@@ -5,8 +5,6 @@ actual shape, and the program's equations are compared with that trace but for t
 follows the versions of the library.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace

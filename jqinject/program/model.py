@@ -1,8 +1,6 @@
 """A model whose call is run as a program, with quantizers between its operations; and what calls quantize, found by
 tracing them."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

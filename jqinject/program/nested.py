@@ -1,7 +1,5 @@
 """Programs within a program: functions, rematerialized parts, loops."""
 
-from __future__ import annotations
-
 import collections
 import operator
 from collections.abc import Callable, Container, Mapping, Sequence

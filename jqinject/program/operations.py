@@ -14,8 +14,6 @@
 | unknown | no | no; an error in strict mode | exp |
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parameters in a program: quantized in their own shape, and followed to where they are contracted or looked up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

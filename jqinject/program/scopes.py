@@ -1,7 +1,5 @@
 """Finds the module that an operation belongs to: a private copy of the model leaves marks while it is traced."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A model's call as a program: its equations, and which of its inputs are weights."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple

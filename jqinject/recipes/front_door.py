@@ -1,7 +1,5 @@
 """Passes of recipes as functions: on a model that is quantized already, or in one step from a float model."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Container, Iterable
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload

@@ -1,7 +1,5 @@
 """What comes before the inputs of sites: transforms, as a part of the rules that quantize them, and quantizers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

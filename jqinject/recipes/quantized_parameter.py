@@ -1,7 +1,5 @@
 """A parameter of a quantized model, with the quantizer that a rule gave it, whole and as a site contracts it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Clipping ranges of batches, averaged, and their scales and zero points."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field
 from functools import lru_cache

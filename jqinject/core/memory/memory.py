@@ -5,8 +5,6 @@ or both while a statistic is still collected. `memory_policy.py` lists what a me
 and has the arithmetic; this file has the states: training and evaluation, calibration, and partial checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import field, replace
 from typing import Any, ClassVar

@@ -18,8 +18,6 @@ A batch enters only if its numbers are finite. An empty batch is treated as in e
 state. The record of a memory (`counter` and what is averaged) is one Variable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Scales from the largest magnitude: of earlier steps (delayed scaling), or of the tensor itself (current scaling)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import InitVar, field

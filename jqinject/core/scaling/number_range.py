@@ -7,8 +7,6 @@
 | `trunc_scaling_impl(q, b_in, b_out, signed)` | truncated accumulators | the divisor |
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

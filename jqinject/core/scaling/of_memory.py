@@ -19,8 +19,6 @@ than 0 (there: a scale of 0 and quantized values of nan, unless scaling_min_val 
 The step of integers as a parameter of its own: LSQ, learned step size quantization.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Iterable

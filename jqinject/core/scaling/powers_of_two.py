@@ -4,8 +4,6 @@ themselves quantized.
 A power of two may be rounded so that it grows only if something would be clamped.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -17,8 +17,6 @@ stored and trained (such as log2); calling the restriction maps it back.
 From a number to a scale: restrict, bound from below, divide by integer steps.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

@@ -13,8 +13,6 @@ different orders of float32 operations, which moves numbers on rounding ties: ea
 `a` is the largest magnitude of a block, `A` that of the tensor, `t = A / 2688`, and 2688 = 6 * 448.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 import jax

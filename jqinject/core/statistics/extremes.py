@@ -4,8 +4,6 @@ Each is made of elements of some rank: the largest of `n` is the n-th smallest. 
 interpolated, are elements of the tensor too.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from functools import lru_cache

@@ -5,8 +5,6 @@ point fits. Each round shrinks less (`beta` grows by `kappa`); the search ends a
 `mean |x - value|`. Errors are added in a fixed order, where a device has them whole.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import InitVar, dataclass, replace

@@ -1,7 +1,5 @@
 """Statistics of averages: means, deviations and norms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import InitVar
 from typing import Any, ClassVar

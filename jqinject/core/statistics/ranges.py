@@ -3,8 +3,6 @@
 A range is symmetric, `[-high, high]`, or has two ends around 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

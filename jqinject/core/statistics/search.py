@@ -10,8 +10,6 @@ the declared rounding, clamping, bit width and restriction take part. Candidates
 (`jax.lax.scan`), for many numbers in parallel: only one quantized copy of the tensor exists.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass

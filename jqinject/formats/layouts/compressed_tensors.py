@@ -4,8 +4,6 @@
 name. `LAYOUTS` says how they lie, for reading and for writing. Reference: the library compressed-tensors, 0.12 to 0.20.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

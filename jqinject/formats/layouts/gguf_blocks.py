@@ -4,8 +4,6 @@ A block is a run of numbers along the contiguous axis of a tensor. `TYPES` reads
 bytes)`, as codes `(rows, blocks, numbers)` and statistics `(rows, blocks, groups)`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

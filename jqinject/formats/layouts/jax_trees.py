@@ -4,8 +4,6 @@ Arrays have the axes of the model's parameters. `qvalue`, `scale` and `zero_poin
 has as many numbers as the codes, one, or one for each tile. `weight = (qvalue - zero_point) * scale`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 torchao flattens its tensor subclasses into safetensors files.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

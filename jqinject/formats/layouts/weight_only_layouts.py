@@ -5,8 +5,6 @@ across the first axis, with zero points that are floats. bitsandbytes has codes 
 with a scale for each row.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`load_brevitas`: the state dict of a Brevitas model into the same model of ours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tensors of a parameter, gathered into one `Matrix`; and the parameter's frozen numbers, or floats, from it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

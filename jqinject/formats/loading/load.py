@@ -1,7 +1,5 @@
 """`load`: another library's checkpoint into a model, frozen as the file says."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Scales of a quantized cache (`k_scale`, `v_scale`) go into the quantizers of keys and values.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Every tensor of a checkpoint and every parameter of a model is accounted for: what `load` does with it."""
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

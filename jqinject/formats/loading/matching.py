@@ -1,7 +1,5 @@
 """Which parameter a tensor is for, by rules or by both names; and which quantizer a scale of a cache is for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`save`: a frozen model as a checkpoint of another library."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A quantizer is written if the one that is loaded gives its numbers to the bit; else it is refused, by path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

@@ -3,8 +3,6 @@
 Inputs that are permuted before a weight have its columns written in their own order, with the group of each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`coverage`: which weights of a model are quantized, how each is contracted, and why the others are not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """One layer's entry in a measured report: plain data."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence

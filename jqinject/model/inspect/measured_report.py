@@ -1,7 +1,5 @@
 """Measures the quantization error of each layer of a model, and of the model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The weights of a model and the grids that they are quantized to, read from the model itself. Next: `site_table`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property

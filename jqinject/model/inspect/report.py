@@ -1,7 +1,5 @@
 """`report`: what each layer contracts, the size of its weight, and its quantization error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A call of a model as it runs: its jaxpr, and the contractions of the compiled program, read from its text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `coverage`, `report`, `rules_report`, HTML pages and recipes show these rows. Next: `coverage`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Bytes of a training step: parameters, optimizer states, and what each site saves for the backward pass."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

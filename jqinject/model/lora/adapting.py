@@ -1,7 +1,5 @@
 """`lora`: freezes a model's weights in low bits, with trainable low-rank updates beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """`merge_lora`: puts low-rank updates into the weights."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The checks of `quantize`: rules that do not fit a model are refused before anything is built."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """Quantizers of parameters that a model contracts by itself: one for each, however many contractions read it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

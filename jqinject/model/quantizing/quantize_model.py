@@ -1,7 +1,5 @@
 """`quantize` makes a quantized model from a float one, by rules; `initialize` completes schemes written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 

@@ -1,7 +1,5 @@
 """`Rule`: which layers and operations of a model are quantized, and by what; the plan of `quantize` for layers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The plan of `quantize` by itself: which layers every rule matches, and which ranges must see data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A user's state as a mapping from paths to values, and what is wrong with these."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable

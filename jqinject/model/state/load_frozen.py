@@ -1,7 +1,5 @@
 """`load_frozen`: a float checkpoint straight into a frozen model, one array at a time."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Mapping

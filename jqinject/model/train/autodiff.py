@@ -1,7 +1,5 @@
 """`grad` and `value_and_grad` that also collect the statistics of gradient quantizers."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Hashable, Sequence

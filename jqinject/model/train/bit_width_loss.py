@@ -12,8 +12,6 @@ must be reset. If they call the model, its state stays as it is; under `jax.jit`
 remain.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

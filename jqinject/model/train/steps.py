@@ -1,7 +1,5 @@
 """Training steps for amax statistics: all calls of a step count as one, by maximum."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`AllocateBits`: a bit width for each weight, so that the error is least under a budget."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

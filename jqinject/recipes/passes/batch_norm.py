@@ -1,7 +1,5 @@
 """Batch normalizations: folded into the layers before them, or with statistics taken again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Bias correction: biases take back what quantization does to the mean of what they are added to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Passes that descend on the error of the quantized model's outputs: `LearnedRotation` and `TweakNorms`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial

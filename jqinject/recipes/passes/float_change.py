@@ -1,7 +1,5 @@
 """A float model whose parameters passes change so that its function stays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """`FoldNorms`: puts the gains and biases of norms into the weights that read them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

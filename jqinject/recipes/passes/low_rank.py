@@ -1,7 +1,5 @@
 """SVDQuant: a low-rank product in float beside each weight, whose rest is quantized."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import jax

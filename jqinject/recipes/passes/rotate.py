@@ -1,7 +1,5 @@
 """`Rotate`: mixes channels by Hadamard matrices, so that none of them is far larger than the others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """R3: a Hadamard matrix on both operands of the product of queries and keys."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

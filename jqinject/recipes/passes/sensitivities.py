@@ -1,7 +1,5 @@
 """How much a model minds that numbers of some of its parameters are others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

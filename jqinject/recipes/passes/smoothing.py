@@ -1,7 +1,5 @@
 """SmoothQuant and AWQ: scales of channels, from the inputs of sites into their weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

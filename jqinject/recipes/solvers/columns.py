@@ -1,7 +1,5 @@
 """Rounding column by column, each error spread over the columns that are still to come."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Literal

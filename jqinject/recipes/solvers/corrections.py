@@ -1,7 +1,5 @@
 """What is done to the weights before they are rounded: smaller magnitudes (MagR), corrected inputs (QEP)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 

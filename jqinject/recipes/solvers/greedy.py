@@ -1,7 +1,5 @@
 """Solvers that round column by column: GPTQ, GPFQ and Qronos; and rounding to nearest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal

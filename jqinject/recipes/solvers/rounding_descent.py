@@ -1,7 +1,5 @@
 """Solvers that learn how each weight is rounded: AdaRound and AutoRound."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Solvers that search scales or zero points, then round to nearest: Clip and HQO."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import jax

@@ -4,8 +4,6 @@ Functions are inlined, and loops that contract parameters are unrolled. `FlatPro
 reads it, and on which parameters it depends; every transform and every stream asks it.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Callable, KeysView, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How axes of values are related: where an axis goes in operations that move numbers, and what differs along it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Finds the parameters that channels are multiplied by, and those that are added to what an operation makes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

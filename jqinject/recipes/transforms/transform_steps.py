@@ -3,8 +3,6 @@
 Contractions first (what one operand is divided by, the other is multiplied by), then operations that move numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Finds what can be rotated together: values and parameters of a program whose blocks of channels one matrix turns."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
