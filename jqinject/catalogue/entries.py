@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 import jqinject.quant
-from jqinject.catalogue.examples import kind_of
-from jqinject.catalogue.index import Entry
+from jqinject.catalogue import examples, index
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector, Node
 from jqinject.ops import NF4, Codebook
@@ -56,11 +55,11 @@ def ready_made() -> dict[str, type[ExtendedInjector]]:
     return dict(sorted(quantizers.items()))
 
 
-def entry_of_wiring(name: str, quantizer: type[ExtendedInjector], wiring: Node) -> Entry:
+def entry_of_wiring(name: str, quantizer: type[ExtendedInjector], wiring: Node) -> index.Entry:
     """The entry of any quantizer, also a user's own, by its wiring; all but its texts and its curve."""
-    kind = kind_of(quantizer)
+    kind = examples.kind_of(quantizer)
     facts = _format(wiring) + _variant(quantizer), _granularity(wiring), _scaling(wiring, kind)
-    return Entry(name, kind, *facts)
+    return index.Entry(name, kind, *facts)
 
 
 def summary_of(quantizer: type) -> str:

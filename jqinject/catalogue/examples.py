@@ -13,9 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jqinject.catalogue.pages import HEIGHT, MARGIN, WIDTH
 from jqinject.inject import Binding, ExtendedInjector
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
-from jqinject.quant import Int8ActPerTensorFloat, IntBias
-from jqinject.quant.float_base import FloatBase
-from jqinject.quant.fragments import ParamMinMaxInitScaling
+from jqinject.quant import Int8ActPerTensorFloat, IntBias, float_base, fragments
 from jqinject.quant.integer.decoupled_int import AccumulatorAwareWeightQuant
 from jqinject.quant.solver import (
     ActQuantSolver,
@@ -37,9 +35,9 @@ KINDS: Mapping[type[ExtendedInjector], str] = {
 }
 # Names that a quantizer leaves to its user, with an example of each.
 ASKS: Mapping[type[ExtendedInjector], tuple[str, ...]] = {
-    ParamMinMaxInitScaling: ("min_val", "max_val"),
+    fragments.ParamMinMaxInitScaling: ("min_val", "max_val"),
     IntBias: ("bit_width",),
-    FloatBase: ("bit_width", "exponent_bit_width", "mantissa_bit_width"),
+    float_base.FloatBase: ("bit_width", "exponent_bit_width", "mantissa_bit_width"),
 }
 LEFT_TO_USERS = {
     "min_val": -1.0,

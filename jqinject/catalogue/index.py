@@ -9,8 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from jqinject.inject import ExtendedInjector
-from jqinject.inject.errors import did_you_mean
+from jqinject.inject import ExtendedInjector, errors
 
 FILTERS = ("kind", "format", "granularity", "scaling")
 
@@ -154,7 +153,7 @@ def goal_named(name: str) -> Goal:
         'Int4WeightPerGroupAbsMax'
     """
     if name not in GOALS:
-        hint = did_you_mean(name, GOALS) or f"there are: {', '.join(GOALS)}"
+        hint = errors.did_you_mean(name, GOALS) or f"there are: {', '.join(GOALS)}"
         raise ValueError(f"there is no goal {name!r}; {hint}")
     return GOALS[name]
 
@@ -191,7 +190,7 @@ def entry_of(name: str) -> Entry:
     """
     by_name = {entry.name: entry for entry in all_entries()}
     if name not in by_name:
-        hint = did_you_mean(name, by_name)
+        hint = errors.did_you_mean(name, by_name)
         raise ValueError(f"there is no quantizer {name!r}{': ' + hint if hint else ''}")
     return by_name[name]
 

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 import jqinject.nn
-from jqinject.catalogue.entries import ready_made
-from jqinject.catalogue.examples import kind_of
+from jqinject.catalogue import entries, examples
 from jqinject.core.flax_internals import flax_layer, flax_parameters
 from jqinject.inject import requested_names
 from jqinject.model.quantizing.rules import RULE_SLOTS
@@ -164,8 +163,8 @@ def names_of(slot: Slot) -> frozenset[str]:
 def names_by_kind() -> Mapping[str, frozenset[str]]:
     """Kind of quantizer -> every name that the ready-made ones declare or ask for."""
     names: dict[str, frozenset[str]] = {}
-    for quantizer in ready_made().values():
-        kind = kind_of(quantizer)
+    for quantizer in entries.ready_made().values():
+        kind = examples.kind_of(quantizer)
         names[kind] = names.get(kind, frozenset()) | requested_names(quantizer)
     return names
 

@@ -13,15 +13,12 @@ import json
 from collections.abc import Mapping, Sequence
 
 import jqinject.core
+from jqinject.catalogue import examples, index, pages
 from jqinject.catalogue.entries import components_of, entry_of_wiring, ready_made, summary_of
-from jqinject.catalogue.examples import Example, curve_points, example_of, transfer_curve
-from jqinject.catalogue.index import INDEX, Entry, entry_of
-from jqinject.catalogue.pages import described
-from jqinject.inject import ExtendedInjector, explain
-from jqinject.inject.show import brief
+from jqinject.inject import ExtendedInjector, explain, show
 
 
-def entry_made(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> Entry:
+def entry_made(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> index.Entry:
     """The entry of any quantizer, also a user's own, with some names redeclared; all but its curve.
 
     Args:
@@ -32,7 +29,7 @@ def entry_made(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[
     Raises:
         DependencyError, TypeError, ValueError: the quantizer cannot be assembled like this.
     """
-    example = example_of(quantizer, overrides)
+    example = examples.example_of(quantizer, overrides)
     tree = explain(example.proxy, module=example.layer)
     formulas = (
         f"- `{node.name}` {node.value.__name__}: {summary_of(node.value)}" for node in components_of(tree)
@@ -46,14 +43,14 @@ def entry_made(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[
     )
 
 
-def with_curve(entry: Entry, example: Example) -> Entry:
+def with_curve(entry: index.Entry, example: examples.Example) -> index.Entry:
     """The entry with its transfer curve; gradients have none."""
     if entry.kind == "grad":
         return entry
-    return dataclasses.replace(entry, points=curve_points(*transfer_curve(example)))
+    return dataclasses.replace(entry, points=examples.curve_points(*examples.transfer_curve(example)))
 
 
-def line_of(entry: Entry) -> str:
+def line_of(entry: index.Entry) -> str:
     """An entry as a line of the index."""
     return json.dumps(dataclasses.asdict(entry), ensure_ascii=False)
 
@@ -61,10 +58,10 @@ def line_of(entry: Entry) -> str:
 def main() -> None:
     """Write the index."""
     entries = (
-        with_curve(entry_made(name, quantizer, {}), example_of(quantizer, {}))
+        with_curve(entry_made(name, quantizer, {}), examples.example_of(quantizer, {}))
         for name, quantizer in ready_made().items()
     )
-    INDEX.write_text("".join(line_of(entry) + "\n" for entry in entries), encoding="utf-8")
+    index.INDEX.write_text("".join(line_of(entry) + "\n" for entry in entries), encoding="utf-8")
 
 
 def _shown(overrides: Mapping[str, object]) -> str:
@@ -75,10 +72,10 @@ def _shown(overrides: Mapping[str, object]) -> str:
 
 def explained_anew(name: str, overrides: Sequence[str]) -> str:
     """The text of `explain`, made from the classes. See `jqinject.catalogue.catalogue_command.explained`."""
-    quantizer = _imported(name) if ":" in name else entry_of(name).quantizer
+    quantizer = _imported(name) if ":" in name else index.entry_of(name).quantizer
     values = dict(_override(text) for text in overrides)
-    changed = ", ".join(f"{name}={brief(value)}" for name, value in values.items())
-    return described(entry_made(name, quantizer, values), changed)
+    changed = ", ".join(f"{name}={show.brief(value)}" for name, value in values.items())
+    return pages.described(entry_made(name, quantizer, values), changed)
 
 
 def _imported(name: str) -> type[ExtendedInjector]:

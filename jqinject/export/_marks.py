@@ -27,16 +27,14 @@ from jqinject.export._operations import (
     stored_integers,
 )
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import FloatGrid, max_int, min_int
-from jqinject.ops.float8_cast import FLOAT8_DTYPES
-from jqinject.program import Around, intercept
-from jqinject.program.jaxpr import Primitive
+from jqinject.ops import FloatGrid, float8_cast, max_int, min_int
+from jqinject.program import Around, intercept, jaxpr
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array, on_integers, on_minifloats
 
 Marked: TypeAlias = jax.Array | QuantTensor
 
-MARK = Primitive("jqinject_quantized")
+MARK = jaxpr.Primitive("jqinject_quantized")
 """Operands: what was quantized, its quantized value, scale; of integers zero point and bit width. Result: the value.
 
 Parameters: `format` of minifloats, None of integers; `signed`; `narrow_range`; `nearest`, whether the value is
@@ -143,7 +141,7 @@ def stored_float8(value: np.ndarray, scale: np.ndarray, form: FloatGrid, opset: 
     """
     grid = grid_of(scale, np.zeros((), np.float32), value.ndim)
     dtype = form.dtype
-    if dtype is None or dtype not in FLOAT8_DTYPES or opset < OPSET_OF_FLOAT8 or grid is None:
+    if dtype is None or dtype not in float8_cast.FLOAT8_DTYPES or opset < OPSET_OF_FLOAT8 or grid is None:
         return jnp.asarray(value)
     payload = (value.astype(np.float32) / scale).astype(dtype)
     if not np.array_equal((payload.astype(np.float32) * scale).astype(value.dtype), value, equal_nan=True):

@@ -13,8 +13,7 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from jqinject.core.state import flat_parts
-from jqinject.model.freezing import freeze_ranges
-from jqinject.model.walk import ModelIndex, check_calibrated
+from jqinject.model import freezing, walk
 from jqinject.ops.processes import on_host, spans_processes
 from jqinject.program import Call, SplitCall
 from jqinject.quant_tensor import as_array, is_quantized
@@ -40,11 +39,11 @@ def serving_copy(model: nnx.Module, name: str, allow_uncalibrated: bool) -> nnx.
             f"  cure: {name}(model, input), the model first"
         )
     if not allow_uncalibrated:
-        check_calibrated(ModelIndex(model), name)
+        walk.check_calibrated(walk.ModelIndex(model), name)
     copy = nnx.clone(model, graph=True)
     copy.eval()
     _bring_home(copy)
-    freeze_ranges(ModelIndex(copy).modules)
+    freezing.freeze_ranges(walk.ModelIndex(copy).modules)
     return copy
 
 

@@ -14,8 +14,7 @@ from jqinject.export._fuse import Module, Proto, fused
 from jqinject.export._marks import MARK, mark_quantizers, rules
 from jqinject.export._model import ExportedCall, PyTree, checked_path, needed, serving_copy
 from jqinject.export._operations import KEPT, OPERATOR, POOLS, evaluate
-from jqinject.program import CALL, Call, Method, checked_method
-from jqinject.program.jaxpr import Body
+from jqinject.program import CALL, Call, Method, checked_method, jaxpr
 
 Context: TypeAlias = Any
 """jax2onnx's state while it writes a graph."""
@@ -182,17 +181,17 @@ def _check_valid(proto: Proto, package: Module, kind: str) -> None:
         ) from error
 
 
-def _program(exported: ExportedCall, opset: int) -> Body:
+def _program(exported: ExportedCall, opset: int) -> jaxpr.Body:
     """The call's program, from arrays to arrays, with quantized numbers in ONNX's form."""
 
     def run(state: PyTree, *arrays: jax.Array) -> list[jax.Array]:
         return jax.tree.leaves(exported(state, arrays))
 
     # NNX's transformations need Variables of their own trace: the state is first an argument, then a constant.
-    marked = Body.of(jax.make_jaxpr(run)(exported.state, *exported.specs))
+    marked = jaxpr.Body.of(jax.make_jaxpr(run)(exported.state, *exported.specs))
     leaves = jax.tree.leaves(exported.state)
     unmarked = jax.make_jaxpr(lambda *xs: evaluate(marked, [*leaves, *xs], {**rules(opset), **POOLS}))
-    return Body.of(unmarked(*exported.specs))
+    return jaxpr.Body.of(unmarked(*exported.specs))
 
 
 def register(plugins: Module) -> None:

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 
 from jqinject.formats.checkpoint_errors import KINDS, CheckpointError, broken, existing, file_kind, nearest
+from jqinject.formats.layouts import gguf_blocks, jax_trees, own
 from jqinject.formats.layouts.compressed_tensors import (
     cache_format,
     read_compressed_tensors,
     settings_of,
     write_compressed_tensors,
 )
-from jqinject.formats.layouts.gguf_blocks import read_gguf
-from jqinject.formats.layouts.jax_trees import Tree, read_tree
 from jqinject.formats.layouts.layout_settings import Settings
-from jqinject.formats.layouts.own import own_settings, read_own, write_own
 from jqinject.formats.layouts.weight_and_input_layouts import (
     fp8_settings,
     is_torchao,
@@ -64,7 +62,7 @@ METHODS = {
     "hqq": Method(read_hqq),
     "modelopt": Method(read_modelopt),
     "torchao": Method(read_torchao),
-    "jqinject": Method(read_own, write_own, own_settings),
+    "jqinject": Method(own.read_own, own.write_own, own.own_settings),
 }
 # Where a config has the settings, by the name of the method; older releases of compressed-tensors had another one.
 SECTIONS = ("quantization_config", "compression_config")
@@ -123,7 +121,7 @@ class Checkpoint:
         return self.tensors[name].shape if matrix is None else matrix.shape
 
 
-def read_checkpoint(path: str | Path | Tree) -> Checkpoint:
+def read_checkpoint(path: str | Path | jax_trees.Tree) -> Checkpoint:
     """Open a quantized checkpoint: nothing is computed, and no number is read before it is asked for.
 
     Headers, shapes, settings and shards are checked against one another; nothing in a file is executed.
@@ -153,13 +151,13 @@ def read_checkpoint(path: str | Path | Tree) -> Checkpoint:
         ('bitsandbytes int8', 'int8')
     """
     if isinstance(path, Mapping):
-        method, matrices, arrays = read_tree(path)
+        method, matrices, arrays = jax_trees.read_tree(path)
         return Checkpoint("the tree", method, _by_name(matrices), arrays, {}, is_tree=True)
     place = existing(path)
     if place.is_dir() and not any(place.glob("*.safetensors")) and len(files := [*place.glob("*.gguf")]) == 1:
         place = files[0]
     if place.is_file() and file_kind(place) == "GGUF":
-        matrices, arrays, values = read_gguf(place)
+        matrices, arrays, values = gguf_blocks.read_gguf(place)
         return Checkpoint(str(place), "gguf", _by_name(matrices), arrays, values)
     tensors = open_safetensors(place)
     if not tensors.by_name:

@@ -18,8 +18,7 @@ from flax import nnx
 from jqinject.dot import is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.walk import check_module, listed, place_name
-from jqinject.program import CALL, Call, Method, checked_method, dotted
-from jqinject.program.jaxpr import Body, Equation
+from jqinject.program import CALL, Call, Method, checked_method, dotted, jaxpr
 
 MODES = ("deterministic", "use_running_average")
 """The attributes that `model.eval()` sets."""
@@ -279,7 +278,7 @@ class CompiledModel(Generic[Model]):
             call.frame.filled(arrays, ())(model)
             return (self._leaves(model) or [])[self._count :]
 
-        after = _inputs_of(Body.of(jax.make_jaxpr(run)(read, changing, call.arrays)))
+        after = _inputs_of(jaxpr.Body.of(jax.make_jaxpr(run)(read, changing, call.arrays)))
         paths = self._paths[self._count :]
         names = tuple(dict.fromkeys(path for place, path in enumerate(paths) if after[place] != place))
         if names:
@@ -392,13 +391,13 @@ def _dotted(path: Sequence[object]) -> str:
     return ".".join(jax.tree_util.keystr((key,), simple=True) for key in keys)
 
 
-def _inputs_of(body: Body) -> list[int | None]:
+def _inputs_of(body: jaxpr.Body) -> list[int | None]:
     """For each output of a program, the number of the input that it is; None if it is computed.
 
     JAX itself passes on what loops and branches do not change; here the other programs within are looked into.
     """
 
-    def passed(equation: Equation, inputs: list[int | None]) -> list[int | None]:
+    def passed(equation: jaxpr.Equation, inputs: list[int | None]) -> list[int | None]:
         inner = equation.body
         if inner is None or len(inner.outputs) != len(equation.outputs):
             return [None] * len(equation.outputs)

@@ -34,8 +34,8 @@ from jqinject.quant import (
     NVFP4Weight,
     ShiftedUint8WeightGroupQuantFloat,
     ShiftedUint8WeightPerChannelFloat,
+    enums,
 )
-from jqinject.quant.enums import ScalingPerOutputType
 from jqinject.quant_tensor import Groups, is_grouped
 
 # Quantizers of minifloats with float scales, and in groups with scales that are powers of two.
@@ -116,7 +116,7 @@ def _quantizer(path: str, frozen: FrozenParam) -> tuple[type[ExtendedInjector], 
     if groups is not None:
         overrides = {"group_size": groups.size, "group_dim": groups.dim, "group_padding": True}
     if form.grid.is_table:
-        by_group = {} if groups is None else {"scaling_per_output_type": ScalingPerOutputType.GROUP}
+        by_group = {} if groups is None else {"scaling_per_output_type": enums.ScalingPerOutputType.GROUP}
         return NF4WeightPerChannelFloat, overrides | by_group | {"codebook": form.grid}
     if form.grid.is_minifloat:
         name = "" if form.grid.dtype is None else form.grid.dtype.name
@@ -129,7 +129,7 @@ def _quantizer(path: str, frozen: FrozenParam) -> tuple[type[ExtendedInjector], 
             return powers, overrides
         if "scale_factor" in numbers and name == "float4_e2m1fn" and _has_two_levels(scale_of(numbers)):
             return NVFP4Weight, overrides
-        return plain, overrides | {"scaling_per_output_type": ScalingPerOutputType.GROUP}
+        return plain, overrides | {"scaling_per_output_type": enums.ScalingPerOutputType.GROUP}
     bits = {"bit_width": form.grid.bit_width}
     if "zero_point" in numbers:
         rounding = {} if form.whole_zero_point else {"quantize_zero_point": False}

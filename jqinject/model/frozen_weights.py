@@ -15,13 +15,10 @@ from jqinject.dot import READS_WHOLE, FrozenParam, QuantMode
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
-from jqinject.nn.base.layer_geometry import LayerGeometry
+from jqinject.nn.base import layer_geometry, placed_contraction, slots
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.nn.base.placed_contraction import promoted, unallocated
-from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import HELD, QuantizedProgram, change_class
-from jqinject.program.class_swap import ClassMixin, derived_class
+from jqinject.program import HELD, QuantizedProgram, change_class, class_swap
 
 WeightHolder = QuantWeightLayer | ParameterSite
 
@@ -37,7 +34,7 @@ class OpOfLayer(NamedTuple):
 
     name: str
     module: Any
-    geometry: LayerGeometry
+    geometry: layer_geometry.LayerGeometry
 
 
 # Flax's layers whose contraction may be a quantized op: ours declare the attribute that holds it, and the axes.
@@ -52,7 +49,7 @@ def op_slot(layer: object) -> str | None:
     return None if declared is None else declared.contraction_name
 
 
-def geometry_of(layer: object) -> LayerGeometry:
+def geometry_of(layer: object) -> layer_geometry.LayerGeometry:
     """Where a Flax layer whose contraction may be a quantized op has which axes."""
     declared = next(declared for kind, declared in DECLARED.items() if kind and isinstance(layer, kind))
     return vars(declared)["geometry"].fget(layer)
@@ -73,7 +70,7 @@ def op_of_weight(layer: object) -> OpOfLayer | None:
     return None if own else quantized_op(layer)
 
 
-class KernelInOp(ClassMixin):
+class KernelInOp(class_swap.ClassMixin):
     """What a Flax layer becomes whose kernel is a `FrozenParam`: its op gets the parameter, not the dequantized kernel.
 
     Attributes:
@@ -108,8 +105,8 @@ def _stand_in(layer: Any, kind: type) -> Any:
     vars(stand_in).update(vars(layer))
     if op is not None and isinstance(kernel, FrozenParam):
         # Flax reads the kernel, casts it and hands it to the op: what comes out of that says the dtype.
-        vars(stand_in)["kernel"] = unallocated(kernel.shape, kernel.dtype)
-        vars(stand_in)["promote_dtype"] = partial(promoted, layer.promote_dtype)
+        vars(stand_in)["kernel"] = placed_contraction.unallocated(kernel.shape, kernel.dtype)
+        vars(stand_in)["promote_dtype"] = partial(placed_contraction.promoted, layer.promote_dtype)
         vars(stand_in)["mask"] = None  # of a convolution: it is in the numbers
         vars(stand_in)[op.name] = _with_kernel(op.module, kernel, 2 if op.name == "einsum_op" else 1)
     return stand_in
@@ -156,7 +153,7 @@ def frozen_kernel(layer: Any) -> FrozenParam | None:
         axes = jax.tree.map(lambda leaf, n=size: 0 if leaf.ndim and leaf.shape[0] == n else None, state)
         mapped = jax.vmap(mapped, in_axes=(0, axes))
     stored = mapped(kernel[...], state)
-    change_class(layer, derived_class(type(layer), KernelInOp))
+    change_class(layer, class_swap.derived_class(type(layer), KernelInOp))
     return FrozenParam.holding(stored.numbers, stored.form, kernel.get_metadata())
 
 
@@ -197,7 +194,7 @@ def quantized_weights(index: ModelIndex) -> list[WeightHolder]:
         layer for layer in index.modules if isinstance(layer, QuantWeightLayer) and layer.frozen is None
     ]
     sites = {id(site): site for *_, site in parameter_sites(index) if site.master is None}
-    return [holder for holder in (*layers, *sites.values()) if is_on(holder.weight_quant)]
+    return [holder for holder in (*layers, *sites.values()) if slots.is_on(holder.weight_quant)]
 
 
 def freeze_weight(

@@ -16,9 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jqinject.ops.power import divide, exp2
-from jqinject.ops.processes import one_program
-from jqinject.ops.ste import with_gradient_of
+from jqinject.ops import power, processes, ste
 
 Bits = int | jax.Array
 Sign = bool | jax.Array
@@ -42,8 +40,8 @@ def get_upper_bound_on_l1_norm(
         >>> float(get_upper_bound_on_l1_norm(16, 8, input_is_signed=True))
         255.9921875
     """
-    largest = exp2(jnp.float32(accumulator_bit_width) - 1.0) - 1.0
-    return largest * exp2(jnp.float32(input_is_signed) - jnp.float32(input_bit_width))
+    largest = power.exp2(jnp.float32(accumulator_bit_width) - 1.0) - 1.0
+    return largest * power.exp2(jnp.float32(input_is_signed) - jnp.float32(input_bit_width))
 
 
 def get_upper_bound_on_zero_centered_l1_norm(accumulator_bit_width: Bits, input_bit_width: Bits) -> jax.Array:
@@ -60,7 +58,7 @@ def get_upper_bound_on_zero_centered_l1_norm(accumulator_bit_width: Bits, input_
         >>> float(get_upper_bound_on_zero_centered_l1_norm(16, 8).round(3))
         256.9960021972656
     """
-    return divide(exp2(accumulator_bit_width) - 2.0, exp2(input_bit_width) - 1.0)
+    return power.divide(power.exp2(accumulator_bit_width) - 2.0, power.exp2(input_bit_width) - 1.0)
 
 
 def integer_budget(
@@ -95,7 +93,7 @@ def integer_budget(
     return jnp.right_shift(largest, bits - sign)
 
 
-@one_program("axes", "zero_centered")
+@processes.one_program("axes", "zero_centered")
 def within_budget(
     q: jax.Array, budget: ArrayLike, axes: tuple[int, ...], *, zero_centered: bool
 ) -> jax.Array:
@@ -133,4 +131,4 @@ def within_budget(
         room = jnp.asarray(budget, jnp.float32) * _MARGIN / jnp.maximum(total, 1.0)
         factor = jnp.minimum(factor, jnp.where(huge | (exact > budget), room, 1.0))
     scaled = jnp.where(factor < 1.0, jnp.trunc(integers * factor), integers)
-    return with_gradient_of(q, scaled)
+    return ste.with_gradient_of(q, scaled)

@@ -20,9 +20,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
-from jqinject.ops.lean import choose, number_format
-from jqinject.ops.processes import one_program
-from jqinject.ops.sharding import is_split
+from jqinject.ops import lean, processes, sharding
 from jqinject.ops.ste import Primals, Tangents, custom_jvp, nearest, with_gradient_of
 
 Offset = jax.Array | None
@@ -44,8 +42,8 @@ def _clamp_jvp(straight: bool, primals: Primals, tangents: Tangents) -> tuple[ja
     if isinstance(dx, SymbolicZero):
         dx = jnp.zeros_like(x)
     if not straight:
-        dx = choose(x > high, 0.0 if isinstance(dhigh, SymbolicZero) else dhigh, dx)
-        dx = choose(x < low, 0.0 if isinstance(dlow, SymbolicZero) else dlow, dx)
+        dx = lean.choose(x > high, 0.0 if isinstance(dhigh, SymbolicZero) else dhigh, dx)
+        dx = lean.choose(x < low, 0.0 if isinstance(dlow, SymbolicZero) else dlow, dx)
     return y, jnp.broadcast_to(dx, y.shape)
 
 
@@ -106,7 +104,7 @@ def scalar_clamp_min_ste(x: ArrayLike, min_val: float) -> jax.Array:
     return with_gradient_of(x, jnp.maximum(x, _bound(min_val, x)))
 
 
-@one_program()
+@processes.one_program()
 def _signed_clamp_min(x: jax.Array, min_val: jax.Array) -> jax.Array:
     magnitude = jnp.maximum(jnp.abs(x), min_val)
     return jax.lax.select(x < 0, -magnitude, magnitude)
@@ -153,7 +151,7 @@ def _within_jvp(compute: Compute, to_range: bool, primals: Primals, tangents: Ta
 
 def _times(x: jax.Array, end: jax.Array) -> jax.Array:
     """Multiply an array by an end; by a scalar so that the backward pass multiplies and sums in one operation."""
-    if end.ndim or is_split(x):
+    if end.ndim or sharding.is_split(x):
         return x * end
     return jax.lax.dot_general(end, x, (((), ()), ((), ())), precision=jax.lax.Precision.HIGHEST)
 
@@ -162,7 +160,7 @@ def _change_within(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any)
     high, low = ends if len(ends) == 2 else (ends[0], -ends[0])
     if not to_range:
         inside = (low <= x) & (x <= high)
-        return jnp.zeros_like(x) if dx is None else choose(inside, dx, 0.0)
+        return jnp.zeros_like(x) if dx is None else lean.choose(inside, dx, 0.0)
     # As the derivatives of `jnp.minimum(jnp.maximum(x, low), high)`, one half each where `x` equals an end: `below` is
     # the share that the upper end leaves, and `inside` what the lower one leaves of it for `x`.
     above, below = 0.5 + 0.5 * jax.lax.sign(x - low), 0.5 + 0.5 * jax.lax.sign(high - x)
@@ -292,7 +290,7 @@ def _to_scale_jvp(
     scale = to_scale.fun(floor, of_magnitude, steps, x, divisor)
     changes = []
     if not isinstance(dx, SymbolicZero):
-        changes.append(dx * choose(x >= 0, jnp.ones_like(x), -1.0) if of_magnitude else dx)
+        changes.append(dx * lean.choose(x >= 0, jnp.ones_like(x), -1.0) if of_magnitude else dx)
     if not isinstance(ddivisor, SymbolicZero):
         changes.append(-scale * ddivisor)
     if not changes:
@@ -320,7 +318,7 @@ def in_range_of(value: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Arr
         >>> float(in_range_of(jnp.float32(-65760.0), jnp.float32(513.75), jnp.float16))
         -65504.0
     """
-    largest = float(number_format(dtype).max)
+    largest = float(lean.number_format(dtype).max)
     if largest < 1e38:
         inside = jnp.where(jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
         value = with_gradient_of(value, inside)
@@ -406,14 +404,14 @@ def _change(how: Steps, primals: Primals, tangents: Tangents) -> jax.Array:
     if along_x is not None:
         parts.append(jax.lax.optimization_barrier(along_x) * inside.astype(jnp.float32))
     if along_scale is not None:
-        parts.append(choose(inside, centered - steps, centered) * along_scale)
+        parts.append(lean.choose(inside, centered - steps, centered) * along_scale)
     # Beyond a bound y = (bound - zero_point) * scale.
     if along_zero_point is not None:
-        parts.append(choose(inside, 0.0, -scale * along_zero_point))
+        parts.append(lean.choose(inside, 0.0, -scale * along_zero_point))
     if along_low is not None:
-        parts.append(choose(place < low, scale * along_low, 0.0))
+        parts.append(lean.choose(place < low, scale * along_low, 0.0))
     if along_high is not None:
-        parts.append(choose(place > high, scale * along_high, 0.0))
+        parts.append(lean.choose(place > high, scale * along_high, 0.0))
     return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(centered)
 
 

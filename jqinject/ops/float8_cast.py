@@ -25,11 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.ops.float_grid import FloatGrid
-from jqinject.ops.lean import number_format
-from jqinject.ops.minifloat import float_steps, from_float_steps
+from jqinject.ops import float_grid, lean, minifloat, ste
 from jqinject.ops.power import divide, integer_power
-from jqinject.ops.ste import with_gradient_of
 
 FLOAT8_DTYPES = tuple(
     map(np.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e4m3fnuz, jnp.float8_e5m2fnuz))
@@ -82,13 +79,13 @@ def cast_to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     # To bfloat16 explicitly: a compiler may remove a cast to it and back.
     to_bfloat16 = partial(jax.lax.reduce_precision, exponent_bits=8, mantissa_bits=7)
     rounded: Callable[..., jax.Array] = to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
-    largest = float(number_format(dtype).max)
+    largest = float(lean.number_format(dtype).max)
     numbers = x.astype(jnp.float32)
     scale = rounded(scale)
     quotient = divide(numbers, scale) if scale.size == x.size else numbers * jax.lax.integer_pow(scale, -1)
     steps = jax.lax.clamp(-largest, rounded(quotient), largest)
     steps = jax.lax.select(jax.lax.is_finite(numbers), steps, numbers)  # of which `dtype` makes inf or nan
-    return FloatGrid.of_dtype(dtype).cast(steps)
+    return float_grid.FloatGrid.of_dtype(dtype).cast(steps)
 
 
 def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -103,7 +100,7 @@ def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> from_float8(jnp.array([57344.0, jnp.inf], jnp.float8_e5m2), jnp.float32(2), jnp.float16).tolist()
         [65504.0, inf]
     """
-    steps, largest = payload.astype(jnp.float32), float(number_format(dtype).max)
+    steps, largest = payload.astype(jnp.float32), float(lean.number_format(dtype).max)
     product = steps * scale
     value = jax.lax.clamp(-largest, product, largest)
     if payload.dtype == _WITH_INF:
@@ -123,7 +120,7 @@ def to_float8_again(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> to_float8_again(jnp.array([0.3125, 224.0]), jnp.float32(0.5), jnp.float8_e4m3fn)
         Array([0.625, 448], dtype=float8_e4m3fn)
     """
-    return FloatGrid.of_dtype(dtype).cast(x.astype(jnp.float32) / scale)
+    return float_grid.FloatGrid.of_dtype(dtype).cast(x.astype(jnp.float32) / scale)
 
 
 def float8_factor(amax: jax.Array, largest: float, dtype: DTypeLike, power_of_two: bool) -> jax.Array:
@@ -140,7 +137,7 @@ def float8_factor(amax: jax.Array, largest: float, dtype: DTypeLike, power_of_tw
         Array(128., dtype=float32)
     """
     factor = divide(jnp.float32(largest), amax)
-    factor = jnp.where(jnp.isinf(factor), float(number_format(dtype).max), factor)
+    factor = jnp.where(jnp.isinf(factor), float(lean.number_format(dtype).max), factor)
     if not power_of_two:
         return factor
     exponent = jax.lax.bitcast_convert_type(factor, jnp.int32) & jnp.int32(0x7F800000)
@@ -165,11 +162,11 @@ def quantize_by_factor(
         Array(448, dtype=float8_e4m3fn)
     """
     numbers = jax.lax.stop_gradient(x).astype(jnp.float32)
-    largest = float(number_format(q_dtype).max)
-    payload = FloatGrid.of_dtype(q_dtype).encode(jnp.clip(numbers * factor, -largest, largest))
+    largest = float(lean.number_format(q_dtype).max)
+    payload = float_grid.FloatGrid.of_dtype(q_dtype).encode(jnp.clip(numbers * factor, -largest, largest))
     value = divide(payload.astype(jnp.float32), jnp.broadcast_to(factor, numbers.shape))
     value = jnp.where(jnp.isinf(numbers), numbers, value)
-    return with_gradient_of(jnp.asarray(x).astype(dq_dtype), value.astype(dq_dtype)), payload
+    return ste.with_gradient_of(jnp.asarray(x).astype(dq_dtype), value.astype(dq_dtype)), payload
 
 
 LEAST, NAN = -127, 128
@@ -235,11 +232,11 @@ def steps_of_power(x: jax.Array, divisor: jax.Array) -> jax.Array:
         >>> steps_of_power(jnp.float32([2.0**-127, -3.0]), jnp.float32(2.0**-126)).tolist()
         [0.5, -2.5521177519070385e+38]
     """
-    steps = float_steps(x, divisor)
+    steps = minifloat.float_steps(x, divisor)
     bits = _bits(jax.lax.stop_gradient(x))
     lifted = (bits & FRACTION).astype(jnp.float32) * 2.0**-23 * (_SMALLEST_NORMAL / divisor)
     exact = jnp.where(bits < 0, -lifted, lifted)
-    return with_gradient_of(steps, jnp.where(_exponent(bits & ~_SIGN) == LEAST, exact, steps))
+    return ste.with_gradient_of(steps, jnp.where(_exponent(bits & ~_SIGN) == LEAST, exact, steps))
 
 
 def from_steps_of_power(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -254,7 +251,7 @@ def from_steps_of_power(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.A
         >>> from_steps_of_power(jnp.float32([1.0, 3.0]), jnp.float32(2.0**-127), jnp.float32).tolist()
         [5.877471754111438e-39, 1.7632415262334313e-38]
     """
-    value = from_float_steps(steps, scale, dtype)
+    value = minifloat.from_float_steps(steps, scale, dtype)
     exponent = _exponent(_bits(jax.lax.stop_gradient(scale)))
     # 2**126 times the magnitude: below 1 it is a subnormal number's mantissa.
     small = exponent < -_UP
@@ -263,7 +260,7 @@ def from_steps_of_power(steps: jax.Array, scale: jax.Array, dtype: Any) -> jax.A
     magnitude = jnp.where(lifted < 1, mantissa, lifted * _SMALLEST_NORMAL)
     signed = _bits(magnitude) | (_bits(jax.lax.stop_gradient(steps)) & _SIGN)
     exact = jax.lax.bitcast_convert_type(signed, jnp.float32).astype(dtype)
-    return with_gradient_of(value, jnp.where(small, exact, value))
+    return ste.with_gradient_of(value, jnp.where(small, exact, value))
 
 
 def _bits(x: jax.Array) -> jax.Array:

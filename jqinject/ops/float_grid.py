@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.ops.fake_quant import quotient
+from jqinject.ops import fake_quant, ste
 from jqinject.ops.grid import Grid, Rounding, narrowest
 from jqinject.ops.minifloat import (
     MOST_EXPONENT_BITS,
@@ -28,7 +28,6 @@ from jqinject.ops.minifloat import (
     to_float_grid,
 )
 from jqinject.ops.power import exp2, integer_power, power
-from jqinject.ops.ste import nearest
 
 
 @dataclass(frozen=True)
@@ -332,7 +331,7 @@ def quantize_on_grid(
     grid: Grid,
     scale: jax.Array,
     zero_point: jax.Array | None = None,
-    rounding: Rounding = nearest,
+    rounding: Rounding = ste.nearest,
     dtype: DTypeLike = jnp.float32,
     *,
     by_reciprocal: bool = False,
@@ -358,7 +357,7 @@ def quantize_on_grid(
         (Array([ 0.5, -1. ,  3.5], dtype=float32), Array([ 0.25, -1.  ,  3.  ], dtype=float32))
     """
     shared = by_reciprocal and scale.size != x.size
-    steps = x * quotient(jnp.float32(1.0), scale) if shared else float_steps(x, scale)
+    steps = x * fake_quant.quotient(jnp.float32(1.0), scale) if shared else float_steps(x, scale)
     if zero_point is None:
         return from_float_steps(grid.round(steps, rounding), scale, dtype)
     return from_float_steps(grid.round(steps + zero_point, rounding) - zero_point, scale, dtype)

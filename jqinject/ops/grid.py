@@ -20,10 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.fake_quant import bounded
-from jqinject.ops.power import max_int, min_int
-from jqinject.ops.sharding import taken
-from jqinject.ops.ste import nearest
+from jqinject.ops import fake_quant, power, sharding, ste
 
 Rounding = Callable[[jax.Array], jax.Array]
 
@@ -71,10 +68,10 @@ class Grid(abc.ABC):
         """Whether a width is learned: an array."""
         return any(not isinstance(getattr(self, name), int | float) for name in self.learnable)
 
-    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
+    def round(self, steps: jax.Array, rounding: Rounding = ste.nearest) -> jax.Array:
         """Numbers of the grid, float32, clamped to its bounds; nan stays nan."""
         low, high = (jnp.asarray(bound, jnp.float32) for bound in self.bounds)
-        return bounded(self.unbounded(steps, rounding), low, high)
+        return fake_quant.bounded(self.unbounded(steps, rounding), low, high)
 
     def unbounded(self, steps: jax.Array, rounding: Rounding) -> jax.Array:
         """As `round`, without the bounds: by default, whole numbers."""
@@ -216,7 +213,7 @@ class IntGrid(Grid):
     def bounds(self) -> tuple[Any, Any]:
         """The least and the greatest integer."""
         form = self.signed, self.narrow_range, self.bit_width
-        return min_int(*form), max_int(*form)
+        return power.min_int(*form), power.max_int(*form)
 
     @property
     def largest(self) -> Any:
@@ -322,7 +319,7 @@ class Codebook(Grid):
         """The largest magnitude."""
         return max(abs(bound) for bound in self.bounds)
 
-    def round(self, steps: jax.Array, rounding: Rounding = nearest) -> jax.Array:
+    def round(self, steps: jax.Array, rounding: Rounding = ste.nearest) -> jax.Array:
         """The nearest numbers; nan stays nan. The numbers have one way to round."""
         return jnp.where(jnp.isnan(steps), steps, self.decode(self.encode(steps)))
 
@@ -387,7 +384,7 @@ class TableGrid(Codebook):
 
     def decode(self, payload: jax.Array) -> jax.Array:
         """The values that indices stand for, float32."""
-        return taken(jnp.asarray(self.table), payload.astype(jnp.int32))
+        return sharding.taken(jnp.asarray(self.table), payload.astype(jnp.int32))
 
     def __str__(self) -> str:
         return f"{self.bit_width}-bit table"

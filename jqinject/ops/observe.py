@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from jqinject.ops.sharding import extreme_over, names_of, varying_axes
-from jqinject.ops.ste import Primals, Tangents
+from jqinject.ops import sharding, ste
 
 SLOT_SIZE = 2
 """What the last axis of a slot reports: the largest magnitude, and the scale that was used; 0 if there was none."""
@@ -75,7 +74,7 @@ def mapped_beside(x: jax.Array, holder: jax.Array) -> jax.Array:
 
 
 @mapped_beside.defjvp
-def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, Any]:
+def _(primals: ste.Primals, tangents: ste.Tangents) -> tuple[jax.Array, Any]:
     return mapped_beside(*primals), tangents[0]
 
 
@@ -88,14 +87,14 @@ def over_axis(statistic: jax.Array, axis_name: Hashable, holder: jax.Array) -> j
             under `check_vma=False`, where JAX does not say what varies.
         holder: the array that will hold the statistic.
     """
-    statistic = extreme_over(jax.lax.pmax, statistic, names_of(axis_name))
-    extra = varying_axes(statistic) - varying_axes(holder)
-    return extreme_over(jax.lax.pmax, statistic, tuple(sorted(extra, key=str)))
+    statistic = sharding.extreme_over(jax.lax.pmax, statistic, sharding.names_of(axis_name))
+    extra = sharding.varying_axes(statistic) - sharding.varying_axes(holder)
+    return sharding.extreme_over(jax.lax.pmax, statistic, tuple(sorted(extra, key=str)))
 
 
 def summed_like(cotangent: jax.Array, primal: jax.Array) -> jax.Array:
     """The cotangent of an array that is replicated over devices where the cotangent varies: the sum over them."""
-    extra = tuple(sorted(varying_axes(cotangent) - varying_axes(primal), key=str))
+    extra = tuple(sorted(sharding.varying_axes(cotangent) - sharding.varying_axes(primal), key=str))
     return jax.lax.psum(cotangent, extra) if extra else cotangent
 
 

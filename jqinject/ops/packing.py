@@ -18,9 +18,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
+from jqinject.ops import lean, ste
 from jqinject.ops.grid import Grid, IntGrid
-from jqinject.ops.lean import number_format
-from jqinject.ops.ste import Primals, Tangents
 
 
 def is_low_bit(dtype: DTypeLike) -> bool:
@@ -30,7 +29,7 @@ def is_low_bit(dtype: DTypeLike) -> bool:
         >>> is_low_bit(jnp.float8_e4m3fn), is_low_bit(jnp.float4_e2m1fn), is_low_bit(jnp.bfloat16), is_low_bit(jnp.int8)
         (True, True, False, False)
     """
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and number_format(dtype).bits < 16
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and lean.number_format(dtype).bits < 16
 
 
 @jax.tree_util.register_dataclass
@@ -82,7 +81,7 @@ def packed_grid(dtype: DTypeLike) -> IntGrid | None:
         (IntGrid(bit_width=4, signed=True, narrow_range=False), None)
     """
     if is_low_bit(dtype):
-        bits, signed = number_format(dtype).bits, False
+        bits, signed = lean.number_format(dtype).bits, False
     elif jnp.issubdtype(dtype, jnp.integer):
         bits, signed = jnp.iinfo(dtype).bits, bool(jnp.issubdtype(dtype, jnp.signedinteger))
     else:
@@ -117,7 +116,7 @@ def _with_first_gradient_of(value: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @_with_first_gradient_of.defjvp
-def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, Any]:
+def _(primals: ste.Primals, tangents: ste.Tangents) -> tuple[jax.Array, Any]:
     return primals[0], tangents[1]
 
 

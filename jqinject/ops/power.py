@@ -22,10 +22,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jqinject.ops.fake_quant import quotient
-from jqinject.ops.processes import one_program
-from jqinject.ops.sharding import sharded_as
-from jqinject.ops.ste import Primals, Tangents
+from jqinject.ops import fake_quant, processes, sharding, ste
 
 Width = TypeVar("Width", bound=int | jax.Array)
 
@@ -43,7 +40,7 @@ def integer_power(exponent: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
-@one_program()
+@processes.one_program()
 def _exp2(x: jax.Array) -> jax.Array:
     bounded = jnp.clip(x, -300.0, 300.0)
     floor = jnp.floor(bounded)
@@ -54,7 +51,7 @@ def _exp2(x: jax.Array) -> jax.Array:
 
 
 @_exp2.defjvp
-def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
+def _(primals: ste.Primals, tangents: ste.Tangents) -> tuple[jax.Array, jax.Array]:
     y = _exp2(*primals)
     return y, y * _LN2 * tangents[0]
 
@@ -76,9 +73,9 @@ def exp2(x: ArrayLike) -> jax.Array:
 
 
 @jax.custom_jvp
-@one_program()
+@processes.one_program()
 def _log2(x: jax.Array) -> jax.Array:
-    mantissa, exponent = (sharded_as(part, x) for part in jnp.frexp(x))  # JAX may drop explicit axes
+    mantissa, exponent = (sharding.sharded_as(part, x) for part in jnp.frexp(x))  # JAX may drop explicit axes
     above = exponent.astype(jnp.float32)
     low = mantissa < math.sqrt(0.5)
     mantissa = jnp.where(low, mantissa * 2, mantissa)
@@ -88,7 +85,7 @@ def _log2(x: jax.Array) -> jax.Array:
 
 
 @_log2.defjvp
-def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
+def _(primals: ste.Primals, tangents: ste.Tangents) -> tuple[jax.Array, jax.Array]:
     (x,), (t,) = primals, tangents
     return _log2(x), t / (x * _LN2)
 
@@ -111,10 +108,10 @@ def log2(x: ArrayLike) -> jax.Array:
 
 @jax.custom_jvp
 def _divide(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    return quotient(x, divisor)
+    return fake_quant.quotient(x, divisor)
 
 
-def _divide_jvp(primals: Primals, tangents: Tangents) -> tuple[jax.Array, jax.Array]:
+def _divide_jvp(primals: ste.Primals, tangents: ste.Tangents) -> tuple[jax.Array, jax.Array]:
     (_, divisor), (dx, ddivisor) = primals, tangents
     y = _divide(*primals)
     if isinstance(ddivisor, SymbolicZero):
@@ -155,7 +152,7 @@ def divide(x: ArrayLike, divisor: ArrayLike) -> jax.Array:
     """
     dividend, divisor = _float32(x), _float32(divisor)
     if divisor.ndim <= dividend.ndim:
-        divisor = sharded_as(divisor, dividend)
+        divisor = sharding.sharded_as(divisor, dividend)
     return _divide(dividend, divisor)
 
 

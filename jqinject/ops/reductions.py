@@ -20,11 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.ops import lean, processes, ste
 from jqinject.ops.cut import Cut
-from jqinject.ops.lean import choose
-from jqinject.ops.processes import one_program
 from jqinject.ops.sharding import Names, extreme_over, is_split, place_over, places_over, sharded_as, sum_over
-from jqinject.ops.ste import Primals, Tangents
 
 Axes = int | tuple[int, ...] | Cut | None
 Tensors = jax.Array | tuple[jax.Array, ...]
@@ -172,7 +170,7 @@ def magnitude(x: jax.Array) -> jax.Array:
 
 
 @magnitude.defjvp
-def _(primals: Primals, tangents: Tangents) -> tuple[jax.Array, Any]:
+def _(primals: ste.Primals, tangents: ste.Tangents) -> tuple[jax.Array, Any]:
     (x,), (tangent,) = primals, tangents
     return magnitude(x), change_of_magnitude(x, tangent)
 
@@ -186,7 +184,7 @@ def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
     return map_tensors(change, x, dx)
 
 
-@one_program("over")
+@processes.one_program("over")
 def locate(x: Tensors, value: jax.Array, positions: Tensors, over: Over) -> jax.Array:
     """The position at which the element `value` of `x` first occurs; a nan occurs nowhere.
 
@@ -206,7 +204,7 @@ def locate(x: Tensors, value: jax.Array, positions: Tensors, over: Over) -> jax.
     """
 
     def matching(x: jax.Array, positions: jax.Array) -> jax.Array:
-        return choose(x == value, positions, jnp.iinfo(positions.dtype).max)
+        return lean.choose(x == value, positions, jnp.iinfo(positions.dtype).max)
 
     return over.min(map_tensors(matching, x, positions), of_zero=None)
 
@@ -222,7 +220,7 @@ def picked(dx: Tensors, position: jax.Array, positions: Tensors, over: Over) -> 
     """
 
     def change(dx: jax.Array, place: jax.Array) -> jax.Array:
-        return choose(place == position.astype(place.dtype), dx, 0.0)
+        return lean.choose(place == position.astype(place.dtype), dx, 0.0)
 
     return over.sum(map_tensors(change, dx, positions))
 
@@ -325,7 +323,7 @@ def _largest_in_blocks(x: jax.Array, rank: int, length: int) -> jax.Array:
     return jax.lax.top_k(jnp.concatenate([blocks[:, places].reshape(-1), numbers[count:]]), rank)[0][-1]
 
 
-@one_program("momentum")
+@processes.one_program("momentum")
 def running_mean(buffer: jax.Array, update: jax.Array, count: jax.Array, momentum: float | None) -> jax.Array:
     """One step of a running statistic.
 
@@ -349,7 +347,7 @@ def running_mean(buffer: jax.Array, update: jax.Array, count: jax.Array, momentu
     if momentum is None:
         total = (count + 1).astype(jnp.float32)
         later = buffer * (count.astype(jnp.float32) / total) + update / total
-        later = choose(count < 2**24, later, buffer)
+        later = lean.choose(count < 2**24, later, buffer)
     else:
         later = buffer * (1.0 - momentum) + update * momentum
-    return choose(count == 0, update, later)
+    return lean.choose(count == 0, update, later)

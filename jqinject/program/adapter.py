@@ -8,10 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core.component import InnerModule, component
-from jqinject.program.low_rank_product import LowRankProduct, low_rank_sum
-from jqinject.program.policy import HELD, dotted
-from jqinject.program.trace import Program
-from jqinject.program.tracked_value import Path
+from jqinject.program import low_rank_product, policy, trace, tracked_value
 
 
 @component
@@ -34,7 +31,7 @@ class Adapter(InnerModule):
 
     a: nnx.LoRAParam[jax.Array]
     b: nnx.LoRAParam[jax.Array]
-    weight_path: Path
+    weight_path: tracked_value.Path
     contracted: tuple[int, ...]
     free: tuple[int, ...]
     scale: float
@@ -48,23 +45,23 @@ class Adapter(InnerModule):
         """The rank."""
         return self.a.shape[-1]
 
-    def low_rank(self) -> LowRankProduct:
+    def low_rank(self) -> low_rank_product.LowRankProduct:
         """The update in the parameter's axes."""
         ndim = self.a.ndim - 1 + len(self.free)
         a = self.a[...]
         batch = ndim - len(self.contracted) - len(self.free)
         b = jnp.moveaxis(self.b[...], batch, -1)
-        return LowRankProduct(
+        return low_rank_product.LowRankProduct(
             _spread(a, ndim, self.contracted, self.free),
             _spread(b, ndim, self.free, self.contracted),
             self.scale,
-            "" if self.dropout is None else dropout_name(dotted(self.weight_path)),
+            "" if self.dropout is None else dropout_name(policy.dotted(self.weight_path)),
         )
 
     def added_to(self, value: jax.Array) -> jax.Array:
         """The parameter with the update, in its dtype; see `low_rank_sum`."""
         factors = self.low_rank()
-        return low_rank_sum(value, factors.a, factors.b, factors.scale)
+        return low_rank_product.low_rank_sum(value, factors.a, factors.b, factors.scale)
 
 
 def dropout_name(path: str) -> str:
@@ -72,7 +69,7 @@ def dropout_name(path: str) -> str:
     return f"{path}_dropout"
 
 
-def with_adapters(model: nnx.Module, program: Program) -> Program:
+def with_adapters(model: nnx.Module, program: trace.Program) -> trace.Program:
     """A traced program whose parameters know their adapters, or have the update in them.
 
     A frozen parameter's adapter is that of the first of its arrays.
@@ -81,12 +78,12 @@ def with_adapters(model: nnx.Module, program: Program) -> Program:
         model: an NNX module.
         program: of a call of it.
     """
-    quantizers = vars(model).get(HELD)
+    quantizers = vars(model).get(policy.HELD)
     adapters = {} if quantizers is None else quantizers.adapters_by_path()
     left = dict(adapters)
     inputs = []
     for x in program.inputs:
-        adapter = left.pop(dotted(x.weight_path), None) if x.is_weight else None
+        adapter = left.pop(policy.dotted(x.weight_path), None) if x.is_weight else None
         if adapter is not None and adapter.inside:
             x = replace(x, value=adapter.added_to(x.value), twins={})
         elif adapter is not None:

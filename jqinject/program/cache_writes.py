@@ -16,12 +16,9 @@ from flax import nnx
 from jax import lax
 
 from jqinject.dot import LowBitCache, is_low_bit_cache
-from jqinject.program.jaxpr import Body, Equation
-from jqinject.program.moves import only_moves
+from jqinject.program import jaxpr, moves, quantizers, trace
 from jqinject.program.policy import Site
-from jqinject.program.quantizers import Finder
 from jqinject.program.run import OperationRun
-from jqinject.program.trace import Program
 from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
 from jqinject.proxy import transform_of
 
@@ -80,7 +77,7 @@ def _write(step: OperationRun, cache: Tracked, quantizer: object, new: Sequence[
     site = Site(cache.cache, quantizer, shape=shape_of(inputs[new[0]]), cache_ndim=cache.cache_ndim)
     run.add(site)
     rounded = {place: run.quantizers.quantize(site, inputs[place].array) for place in new}
-    if not isinstance(cache.value, LowBitCache) or isinstance(run.quantizers, Finder):
+    if not isinstance(cache.value, LowBitCache) or isinstance(run.quantizers, quantizers.Finder):
         values = [rounded.get(place, x.value) for place, x in enumerate(inputs)]
         (value,) = eqn.bind([Tracked(value).array for value in values])
         return _after(cache, value, transform_of(quantizer))
@@ -111,7 +108,7 @@ def _after(cache: Tracked, value: object, turned: object = None) -> Tracked:
     return replace(cache.with_value(value), origin=Origin.ACTIVATION, turned=turned)
 
 
-def _writes_rows(eqn: Equation, inputs: Sequence[Tracked], new: Sequence[int]) -> bool:
+def _writes_rows(eqn: jaxpr.Equation, inputs: Sequence[Tracked], new: Sequence[int]) -> bool:
     """Whether whole rows of features are written, and the features are the last axis of what is written."""
     name, shape = eqn.name, shape_of(inputs[0])
     if not shape or any(shape_of(inputs[place])[-1:] != shape[-1:] for place in new):
@@ -131,13 +128,13 @@ def _writes_rows(eqn: Equation, inputs: Sequence[Tracked], new: Sequence[int]) -
 # Each writes one array of a cache, which has as many axes more than the float array as are `added` at its end.
 
 
-def _updated(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
+def _updated(eqn: jaxpr.Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
     x, rows, *starts = operands
     zero = jnp.zeros_like(starts[-1])
     return lax.dynamic_update_slice(x, rows, [*starts[:-1], *(zero,) * (added + 1)])
 
 
-def _scattered(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
+def _scattered(eqn: jaxpr.Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
     x, indices, rows = operands
     numbers = eqn.params["dimension_numbers"]
     window = (*numbers.update_window_dims, *range(rows.ndim - added, rows.ndim))
@@ -145,11 +142,11 @@ def _scattered(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.
     return lax.scatter(x, indices, rows, numbers._replace(update_window_dims=window), **options)
 
 
-def _joined(eqn: Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
+def _joined(eqn: jaxpr.Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
     return lax.concatenate(operands, eqn.params["dimension"])
 
 
-def _placed(eqn: Equation, x: Tracked) -> list[Tracked]:
+def _placed(eqn: jaxpr.Equation, x: Tracked) -> list[Tracked]:
     """A cache after an operation that leaves its numbers: its arrays lie where the float array would."""
     cache, sharding = x.value, eqn.params.get("sharding")
     if not isinstance(sharding, jax.sharding.NamedSharding):
@@ -171,7 +168,7 @@ WRITES: dict[str, Any] = {
 
 
 def check_caches_stay(
-    program: Program, outputs: object, live: Mapping[Path, object], changed: Iterable[Path]
+    program: trace.Program, outputs: object, live: Mapping[Path, object], changed: Iterable[Path]
 ) -> None:
     """Refuse a call that was given a cache in low bits and leaves a float array in its place.
 
@@ -256,7 +253,7 @@ _ENDS = frozenset(
 )
 
 
-def outputs_with_rows(body: Body, cache: int) -> list[int]:
+def outputs_with_rows(body: jaxpr.Body, cache: int) -> list[int]:
     """The outputs of a program that hold numbers of an input: moved, combined with others, or replaced in part.
 
     Args:
@@ -267,11 +264,11 @@ def outputs_with_rows(body: Body, cache: int) -> list[int]:
     return [place for place, holds in enumerate(holding) if holds]
 
 
-def _holding(eqn: Equation, inputs: Sequence[bool]) -> list[bool]:
+def _holding(eqn: jaxpr.Equation, inputs: Sequence[bool]) -> list[bool]:
     if eqn.name in _ENDS or not any(inputs):
         return [False] * len(eqn.outputs)
     if eqn.call is not None:
         return eqn.call.run(inputs, _holding, lambda value: False)
     # A reduction has fewer numbers than what it reads.
     fewest = min(x.size for x, holds in zip(eqn.inputs, inputs, strict=True) if holds)
-    return [only_moves(eqn.name) or x.size >= fewest for x in eqn.outputs]
+    return [moves.only_moves(eqn.name) or x.size >= fewest for x in eqn.outputs]

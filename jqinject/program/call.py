@@ -19,8 +19,7 @@ from jax.typing import ArrayLike
 
 from jqinject.dot import LowBitCache
 from jqinject.inject.errors import did_you_mean
-from jqinject.program.class_swap import original_class
-from jqinject.program.tracked_value import Path
+from jqinject.program import class_swap, tracked_value
 
 _Result = TypeVar("_Result")
 
@@ -44,7 +43,7 @@ class Frame:
 
     method: Method
     tree: Any
-    others: Path
+    others: tracked_value.Path
     arrays: tuple[int, ...]
     modules: tuple[int, ...]
 
@@ -187,7 +186,7 @@ def with_copied_modules(calls: Sequence[Call]) -> list[Call]:
     return [call.frame.filled(call.arrays, modules) for call, modules in zip(calls, copies, strict=True)]
 
 
-def arguments_of(arguments: object) -> tuple[Path, dict[str, object]]:
+def arguments_of(arguments: object) -> tuple[tracked_value.Path, dict[str, object]]:
     """The arguments in a tuple or list (positional), in a dict (keywords), or in anything else (a single one)."""
     if isinstance(arguments, Mapping):
         return (), dict(arguments)
@@ -209,7 +208,7 @@ def checked_method(model: nnx.Module, method: object, caller: str) -> Method:
         TypeError: it is neither a name nor a function.
         ValueError: the model has no method of that name.
     """
-    kind = original_class(type(model))
+    kind = class_swap.original_class(type(model))
     if callable(method):
         function = method.__func__ if inspect.ismethod(method) and method.__self__ is model else method
         name = getattr(function, "__name__", "")

@@ -10,17 +10,15 @@ import numpy as np
 
 from jqinject.dot import FrozenParam
 from jqinject.dot.geometry.dimensions import Dimensions
-from jqinject.dot.kernels.convolution import Convolution
-from jqinject.dot.kernels.ragged import Ragged
+from jqinject.dot.kernels import convolution, ragged
 from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
+from jqinject.program import quantizers, scopes
 from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import CONTRACTIONS, Axes, contraction_arguments, operand_axes
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
 from jqinject.program.policy import ActivationProduct, Choice, Site, dotted
-from jqinject.program.quantizers import has_row_scales
 from jqinject.program.run import OperationRun, Run
-from jqinject.program.scopes import weight_scope
 from jqinject.program.tracked_value import Evaluate, Origin, Path, Tracked, WeightCall, dtype_of, shape_of
 from jqinject.proxy import transform_of
 from jqinject.quant_tensor import QuantTensor, as_array, is_quantized
@@ -91,7 +89,7 @@ class _Contraction:
         floats = [
             x.floats if place == self.weight else self._floats(place) for place, x in enumerate(self.operands)
         ]
-        with weight_scope(self.read or (self.run.names.full(self.name),)):
+        with scopes.weight_scope(self.read or (self.run.names.full(self.name),)):
             (value,) = self.evaluate([*floats, *self.rest])
         return self._updated(value)
 
@@ -99,7 +97,7 @@ class _Contraction:
         """The output before its own quantizer."""
         run, choice, operands = self.run, self.choice, self._quantized_operands()
         self._note(operands)
-        with weight_scope(self.read or (run.names.full(self.name),)):
+        with scopes.weight_scope(self.read or (run.names.full(self.name),)):
             if choice is not None and choice.scheme is not None:
                 value, token = self._by_scheme(choice, operands), None
             else:
@@ -136,14 +134,14 @@ class _Contraction:
         if eqn.name == "dot_general":
             where = Dimensions.of(lhs.ndim, rhs.ndim, params["dimension_numbers"])
         elif eqn.name == "conv_general_dilated":
-            where = Convolution.of(
+            where = convolution.Convolution.of(
                 lhs.shape, rhs.shape, **contraction_arguments(eqn), dtype=np.dtype(y.dtype)
             )
         elif eqn.name == "ragged_dot_general" and params.get("group_offset") is None and sharding is None:
             how["group_sizes"] = self.rest[0]
             if self.rest[0].ndim == 1:
                 numbers_of_axes = params["ragged_dot_dimension_numbers"]
-                where = Ragged.of(lhs, rhs, numbers_of_axes, y.dtype, params["precision"])
+                where = ragged.Ragged.of(lhs, rhs, numbers_of_axes, y.dtype, params["precision"])
         elif numbers in ("int", "fp8"):
             raise ValueError(
                 f"contraction={numbers!r} of {eqn.name} with these parameters is not defined: {params}\n"
@@ -179,7 +177,7 @@ class _Contraction:
         if choice.dynamic:
             channels = policy.channel_axes(summed, ndim, False)
             return Site(name, choice.inputs, {"channelwise_axes": channels}) if partner.is_weight else None
-        rows = () if summed == (ndim - 1,) or not has_row_scales(declared) else summed
+        rows = () if summed == (ndim - 1,) or not quantizers.has_row_scales(declared) else summed
         transformed = axes.summed if transforms else ()
         return Site(name, declared, rows=rows, transformed=transformed, turned=turned and transforms)
 

@@ -15,15 +15,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot import DEQUANTIZE
-from jqinject.program import nested
-from jqinject.program.cache_writes import opened, written
-from jqinject.program.contractions import contraction
+from jqinject.program import cache_writes, contractions, kept_state, nested, quantizers
 from jqinject.program.jaxpr import Body, Equation, Function, Skeleton
-from jqinject.program.kept_state import READ, WRITTEN
 from jqinject.program.operations import FUNCTIONS, LOGISTIC_RANGE, OPERATIONS, Kind, operation_of
 from jqinject.program.parameters import follow, follow_stored, parameter
 from jqinject.program.policy import Choice, Site
-from jqinject.program.quantizers import has_row_scales
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
@@ -60,9 +56,9 @@ class Interpreter(Run):
     def _run_equation(self, eqn: Equation, inputs: list[Tracked], where: str) -> list[Tracked]:
         if eqn.label.startswith((BEGIN + ":", END + ":")):
             return [self._cross(eqn.label, inputs[0], where)]
-        if eqn.label.startswith(READ):
+        if eqn.label.startswith(kept_state.READ):
             return [self.kept.read(eqn.label, inputs[0])]
-        if eqn.label.startswith(WRITTEN):
+        if eqn.label.startswith(kept_state.WRITTEN):
             return [self.kept.write(eqn.label, inputs[0], *eqn.is_read)]
         if not any(x.is_activation for x in inputs):
             return self.constant(lambda: self._run_marked(eqn, inputs, where))
@@ -84,10 +80,10 @@ class Interpreter(Run):
             self.mapped = before
             return outputs
         step = OperationRun(self, operation_of("einsum" if eqn.is_einsum else name), where, inputs, eqn)
-        cache = written(step)
+        cache = cache_writes.written(step)
         if cache is not None:
             return cache
-        return _handle(replace(step, inputs=[opened(parameter(self, x)) for x in inputs]))
+        return _handle(replace(step, inputs=[cache_writes.opened(parameter(self, x)) for x in inputs]))
 
     def _cross(self, label: str, x: Tracked, path: str) -> Tracked:
         """Enter or leave a module that is one operation, of which only the input and the output are quantized.
@@ -182,7 +178,7 @@ def _handle(step: OperationRun) -> list[Tracked]:
     """Run one operation."""
     kind, inputs = step.operation.kind, step.inputs
     if kind is Kind.CONTRACTION:
-        return contraction(step)
+        return contractions.contraction(step)
     followed = follow(step)
     if followed is not None:
         return followed
@@ -287,7 +283,7 @@ def _sharing_operands(run: Run, inputs: Sequence[Tracked], choice: Choice, name:
     Raises:
         ValueError: the quantizer has a scale for each row.
     """
-    if has_row_scales(choice.inputs):
+    if quantizers.has_row_scales(choice.inputs):
         raise ValueError(
             f"{name}: share=True gives both operands one scale, and the quantizer makes one for each row of each.\n"
             "  cure: a quantizer with one scale for the tensor, such as Int8ActPerTensorMinMax"

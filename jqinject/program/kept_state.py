@@ -26,8 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jqinject.core import GradSlot, GradStat, LostStateWarning, QuantParam, QuantStat
 from jqinject.core.state import state_parts
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.program.class_swap import Around, intercept
-from jqinject.program.jaxpr import Equation
+from jqinject.program import class_swap, jaxpr
 from jqinject.program.moves import only_moves
 from jqinject.program.tracked_value import Path, StatePlace, Tracked, shape_of
 from jqinject.proxy import QuantProxyFromInjector
@@ -139,7 +138,7 @@ class KeptState:
         self.written.add(text)
         return True
 
-    def followed(self, eqn: Equation, inputs: list[Tracked], outputs: list[Tracked]) -> list[Tracked]:
+    def followed(self, eqn: jaxpr.Equation, inputs: list[Tracked], outputs: list[Tracked]) -> list[Tracked]:
         """The outputs of an operation; if it only moves numbers of state, with the places of these numbers."""
         state = inputs[0].state if inputs else None
         others = [x.array for x in inputs[1:]]
@@ -167,7 +166,7 @@ class KeptState:
                 stacklevel=4,
             )
 
-    def check_unchanged_part(self, eqn: Equation) -> None:
+    def check_unchanged_part(self, eqn: jaxpr.Equation) -> None:
         """Note the state that a part of the program which runs as it is throws away."""
         inner = (equation for body in eqn.bodies for equation in body.everywhere())
         labels = (equation.label for equation in inner if equation.is_read == (False,))
@@ -194,7 +193,7 @@ METHODS = ("__call__", "attend")
 
 
 @dataclass(frozen=True)
-class _Marks(Around):
+class _Marks(class_swap.Around):
     """Marks the state that a call reads, and what it has changed.
 
     Attributes:
@@ -279,7 +278,7 @@ def mark_state(called: Path, is_leaf: Callable[[object], bool], always: bool) ->
         )
         for method in METHODS if state else ():
             if callable(getattr(type(module), method, None)):
-                intercept(module, _Marks(state, always), method)
+                class_swap.intercept(module, _Marks(state, always), method)
 
 
 def _holders(

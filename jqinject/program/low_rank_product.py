@@ -14,9 +14,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jqinject.ops.ste import custom_jvp
+from jqinject.program import moves, operations
 from jqinject.program.jaxpr import Equation
-from jqinject.program.moves import Move
-from jqinject.program.operations import multiplies_matrices, operand_axes
 
 Arrays = tuple[jax.Array, ...]
 
@@ -39,7 +38,7 @@ class LowRankProduct:
     dropout: str = ""
     lookup: str = ""
 
-    def moved(self, move: Move, lookup: str = "") -> LowRankProduct:
+    def moved(self, move: moves.Move, lookup: str = "") -> LowRankProduct:
         """The update of the weight after a move.
 
         Args:
@@ -81,7 +80,7 @@ def _varies(factor: jax.Array, axis: int) -> bool:
 
 def _dot(low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[object]) -> jax.Array:
     """First with the factor that varies along the summed axes, then with the other one."""
-    axes, partners = operand_axes(eqn)[place], operand_axes(eqn)[1 - place].partners
+    axes, partners = operations.operand_axes(eqn)[place], operations.operand_axes(eqn)[1 - place].partners
     ndim, rank = low.a.ndim - 1, x.ndim + low.a.ndim
     of_x = [partners.get(axis, ndim + axis) for axis in range(x.ndim)]
     free_of_x = [label for label in of_x if label >= ndim]
@@ -108,7 +107,7 @@ def _ragged(
     low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[jax.Array]
 ) -> jax.Array | None:
     """Rows in groups, each group with its own matrices."""
-    if not multiplies_matrices(eqn) or place == 0 or _varies(low.a, 2) or _varies(low.b, 1):
+    if not operations.multiplies_matrices(eqn) or place == 0 or _varies(low.a, 2) or _varies(low.b, 1):
         return None
     groups, rank = math.prod(rest[0].shape), low.a.shape[-1]
     a = jnp.broadcast_to(low.a[:, :, 0], (groups, low.a.shape[1], rank))

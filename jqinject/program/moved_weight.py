@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot import FrozenForm
-from jqinject.program.jaxpr import Equation
-from jqinject.program.moves import Function, Move
-from jqinject.quant_tensor import Groups, QuantTensor, is_grouped, on_integers
-from jqinject.quant_tensor.shaping import full_rank
+from jqinject.program import jaxpr, moves
+from jqinject.quant_tensor import Groups, QuantTensor, is_grouped, on_integers, shaping
 
 METADATA = ("scale", "zero_point")
 
@@ -47,11 +45,11 @@ def with_arrays(
     return tensor.keeping(arrays["payload"]) if "payload" in arrays else tensor
 
 
-def moved(tensor: QuantTensor, move: Move) -> QuantTensor | None:
+def moved(tensor: QuantTensor, move: moves.Move) -> QuantTensor | None:
     """A quantized weight after a move; None if its scales cannot follow: the move divides or mixes groups."""
     dtype = tensor.dtype if move.dtype is None else np.dtype(move.dtype)
 
-    def bare(inner: QuantTensor, full: Function, follow: Function) -> QuantTensor:
+    def bare(inner: QuantTensor, full: moves.Function, follow: moves.Function) -> QuantTensor:
         arrays = arrays_of(inner)
         return with_arrays(
             inner, {name: (follow if name in METADATA else full)(x) for name, x in arrays.items()}, dtype
@@ -79,7 +77,7 @@ def moved(tensor: QuantTensor, move: Move) -> QuantTensor | None:
         if metadata.ndim == 0:
             return metadata
         # Each group's numbers are moved as those of a weight with one group.
-        groups_first = jnp.moveaxis(full_rank(metadata, ndim + 1), cut, 0)
+        groups_first = jnp.moveaxis(shaping.full_rank(metadata, ndim + 1), cut, 0)
         return jnp.expand_dims(
             jnp.moveaxis(jax.vmap(move.partial)(groups_first).squeeze(axis + 1), 0, axis),
             axis + 1,
@@ -88,11 +86,11 @@ def moved(tensor: QuantTensor, move: Move) -> QuantTensor | None:
     return tensor.moved(bare(tensor.grouped, full, follow), after)
 
 
-def _follow(metadata: jax.Array, tensor: QuantTensor, move: Move) -> jax.Array:
+def _follow(metadata: jax.Array, tensor: QuantTensor, move: moves.Move) -> jax.Array:
     """A scale or zero point after a move; one for all stays one for all."""
     if metadata.size == 1:
         return metadata.reshape(())
-    return move.partial(full_rank(metadata, tensor.ndim))
+    return move.partial(shaping.full_rank(metadata, tensor.ndim))
 
 
 Value = jax.Array | QuantTensor
@@ -120,7 +118,7 @@ class StoredNumbers:
         """Behind the value that the numbers dequantize to."""
         return cls(value, numbers, form, tuple(range(len(value.shape))))
 
-    def moved(self, eqn: Equation, value: Value, others: Sequence[jax.Array]) -> StoredNumbers | None:
+    def moved(self, eqn: jaxpr.Equation, value: Value, others: Sequence[jax.Array]) -> StoredNumbers | None:
         """Behind the output of an operation; None if that does more than cast, reorder axes, or pick layers of a stack.
 
         Args:
@@ -174,7 +172,7 @@ class StoredNumbers:
         return replace(self, numbers=numbers, order=tuple(axis - 1 for axis in self.order[1:]))
 
 
-def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[jax.Array]) -> Function | None:
+def _pick(eqn: jaxpr.Equation, shape: tuple[int, ...], others: Sequence[jax.Array]) -> moves.Function | None:
     """Picks the layers of a stack that an operation picks, or all where it drops an axis of size 1; None for others.
 
     Args:

@@ -21,8 +21,7 @@ from jqinject.program.policy import Site
 from jqinject.program.quantizers import Finder
 from jqinject.program.run import Run
 from jqinject.program.tracked_value import Origin, StatePlace, Tracked, plain, shape_of
-from jqinject.quant_tensor import is_grouped, is_quantized
-from jqinject.quant_tensor.shaping import full_rank
+from jqinject.quant_tensor import is_grouped, is_quantized, shaping
 
 
 def _inlined(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
@@ -434,7 +433,7 @@ def _layers_of_value(x: Tracked) -> Passed:
     if not (x.is_weight and is_quantized(inner) and shape_of(x)):
         return Passed([x], list)
     full = {
-        name: array if array.ndim == 0 else full_rank(array, inner.ndim)
+        name: array if array.ndim == 0 else shaping.full_rank(array, inner.ndim)
         for name, array in arrays_of(inner).items()
     }
     sliced = {name: array for name, array in full.items() if array.ndim and array.shape[0] == shape_of(x)[0]}

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jqinject.program.jaxpr import Equation
-from jqinject.program.moves import MOVES
+from jqinject.program import jaxpr, moves
 
 
 class Kind(enum.Enum):
@@ -90,7 +89,7 @@ OPERATIONS = {
         *_rows(Kind.JOINING, "concatenate"),
         *_rows(Kind.FLOAT, "sin", "cos", "equal"),
         *_rows(Kind.SELECTING, "where"),
-        *_rows(Kind.TRANSPARENT, *MOVES, "reduce_precision", "optimization_barrier"),
+        *_rows(Kind.TRANSPARENT, *moves.MOVES, "reduce_precision", "optimization_barrier"),
     )
 }
 
@@ -171,7 +170,7 @@ class ContractedAxes:
     results: Mapping[int, int]
 
 
-def operand_axes(eqn: Equation) -> tuple[ContractedAxes, ContractedAxes]:
+def operand_axes(eqn: jaxpr.Equation) -> tuple[ContractedAxes, ContractedAxes]:
     """The axes of both operands of a contraction."""
     ranks = [len(x.shape) for x in eqn.inputs[:2]]
     if eqn.name == "conv_general_dilated":
@@ -201,7 +200,7 @@ def operand_axes(eqn: Equation) -> tuple[ContractedAxes, ContractedAxes]:
     return ends[0], ends[1]
 
 
-def multiplies_matrices(eqn: Equation) -> bool:
+def multiplies_matrices(eqn: jaxpr.Equation) -> bool:
     """Whether a contraction is one of rows with a matrix, or in groups each with a matrix of its own.
 
     It is not if a convolution groups its batch, or a ragged product sums over its groups.
@@ -224,7 +223,7 @@ CONVOLUTION = (
 )
 
 
-def contraction_arguments(eqn: Equation) -> dict[str, Any]:
+def contraction_arguments(eqn: jaxpr.Equation) -> dict[str, Any]:
     """What says which contraction of its kind an equation is."""
     if eqn.name == "ragged_dot_general":
         return {name: eqn.params[name] for name in ("ragged_dot_dimension_numbers", "precision")}

@@ -14,9 +14,7 @@ from typing import Self, TypeVar
 
 import jax
 
-from jqinject.program.jaxpr import Body, Equation
-from jqinject.program.kept_state import KeptState
-from jqinject.program.operations import Operation
+from jqinject.program import jaxpr, kept_state, operations
 from jqinject.program.policy import PLAIN, Choice, FoundSites, Occurrence, Policy, Site, SiteNames
 from jqinject.program.quantizers import Quantizers
 from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
@@ -49,10 +47,10 @@ class Run:
         self.region: tuple[str, str] | None = None
         self.mapped = False
         self.stack: tuple[int, ...] = ()
-        self.kept = KeptState()
+        self.kept = kept_state.KeptState()
 
     @abstractmethod
-    def run(self, body: Body, inputs: Sequence[Tracked], path: str = "") -> list[Tracked]:
+    def run(self, body: jaxpr.Body, inputs: Sequence[Tracked], path: str = "") -> list[Tracked]:
         """Run a program.
 
         Args:
@@ -93,7 +91,7 @@ class Run:
             return compute()
 
     def choose(
-        self, path: str, operation: Operation, weight_path: Path = (), read: Path = ()
+        self, path: str, operation: operations.Operation, weight_path: Path = (), read: Path = ()
     ) -> tuple[Choice | None, str]:
         """The policy's choice for an operation, and the name of this occurrence of it.
 
@@ -173,7 +171,7 @@ class Run:
             return out
         return self.quantized(out, Site(f"{name}_output", quantizer))
 
-    def maps(self, eqn: Equation) -> bool:
+    def maps(self, eqn: jaxpr.Equation) -> bool:
         """Whether an equation is under `vmap`."""
         return self.mapped or eqn.is_mapped
 
@@ -191,10 +189,10 @@ class OperationRun:
     """
 
     run: Run
-    operation: Operation
+    operation: operations.Operation
     path: str
     inputs: Sequence[Tracked]
-    eqn: Equation
+    eqn: jaxpr.Equation
 
     def choose(self, weight_path: Path = (), read: Path = ()) -> tuple[Choice | None, str]:
         """See `Run.choose`."""

@@ -6,12 +6,11 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from flax import nnx
 
-from jqinject.model import ContractionReport
+from jqinject.model import ContractionReport, walk
 from jqinject.model import freeze as freeze_model
 from jqinject.model.calibration import BatchCalls, CallBatch
 from jqinject.model.inspect.report import report_of
 from jqinject.model.quantizing.rules import Rule
-from jqinject.model.walk import modules_by_path
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method
 from jqinject.quant import (
@@ -235,7 +234,7 @@ def correct_biases(
     work = Work.of_quantized(model, calls, progress=progress)
     paths = _corrected(work)
     work.write_to(model)
-    layers = modules_by_path(model, QuantWeightLayer)
+    layers = walk.modules_by_path(model, QuantWeightLayer)
     return tuple(_layer_of(path, layers) for path in paths)
 
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import RangeScaling
-from jqinject.core._protocols import grid_of
+from jqinject.core import RangeScaling, _protocols
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import Grid
@@ -54,7 +53,7 @@ class QuantizedParameter:
         Raises:
             TypeError: it states none.
         """
-        grid = grid_of(self.proxy.tensor_quant)
+        grid = _protocols.grid_of(self.proxy.tensor_quant)
         if grid is None:
             raise TypeError(
                 f"{self.name}: {self.proxy.binding.base.__name__} has no grid of its own to round to nearest on, so no "

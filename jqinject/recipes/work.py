@@ -10,11 +10,9 @@ from typing import TypeVar
 import jax
 from flax import nnx
 
-from jqinject.model import calibrate, quantize
-from jqinject.model.calibration import BatchCalls, CallBatch, with_progress
+from jqinject.model import calibrate, calibration, quantize, walk
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.walk import ModelIndex, uncalibrated
 from jqinject.program import (
     CALL,
     Call,
@@ -80,7 +78,7 @@ class Work:
     calls: Sequence[Call]
     methods: Mapping[Method, object] = field(default_factory=dict)
     method: Method = CALL
-    call: CallBatch | None = None
+    call: calibration.CallBatch | None = None
     on_host: bool = False
     progress: bool = True
     allow_idle: bool = False
@@ -96,7 +94,7 @@ class Work:
         rules: Rule | Iterable[Rule],
         batches: Iterable[object] | None,
         method: Method,
-        call: CallBatch | None,
+        call: calibration.CallBatch | None,
         caller: str,
     ) -> Work:
         """The work on a float model.
@@ -108,7 +106,7 @@ class Work:
             method, call: how batches become calls.
             caller: the calling function's name, for error texts.
         """
-        calls = BatchCalls(model, method, call, caller)
+        calls = calibration.BatchCalls(model, method, call, caller)
         data = [] if batches is None else list(batches)
         named = checked_method(model, method, caller) if data and call is None else None
         args, kwargs = arguments_of(data[0]) if data else ((), {})
@@ -162,7 +160,7 @@ class Work:
     def quantized(self) -> nnx.Module:
         """The quantized model: made from the float model when it is first asked for, its ranges calibrated."""
         if self._quantized is None:
-            index = ModelIndex(self.model)
+            index = walk.ModelIndex(self.model)
             first = [before.rule(name, index, self.rules) for name, before in self.online.items()]
             return self.quantize_with(self.quantized_by((*first, *self.rules)))
         return self._quantized
@@ -187,7 +185,7 @@ class Work:
         """
         self._quantized = model
         model.eval()
-        if not self.explaining and uncalibrated(ModelIndex(model)):
+        if not self.explaining and walk.uncalibrated(walk.ModelIndex(model)):
             calibrate(model, self.batches, method=self.method, call=self.call, progress=self.progress)
         return model
 
@@ -247,7 +245,7 @@ class Work:
             items: the items.
             what: the label.
         """
-        return with_progress(items, what, shown=self.progress)
+        return calibration.with_progress(items, what, shown=self.progress)
 
     @property
     def input_quantizers(self) -> InputQuantizers:

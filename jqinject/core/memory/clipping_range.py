@@ -9,22 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check
+from jqinject.core import check, clamping, state
 from jqinject.core._protocols import Restrict, Threshold, View, block_width, groups_of, takes_cut
-from jqinject.core.clamping import Identity
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.memory_policy import MemoryPolicy, mean, mean_after
-from jqinject.core.state import Part, QuantStat, all_counted
 from jqinject.core.statistics.ranges import OF_NO_AXES, AbsMaxRange, ClippingRange, FixedRange, RangeMethod
 from jqinject.core.statistics.statistic import in_groups, with_gather_warning
+from jqinject.ops import fake_quant, power, ste
 from jqinject.ops.cut import Cut
-from jqinject.ops.fake_quant import quotient
 from jqinject.ops.groups import checked_group_size
 from jqinject.ops.lean import choose, shaped
-from jqinject.ops.power import by_reciprocal, divide
 from jqinject.ops.sharding import Names, is_split, names_at_hand, places_over, sum_over
-from jqinject.ops.ste import Primals, Tangents, custom_jvp, nearest
 
 
 def _check_apart(group_dim: int, channelwise_axes: Sequence[int]) -> None:
@@ -80,7 +76,7 @@ class SimpleMovingAverage(Memory):
         (Array(2., dtype=float32), Array(2., dtype=float32))
     """
 
-    sum_of_max, sum_of_min = Part(), Part()
+    sum_of_max, sum_of_min = state.Part(), state.Part()
     restart: bool = False
     momentum: float | None = None
 
@@ -266,10 +262,10 @@ class RangeScaling(Component):
     batch_axes: tuple[int, ...] = ()
     scale_stop_grad: bool = False
     clip_gradient: bool = True
-    input_view_impl: View = Identity()
+    input_view_impl: View = clamping.Identity()
     restrict_scaling_impl: Restrict | None = None
     axis_name: Any = None
-    record: QuantStat | None = field(default=None, init=False)
+    record: state.QuantStat | None = field(default=None, init=False)
     frozen_for: tuple[Any, int | None] | None = field(default=None, init=False)
     use_running_average: bool = field(default=False, init=False)
 
@@ -309,7 +305,7 @@ class RangeScaling(Component):
         """Whether a batch has entered the average; None without an average or with a fixed range. See `StaticRange`."""
         if self.averaging_impl is None or isinstance(self.calibration_impl, FixedRange):
             return None
-        return all_counted(self.averaging_impl.counter.get_value())
+        return state.all_counted(self.averaging_impl.counter.get_value())
 
     def begin_calibration(self) -> None:
         """Restart the average."""
@@ -370,7 +366,7 @@ class RangeScaling(Component):
 
         arrays = cast(SimpleMovingAverage, self.averaging_impl).record.get_raw_value()
         abstract = isinstance(arrays["counter"], jax.ShapeDtypeStruct)
-        self.record = QuantStat(jax.eval_shape(numbers, arrays) if abstract else numbers(arrays))
+        self.record = state.QuantStat(jax.eval_shape(numbers, arrays) if abstract else numbers(arrays))
         self.frozen_for = threshold, bit_width
 
     def unfreeze(self) -> None:
@@ -434,7 +430,7 @@ class RangeScaling(Component):
         zero_point = None
         if ends.low is None:
             # XLA compiles a division by a constant as in `by_reciprocal`, so Qwix's integers have these scales.
-            divided = divide if bit_width is None else by_reciprocal
+            divided = power.divide if bit_width is None else power.by_reciprocal
             scale = not_tiny(divided(ends.high, threshold))
         elif bit_width is None:
             raise ValueError(
@@ -468,25 +464,25 @@ def scale_and_zero_point(
         (Array(1.3333334, dtype=float32), Array(-1., dtype=float32))
     """
     if ends.low is None:
-        return not_tiny(by_reciprocal(ends.high, RangeSteps(range_steps)(bit_width))), None
+        return not_tiny(power.by_reciprocal(ends.high, RangeSteps(range_steps)(bit_width))), None
     return _of_two_ends(bit_width, ends.high, ends.low)[:2]
 
 
-@custom_jvp(0)
+@ste.custom_jvp(0)
 def _of_two_ends(bit_width: int, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Scale, zero point, and whether the scale was too small."""
     lowest = -(2.0 ** (bit_width - 1))
-    scale = quotient(high - low, jnp.float32(2**bit_width - 1))
+    scale = fake_quant.quotient(high - low, jnp.float32(2**bit_width - 1))
     tiny = scale < LEAST_SCALE
     scale = choose(tiny, 1.0, scale)
     # A quotient of two arrays of one shape, not nested: XLA has nothing to rewrite.
-    zero_point = nearest(lowest - low / scale)
+    zero_point = ste.nearest(lowest - low / scale)
     # Float32 rounds the quotient by less than half a step, unless there are very many.
     return scale, zero_point if bit_width <= 16 else jax.lax.clamp(lowest, zero_point, -lowest - 1), tiny
 
 
 @_of_two_ends.defjvp
-def _(bit_width: int, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
+def _(bit_width: int, primals: ste.Primals, tangents: ste.Tangents) -> tuple[Any, Any]:
     numbers = _of_two_ends.fun(bit_width, *primals)  # JAX differentiates it likewise, with more operations
     _, zero_point, tiny = numbers
     change = choose(tiny, 0.0, (tangents[0] - tangents[1]) / jnp.float32(2**bit_width - 1))

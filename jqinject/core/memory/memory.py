@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import check
-from jqinject.core._protocols import Factors, Restrict, never_negative, scale_dtype, searches
-from jqinject.core.clamping import Identity
+from jqinject.core import _protocols, check, clamping
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory_policy import (
     DISTANCE,
@@ -36,11 +34,7 @@ from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_
 from jqinject.core.statistics.search import Task
 from jqinject.core.statistics.statistic import in_place, statistic_of
 from jqinject.core.views import cut_of
-from jqinject.ops.fake_quant import signed_clamp_min_ste, to_scale
-from jqinject.ops.lean import all_finite, choose
-from jqinject.ops.power import divide
-from jqinject.ops.sharding import sharded_as
-from jqinject.ops.ste import with_gradient_of
+from jqinject.ops import fake_quant, lean, power, sharding, ste
 
 AVERAGED: dict[Kind, str] = {"running": "running_stats", "collected": "buffer"}
 """The name in the record of what a policy averages."""
@@ -86,7 +80,7 @@ class Memory(Component):
 
     of: ClassVar[str] = "scaling"
     kind: ClassVar[Kind] = "now"
-    default_view: ClassVar[Any] = Identity()
+    default_view: ClassVar[Any] = clamping.Identity()
     empty: ClassVar[float] = 1.0
     """The initial value of a parameter or average that is not filled."""
 
@@ -154,7 +148,7 @@ class Memory(Component):
             stats=stats,
             view=self.default_view if view is None else view,
             shape=shape,
-            searches=searches(stats),
+            searches=_protocols.searches(stats),
             concat_dim=arguments.get(f"{of}_stats_input_concat_dim", 0),
             broadcastable=arguments.get("dynamic_scaling_broadcastable_fn"),
             in_groups=in_groups,
@@ -189,7 +183,7 @@ class Memory(Component):
     @property
     def scale_dtype(self) -> np.dtype | None:
         """The `scale_dtype` of the rule."""
-        return scale_dtype(self.rule)
+        return _protocols.scale_dtype(self.rule)
 
     def has_range(self) -> bool | None:
         """Whether a batch has entered; None if nothing is collected. See `StaticRange`."""
@@ -277,7 +271,7 @@ class Memory(Component):
             stat = self.statistic(x, task)
             number = self._mapped(stat if transform is None else transform(stat))
             stored = self.to_stored(number.statistic) if number.stored is None else number.stored
-            return sharded_as(stored, learned)
+            return sharding.sharded_as(stored, learned)
 
         if not isinstance(done, jax.core.Tracer):
             fresh = learned if bool(done) else first()
@@ -285,12 +279,12 @@ class Memory(Component):
             fresh = jax.lax.cond(done, lambda: jnp.ones_like(learned), first)
         current = jax.lax.stop_gradient(jnp.where(done, learned, fresh))
         if not self.use_running_average:
-            keep = jnp.logical_or(done, all_finite(current))
+            keep = jnp.logical_or(done, lean.all_finite(current))
             # A shared quantizer is called once per weight: the gradient of every call goes to the parameter.
             filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
-            self.value.set_value(with_gradient_of(learned, filled))
+            self.value.set_value(ste.with_gradient_of(learned, filled))
             self.counter.set_value(keep.astype(jnp.float32))
-        return Number(stored=with_gradient_of(learned, current))
+        return Number(stored=ste.with_gradient_of(learned, current))
 
     def _running(self, x: jax.Array, task: Task) -> Number:
         """The batch's statistic, which enters the running one."""
@@ -357,7 +351,7 @@ class Memory(Component):
         over = jnp.full_like(self.counter.get_value(), self.policy.steps + 1)
         self.record.set_value({"counter": over, "buffer": stored})
 
-    def rescaled(self, factors: Factors) -> dict[str, jax.Array]:
+    def rescaled(self, factors: _protocols.Factors) -> dict[str, jax.Array]:
         """See `Factors`."""
         if self._averages:
             raise ValueError(f"{type(self).__name__} does not know how")
@@ -438,7 +432,7 @@ class MemoryScaling(Memory):
         """Set the rule, and what the base sets."""
         restrictions = {name: arguments[name] for name in RESTRICTIONS if arguments.get(name) is not None}
         floor, of = max(arguments["scaling_min_val"] or 0.0, SCALE_FLOOR), arguments.get("scaling_stats_impl")
-        self.rule = ScaleRule(**restrictions, floor=floor, of_magnitude=never_negative(of))
+        self.rule = ScaleRule(**restrictions, floor=floor, of_magnitude=_protocols.never_negative(of))
         super().begin(arguments, stored)
 
     def __call__(
@@ -466,19 +460,19 @@ class MemoryScaling(Memory):
         if collecting is not None:
             if not (rule.stores_statistic and rule.keeps_threshold and after is None):
                 clamped = rule.clamped(stat)
-                unrestricted = clamped if threshold is None else divide(clamped, threshold)
+                unrestricted = clamped if threshold is None else power.divide(clamped, threshold)
                 learned = MemoryScaling.__call__(self, None, threshold, number=Number(stored=stored))
-                return choose(collecting, unrestricted, learned)
-            stored = choose(collecting, stat, stored)
+                return lean.choose(collecting, unrestricted, learned)
+            stored = lean.choose(collecting, stat, stored)
         elif stored is None and not rule.stores_statistic:
             stored = rule.to_stored(rule.clamped(stat))
         if stored is not None and not rule.keeps_stored:
-            value = signed_clamp_min_ste(rule.from_stored(stored), rule.floor)
-            scale = value if steps is None else divide(value, steps)
+            value = fake_quant.signed_clamp_min_ste(rule.from_stored(stored), rule.floor)
+            scale = value if steps is None else power.divide(value, steps)
         else:
             constant, divisor = (None, steps) if isinstance(steps, jax.Array) else (float(steps or 1), ONE)
             value = stat if stored is None else stored
-            scale = to_scale(rule.floor, stored is not None, constant, value, divisor)
+            scale = fake_quant.to_scale(rule.floor, stored is not None, constant, value, divisor)
         return scale if after is None else after(scale)
 
 
@@ -491,5 +485,5 @@ class DividedScaling(MemoryScaling):
         restrict_scale_threshold_impl: applied to the quotient; None means nothing.
     """
 
-    restrict_threshold_impl: Restrict | None = field(default=None, kw_only=True)
-    restrict_scale_threshold_impl: Restrict | None = field(default=None, kw_only=True)
+    restrict_threshold_impl: _protocols.Restrict | None = field(default=None, kw_only=True)
+    restrict_scale_threshold_impl: _protocols.Restrict | None = field(default=None, kw_only=True)

@@ -30,13 +30,9 @@ import numpy as np
 from flax import nnx
 from jax.custom_derivatives import SymbolicZero
 
-from jqinject.core import check
-from jqinject.core.component import InnerModule
-from jqinject.core.state import QuantParam, QuantStat, float_array
+from jqinject.core import check, component, state
+from jqinject.ops import processes, reductions, ste
 from jqinject.ops.lean import all_finite, choose, no_change
-from jqinject.ops.processes import one_program
-from jqinject.ops.reductions import running_mean
-from jqinject.ops.ste import Primals, Tangents, custom_jvp
 
 
 class Number(NamedTuple):
@@ -70,7 +66,7 @@ class _Distance:
 DISTANCE = _Distance()
 
 
-class AffineRescaling(InnerModule):
+class AffineRescaling(component.InnerModule):
     """`weight * x + bias`, both learned; without `bias` unless it has an initial value.
 
     Args:
@@ -79,12 +75,12 @@ class AffineRescaling(InnerModule):
         bias_init: initial `affine_bias`, or None if absent.
     """
 
-    affine_bias: QuantParam | None = None
+    affine_bias: state.QuantParam | None = None
 
     def __init__(self, shape: tuple[int, ...], weight_init: float, bias_init: float | None = None) -> None:
-        self.affine_weight = QuantParam(float_array(weight_init, shape))
+        self.affine_weight = state.QuantParam(state.float_array(weight_init, shape))
         if bias_init is not None:
-            self.affine_bias = QuantParam(float_array(bias_init, shape))
+            self.affine_bias = state.QuantParam(state.float_array(bias_init, shape))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mapped number."""
@@ -127,7 +123,7 @@ def kept_parameters(
         )
     if len(tracked) < 2 and not force_parameter:
         return None
-    return nnx.List([p if isinstance(p, nnx.Variable) else QuantStat(jnp.asarray(p)) for p in tracked])
+    return nnx.List([p if isinstance(p, nnx.Variable) else state.QuantStat(jnp.asarray(p)) for p in tracked])
 
 
 Broadcastable = Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -208,7 +204,7 @@ class MemoryPolicy:
         if self.restart:
             return number
         if self.kind != "mean":
-            return running_mean(old, number, count, self.weight)
+            return reductions.running_mean(old, number, count, self.weight)
         if self.momentum is None:
             return old + number
         average = choose(count > 0, old / jnp.maximum(count, 1.0), number)
@@ -221,7 +217,7 @@ def mean(numbers: Numbers, count: jax.Array, sums: Numbers) -> Numbers:
     return tuple(choose(some, total / divisor, number) for total, number in zip(sums, numbers, strict=True))
 
 
-@custom_jvp(0)
+@ste.custom_jvp(0)
 def mean_after(
     policy: MemoryPolicy, numbers: Numbers, count: jax.Array, sums: Numbers
 ) -> tuple[Numbers, jax.Array, Numbers, jax.Array]:
@@ -233,7 +229,7 @@ def mean_after(
     return tuple([total / counted for total in totals]), counted, totals, entered
 
 
-def _mean_after_jvp(policy: MemoryPolicy, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
+def _mean_after_jvp(policy: MemoryPolicy, primals: ste.Primals, tangents: ste.Tangents) -> tuple[Any, Any]:
     (numbers, count, sums), (dnumbers, _, _) = primals, tangents
     totals, counted, entered = policy.after(sums, numbers, count)
     means = tuple([total / counted for total in totals])
@@ -249,8 +245,8 @@ def _mean_after_jvp(policy: MemoryPolicy, primals: Primals, tangents: Tangents) 
 mean_after.defjvp(_mean_after_jvp, symbolic_zeros=True)
 
 
-@custom_jvp(0, 1)
-@one_program("policy", "least")
+@ste.custom_jvp(0, 1)
+@processes.one_program("policy", "least")
 def collected_after(
     policy: MemoryPolicy,
     least: float | None,
@@ -283,7 +279,7 @@ def collected_after(
 
 
 def _collected_after_jvp(
-    policy: MemoryPolicy, least: float | None, primals: Primals, tangents: Tangents
+    policy: MemoryPolicy, least: float | None, primals: ste.Primals, tangents: ste.Tangents
 ) -> tuple[Any, Any]:
     after = collected_after(policy, least, *primals)
     # A quantizer may be called several times in a forward pass: the gradient of every call goes to the parameter.
@@ -312,13 +308,13 @@ def completed_entries(memory: Any, entries: dict[str, Any]) -> dict[str, Any]:
             named["value"] = stored.reshape(memory.value.get_value().shape) if kind == "learned" else stored
             named.pop("counter", None)
     if "value" in named and "counter" in own:
-        named.setdefault("counter", float_array(memory.policy.steps + 1))
+        named.setdefault("counter", state.float_array(memory.policy.steps + 1))
     elif "running_stats" in named:
-        named.setdefault("counter", float_array(1.0))
+        named.setdefault("counter", state.float_array(1.0))
     if "value" in named and "buffer" in own and "buffer" not in named:
         # A learned scale may be negative, a statistic is not.
         stat = rule.from_stored(jnp.asarray(named["value"]).astype(jnp.float32))
         named["buffer"] = jnp.where(named["counter"] > memory.policy.steps, memory.to_stored(stat), stat)
     elif "buffer" in named:
-        named.setdefault("value", float_array(memory.empty, memory.shape))
+        named.setdefault("value", state.float_array(memory.empty, memory.shape))
     return {f"record.{name}" if name in own else name: entry for name, entry in named.items()}

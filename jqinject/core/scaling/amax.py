@@ -10,18 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check
-from jqinject.core._protocols import Stat, View
+from jqinject.core import _protocols, check, state, views
 from jqinject.core.component import InnerModule, component, set_view
-from jqinject.core.state import GradSlot, GradStat, Part, QuantStat, float_array, has_numbers
 from jqinject.core.statistics.extremes import AbsMax
 from jqinject.core.statistics.statistic import TwoPhaseStat, in_place
-from jqinject.core.views import OverTensorView
-from jqinject.ops.lean import choose, known_zeros, no_change
-from jqinject.ops.observe import SLOT_SIZE, fork, gathered, over_axis
-from jqinject.ops.processes import on_host
-from jqinject.ops.sharding import sharded_as
-from jqinject.ops.ste import Primals, Tangents, custom_jvp
+from jqinject.ops import lean, observe, processes, sharding, ste
 from jqinject.quant_tensor import is_concrete
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -45,17 +38,17 @@ def scale_of_amax(amax: jax.Array, last: jax.Array, threshold: Any, margin: floa
         # The bounds keep compilers from making one division of the two.
         bounded = jax.lax.clamp(_TINY, inverse, 1 / _TINY)
         usable, scale = bounded == inverse, jax.lax.integer_pow(bounded, -1)
-    return jax.lax.select(usable, scale, sharded_as(jnp.broadcast_to(last, scale.shape), scale))
+    return jax.lax.select(usable, scale, sharding.sharded_as(jnp.broadcast_to(last, scale.shape), scale))
 
 
-@custom_jvp(0)
+@ste.custom_jvp(0)
 def _without_gradient(function: Callable[..., Any], *arrays: jax.Array) -> Any:
     return function(*map(jnp.asarray, arrays))  # of a Python float under `grad`, a Python float is left
 
 
-def _no_gradient(function: Callable[..., Any], primals: Primals, tangents: Tangents) -> Any:
+def _no_gradient(function: Callable[..., Any], primals: ste.Primals, tangents: ste.Tangents) -> Any:
     results = _without_gradient(function, *primals)
-    return results, jax.tree.map(no_change, results)
+    return results, jax.tree.map(lean.no_change, results)
 
 
 _without_gradient.defjvp(_no_gradient, symbolic_zeros=True)
@@ -113,8 +106,8 @@ class AmaxScaling(InnerModule):
         (2.0, 896.0)
     """
 
-    scaling_stats_impl: Stat = AbsMax()
-    scaling_stats_input_view_shape_impl: View = OverTensorView()
+    scaling_stats_impl: _protocols.Stat = AbsMax()
+    scaling_stats_input_view_shape_impl: _protocols.View = views.OverTensorView()
     scaling_shape: tuple[int, ...] = ()
     delayed: bool = True
     amax_history_length: int = 1024
@@ -125,11 +118,11 @@ class AmaxScaling(InnerModule):
     scaling_min_val: check.Minimum | None = None
     amax_of_gradient: InitVar[bool] = False
     axis_name: Any = None
-    record: QuantStat | GradStat = field(init=False)
-    slot: GradSlot | None = field(init=False, default=None)
+    record: state.QuantStat | state.GradStat = field(init=False)
+    slot: state.GradSlot | None = field(init=False, default=None)
     in_step: bool = field(init=False, default=False)
     use_running_average: bool = field(init=False, default=False)
-    amax_history, scale, step_amax, step_scale = Part(), Part(), Part(), Part()
+    amax_history, scale, step_amax, step_scale = state.Part(), state.Part(), state.Part(), state.Part()
 
     def __post_init__(self, scaling_init: float, amax_of_gradient: bool) -> None:
         where, cure = "AmaxScaling", "without a history, use delayed = False (the ...Current quantizers)."
@@ -146,14 +139,14 @@ class AmaxScaling(InnerModule):
         self.in_step = self.use_running_average = False
         of_gradient = check.flag(amax_of_gradient, where, "amax_of_gradient")
         numbers = {
-            "amax_history": float_array(0.0, (self.amax_history_length, *shape)),
-            "scale": float_array(scaling_init, shape),
-            "step_amax": float_array(-np.inf, shape),
-            "step_scale": float_array(0.0, shape),
+            "amax_history": state.float_array(0.0, (self.amax_history_length, *shape)),
+            "scale": state.float_array(scaling_init, shape),
+            "step_amax": state.float_array(-np.inf, shape),
+            "step_scale": state.float_array(0.0, shape),
         }
-        self.record = GradStat(numbers) if of_gradient else QuantStat(numbers)
+        self.record = state.GradStat(numbers) if of_gradient else state.QuantStat(numbers)
         if of_gradient:
-            self.slot = GradSlot(float_array(0.0, (*shape, SLOT_SIZE)))
+            self.slot = state.GradSlot(state.float_array(0.0, (*shape, observe.SLOT_SIZE)))
 
     set_view = set_view
 
@@ -235,8 +228,8 @@ class AmaxScaling(InnerModule):
         two_phases = isinstance(stat, TwoPhaseStat)
         amax = stat.statistic(stat.measured(viewed, detached=True)) if two_phases else stat(viewed)
         amax = jnp.maximum(amax, self.scaling_min_val) if self.scaling_min_val else amax
-        amax = sharded_as(check.statistic_shape(amax, holder.shape, "amax"), holder)
-        return gathered(over_axis(amax, self.axis_name, holder), holder)
+        amax = sharding.sharded_as(check.statistic_shape(amax, holder.shape, "amax"), holder)
+        return observe.gathered(observe.over_axis(amax, self.axis_name, holder), holder)
 
     # --- calibration
 
@@ -246,7 +239,7 @@ class AmaxScaling(InnerModule):
         if not self.delayed:
             return None
         axes = tuple(range(self._axis, 0))
-        return not has_numbers(steps) or bool(np.all(np.any(on_host(steps) > 0, axis=axes)))
+        return not state.has_numbers(steps) or bool(np.all(np.any(processes.on_host(steps) > 0, axis=axes)))
 
     def begin_calibration(self) -> None:
         """Clear the record; every call is a step."""
@@ -264,8 +257,8 @@ class AmaxScaling(InnerModule):
         self._forget()
 
     def _forget(self) -> None:
-        self.step_amax.set_value(known_zeros(self.step_amax.get_value(), number=-np.inf))
-        self.step_scale.set_value(known_zeros(self.step_scale.get_value()))
+        self.step_amax.set_value(lean.known_zeros(self.step_amax.get_value(), number=-np.inf))
+        self.step_scale.set_value(lean.known_zeros(self.step_scale.get_value()))
 
     def _collect(self, amax: jax.Array, scale: jax.Array) -> None:
         """Record the amax and scale of a call, keeping the maximum of each."""
@@ -273,7 +266,7 @@ class AmaxScaling(InnerModule):
         amax_so_far, scale_so_far = arrays["step_amax"], arrays["step_scale"]
         # The first in a program knows that nothing was seen before; outside a program, do not wait for the device.
         is_settled = is_concrete(scale_so_far) and not is_concrete(amax)
-        if not (is_settled and not on_host(scale_so_far).any()):
+        if not (is_settled and not processes.on_host(scale_so_far).any()):
             amax, scale = jnp.maximum(amax_so_far, amax), jnp.maximum(scale_so_far, scale)
         self.record.set_value(
             {**arrays, "step_amax": amax, "step_scale": jnp.broadcast_to(scale, amax.shape)}
@@ -287,7 +280,7 @@ class AmaxScaling(InnerModule):
     def collect(self, statistic: jax.Array) -> None:
         """Record what a backward pass reports, keeping the maximum."""
         amax, scale = (part.squeeze(-1) for part in jax.lax.split(statistic, (1, 1), statistic.ndim - 1))
-        self._collect(choose(scale > 0, amax, -jnp.inf), scale)
+        self._collect(lean.choose(scale > 0, amax, -jnp.inf), scale)
 
     def end_step(self) -> None:
         """Commit the step to the history, if it recorded anything."""
@@ -296,7 +289,7 @@ class AmaxScaling(InnerModule):
         self.in_step = False
         if not self.use_running_average:
             entered = self._push(amax)
-            self.scale.set_value(choose(entered, scale, self.scale.get_value()))
+            self.scale.set_value(lean.choose(entered, scale, self.scale.get_value()))
 
     def abandon_step(self) -> None:
         """Discard a failed step."""
@@ -315,7 +308,7 @@ class AmaxScaling(InnerModule):
         else:
             rolled = jax.lax.concatenate([jnp.expand_dims(amax, axis), older], steps.ndim + axis)
         enters_all = jnp.expand_dims(enters, axis) if enters.ndim else enters
-        self.amax_history.set_value(choose(enters_all, rolled, steps))
+        self.amax_history.set_value(lean.choose(enters_all, rolled, steps))
         return enters
 
     def claim_slot(self) -> jax.Array:
@@ -324,6 +317,6 @@ class AmaxScaling(InnerModule):
         slot = self.slot.get_value()
         if slot.dtype == jnp.float32:  # no listener: a backward pass would warn
             return slot
-        mine, rest = fork(slot)
+        mine, rest = observe.fork(slot)
         self.slot.set_value(rest)
         return mine

@@ -13,12 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
-from jqinject.core._protocols import Clamp, Scaling
-from jqinject.core.clamping import TensorClamp
+from jqinject.core import _protocols, check, clamping
 from jqinject.core.component import Component, component, frozen_value
-from jqinject.ops.lean import Bits
-from jqinject.ops.minifloat import max_float
+from jqinject.ops import lean, minifloat
 from jqinject.ops.power import exp2, max_int, min_int
 
 
@@ -122,7 +119,7 @@ class SingleArgStatelessBuffer:
     is_constant = True
     value: check.Step
 
-    def __call__(self, bit_width: Bits | None = None) -> float:
+    def __call__(self, bit_width: lean.Bits | None = None) -> float:
         """The constant."""
         return self.value
 
@@ -141,9 +138,9 @@ class FloatScaling:
 
     max_available_float: check.Positive | None = None
 
-    def __call__(self, exponent_bit_width: Bits, max_mantissa: Any, exponent_bias: Any) -> Any:
+    def __call__(self, exponent_bit_width: lean.Bits, max_mantissa: Any, exponent_bias: Any) -> Any:
         """A Python float for constant widths, else a float32 array."""
-        return max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
+        return minifloat.max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
 
 
 @dataclass(frozen=True)
@@ -156,7 +153,7 @@ class TruncMsbScaling:
     """
 
     def __call__(
-        self, scaling_input: Any, input_bit_width: Bits, output_bit_width: Bits, signed: bool
+        self, scaling_input: Any, input_bit_width: lean.Bits, output_bit_width: lean.Bits, signed: bool
     ) -> jax.Array:
         """The divisor, float32. It depends on the bit widths alone."""
         return exp2(jnp.asarray(input_bit_width, jnp.float32) - jnp.asarray(output_bit_width, jnp.float32))
@@ -180,8 +177,8 @@ class TruncScalingWrapper(Component):
     """
 
     trunc_int_scaling_impl: Any
-    scaling_impl: Scaling
-    tensor_clamp_impl: Clamp | None = None
+    scaling_impl: _protocols.Scaling
+    tensor_clamp_impl: _protocols.Clamp | None = None
 
     def __call__(
         self, scaling_input: jax.Array, input_bit_width: Any, output_bit_width: Any, signed: bool
@@ -190,4 +187,4 @@ class TruncScalingWrapper(Component):
         scale = self.scaling_impl(scaling_input, self.trunc_int_scaling_impl(output_bit_width, signed))
         all_bits = TruncMsbScaling()(scaling_input, input_bit_width, output_bit_width, signed)
         least, most = jnp.minimum(all_bits, 1.0), jnp.maximum(all_bits, 1.0)
-        return (self.tensor_clamp_impl or TensorClamp())(scale, min_val=least, max_val=most)
+        return (self.tensor_clamp_impl or clamping.TensorClamp())(scale, min_val=least, max_val=most)

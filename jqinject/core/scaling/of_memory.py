@@ -29,16 +29,14 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check
+from jqinject.core import check, views
 from jqinject.core._protocols import Restrict, Stat, Threshold, View, keeps_sign
 from jqinject.core.component import component
 from jqinject.core.memory.memory import DividedScaling, Dynamic, MemoryScaling
 from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM, Broadcastable, Number, initial_number
 from jqinject.core.scaling.rule import FloatRestrictValue
 from jqinject.core.statistics.search import Task
-from jqinject.core.views import OverBatchOverTensorView
-from jqinject.ops.lean import choose
-from jqinject.ops.ste import with_gradient_of
+from jqinject.ops import lean, ste
 
 
 class _InitialScaling(DividedScaling):
@@ -245,7 +243,7 @@ class RuntimeStatsScaling(DividedScaling):
     """
 
     kind = "running"
-    default_view = OverBatchOverTensorView()
+    default_view = views.OverBatchOverTensorView()
     scaling_stats_impl: Stat
     scaling_stats_input_view_shape_impl: View | None = None
     scaling_shape: tuple[int, ...] = ()
@@ -260,7 +258,7 @@ class _CollectedScaling(MemoryScaling):
     """Abstract: a scale that is first collected, then learned."""
 
     kind = "collected"
-    default_view = OverBatchOverTensorView()
+    default_view = views.OverBatchOverTensorView()
     collect_stats_steps: check.Steps
     scaling_stats_impl: Stat
     scaling_stats_input_view_shape_impl: View | None = None
@@ -284,7 +282,7 @@ class _CollectedScaling(MemoryScaling):
         due = self.counter.get_value() == self.policy.limit
         self._fill(due)
         learned = super().__call__(None, threshold, number=Number(stored=self.value.get_value()))
-        return choose(due, learned, scale)
+        return lean.choose(due, learned, scale)
 
 
 @component
@@ -335,7 +333,7 @@ class _LearnedStep(MemoryScaling):
         factor = self.scaling_gradient_scale
         if factor is None:
             factor = 1.0 / _root(self._shared_by(x) * largest)
-        stored = with_gradient_of(number.stored * factor, number.stored)
+        stored = ste.with_gradient_of(number.stored * factor, number.stored)
         return super().__call__(number=number._replace(stored=stored))
 
     @abstractmethod

@@ -12,17 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check
-from jqinject.core._protocols import BitWidth, Stat, TensorQuant, View, number_format
+from jqinject.core import _protocols, check
 from jqinject.core.component import Component, component, frozen_value
 from jqinject.core.memory.memory import Dynamic
 from jqinject.core.scaling.rule import POWERS_OF_TWO, Unchanged
 from jqinject.core.statistics.search import Task
-from jqinject.ops import FLOAT8_DTYPES
-from jqinject.ops.float8_cast import FRACTION, round_up_exponent, scale_of_exponent, shared_exponent
-from jqinject.ops.groups import ungrouped
-from jqinject.ops.power import exp2, log2
-from jqinject.ops.ste import ceil_ste
+from jqinject.ops import FLOAT8_DTYPES, float8_cast, groups, power, ste
 
 
 def midmax_mantissa_bias(
@@ -63,7 +58,7 @@ class RoundMidMaxSte(Component):
         Array([1., 2.], dtype=float32)
     """
 
-    mantissa_bit_width_impl: BitWidth
+    mantissa_bit_width_impl: _protocols.BitWidth
     midmax_mantissa_bit_bias: float = 0.0
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -71,8 +66,8 @@ class RoundMidMaxSte(Component):
         width: Any = self.mantissa_bit_width_impl()
         bias = float(self.midmax_mantissa_bit_bias)
         if isinstance(width, int):
-            return ceil_ste(x - math.log2(2.0 - 2.0 ** (bias - width - 1)))
-        return ceil_ste(x - log2(2.0 - exp2(bias - jnp.asarray(width, jnp.float32) - 1)))
+            return ste.ceil_ste(x - math.log2(2.0 - 2.0 ** (bias - width - 1)))
+        return ste.ceil_ste(x - power.log2(2.0 - power.exp2(bias - jnp.asarray(width, jnp.float32) - 1)))
 
 
 _SMALLEST_NORMAL = 2.0**-126
@@ -93,13 +88,13 @@ class FloorExponent:
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
-        return shared_exponent(amax, largest, self.carry)
+        return float8_cast.shared_exponent(amax, largest, self.carry)
 
 
 class CeilExponent(FloorExponent):
     """`ceil(log2 amax) - emax`."""
 
-    carry = FRACTION
+    carry = float8_cast.FRACTION
 
 
 @frozen_value
@@ -114,7 +109,7 @@ class EvenExponent(FloorExponent):
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
-        return shared_exponent(amax, largest, 1 << (22 - self.mantissa_bit_width))
+        return float8_cast.shared_exponent(amax, largest, 1 << (22 - self.mantissa_bit_width))
 
 
 class RoundUpExponent(FloorExponent):
@@ -125,7 +120,7 @@ class RoundUpExponent(FloorExponent):
 
     def __call__(self, amax: jax.Array, largest: float) -> jax.Array:
         """The exponents."""
-        return round_up_exponent(amax, largest)
+        return float8_cast.round_up_exponent(amax, largest)
 
 
 @component
@@ -152,8 +147,8 @@ class SharedExponentScaling(Dynamic):
     """
 
     scale_dtype = POWERS_OF_TWO  # type: ignore[assignment]
-    input_view_impl: View
-    scaling_stats_impl: Stat
+    input_view_impl: _protocols.View
+    scaling_stats_impl: _protocols.Stat
     exponent_impl: FloorExponent
 
     def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
@@ -165,7 +160,7 @@ class SharedExponentScaling(Dynamic):
             )
         amax = self.number(jax.lax.stop_gradient(x), task).statistic  # pyright: ignore
         assert amax is not None, "a dynamic source has a statistic"
-        return scale_of_exponent(self.exponent_impl(amax, float(threshold)))
+        return float8_cast.scale_of_exponent(self.exponent_impl(amax, float(threshold)))
 
     def divisor(self, scale: jax.Array) -> jax.Array:
         """What numbers are divided by: the scale, or where it is subnormal or nan what the rule says."""
@@ -198,13 +193,13 @@ class QuantRestrictValue(Unchanged, Component):
         Array([6. , 0.5], dtype=float32)
     """
 
-    restrict_value_float_to_int_impl: TensorQuant
+    restrict_value_float_to_int_impl: _protocols.TensorQuant
     scale_dequantized_shape: check.Shape | None = None
 
     @property
     def scale_dtype(self) -> np.dtype | None:
         """The dtype of the quantizer's minifloats if they have 8 bits."""
-        form = number_format(self.restrict_value_float_to_int_impl)
+        form = _protocols.number_format(self.restrict_value_float_to_int_impl)
         return form.dtype if form.dtype in FLOAT8_DTYPES else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -215,8 +210,8 @@ class QuantRestrictValue(Unchanged, Component):
         if grid is not None and grid.is_minifloat:
             scale = scale * grid.smallest_subnormal
         if value.ndim != x.ndim:
-            scale = ungrouped(jnp.broadcast_to(scale, value.shape), x)
-            value = ungrouped(value, x)
+            scale = groups.ungrouped(jnp.broadcast_to(scale, value.shape), x)
+            value = groups.ungrouped(value, x)
         least = jnp.where(x < 0, -scale, scale)
         restricted = jnp.where(value == 0, least, value)
         shape = self.scale_dequantized_shape

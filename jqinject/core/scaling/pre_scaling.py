@@ -14,22 +14,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import check
+from jqinject.core import check, state
 from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
 from jqinject.core.component import Component, InnerModule, component
 from jqinject.core.scaling.rule import clamp_scale
-from jqinject.core.state import QuantParam
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of
+from jqinject.ops import lean, power, reductions, sharding
 from jqinject.ops.accumulator_bounds import (
     get_upper_bound_on_l1_norm,
     get_upper_bound_on_zero_centered_l1_norm,
     integer_budget,
     within_budget,
 )
-from jqinject.ops.lean import Bits
-from jqinject.ops.power import divide
-from jqinject.ops.reductions import Over
-from jqinject.ops.sharding import names_of
 from jqinject.quant_tensor import is_concrete
 
 
@@ -71,7 +67,7 @@ class NormParameter(InnerModule):
         weight = tracked[0].get_value() if isinstance(tracked[0], nnx.Variable) else jnp.asarray(tracked[0])
         norm = clamp_scale(self.norm(weight.astype(jnp.float32)), None)
         restrict = self.restrict_pre_scaling_impl
-        self.value = QuantParam(norm if restrict is None else restrict.restrict_init_tensor(norm))
+        self.value = state.QuantParam(norm if restrict is None else restrict.restrict_init_tensor(norm))
 
     def norm(self, weights: jax.Array) -> jax.Array:
         """The norm of weights, of `pre_scaling_shape`."""
@@ -109,7 +105,7 @@ class ParameterPreScalingWeightNorm(NormParameter):
     def __call__(self, weights: jax.Array) -> jax.Array:
         """The scale before rounding, float32."""
         scaled = self.scaling_impl(weights) * self.norm(weights)
-        return clamp_scale(divide(scaled, self.learned_norm()), None)
+        return clamp_scale(power.divide(scaled, self.learned_norm()), None)
 
 
 @component
@@ -131,7 +127,7 @@ class InputAwarePreScaling(NormParameter):
             )
         super().__post_init__(tracked_parameter_list)
 
-    def check_input(self, input_bit_width: Bits, input_is_signed: bool) -> None:
+    def check_input(self, input_bit_width: lean.Bits, input_is_signed: bool) -> None:
         """Refuse an input too wide for the accumulator.
 
         Raises:
@@ -150,7 +146,7 @@ class InputAwarePreScaling(NormParameter):
             "of fewer bits"
         )
 
-    def within(self, q: jax.Array, input_bit_width: Bits, input_is_signed: bool) -> jax.Array:
+    def within(self, q: jax.Array, input_bit_width: lean.Bits, input_is_signed: bool) -> jax.Array:
         """Integers that keep the bound exactly: those given, or smaller ones.
 
         Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
@@ -163,9 +159,9 @@ class InputAwarePreScaling(NormParameter):
 
     def _limited(self, weights: jax.Array, bound: jax.Array) -> jax.Array:
         """`norm(w) / min(g / s, bound)`."""
-        steps = divide(self.learned_norm(), self.scaling_impl(weights))
+        steps = power.divide(self.learned_norm(), self.scaling_impl(weights))
         limited = jnp.where(steps > bound, bound, steps)
-        return clamp_scale(divide(self.norm(weights), limited), self.pre_scaling_min_val)
+        return clamp_scale(power.divide(self.norm(weights), limited), self.pre_scaling_min_val)
 
 
 class AccumulatorAwareParameterPreScaling(InputAwarePreScaling):
@@ -204,7 +200,7 @@ class AccumulatorAwareParameterPreScaling(InputAwarePreScaling):
 
     zero_centered = False
 
-    def __call__(self, weights: jax.Array, input_bit_width: Bits, input_is_signed: bool) -> jax.Array:
+    def __call__(self, weights: jax.Array, input_bit_width: lean.Bits, input_is_signed: bool) -> jax.Array:
         """The scale before rounding, float32.
 
         Raises:
@@ -257,7 +253,7 @@ class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
             )
         super().__post_init__(tracked_parameter_list)
 
-    def __call__(self, weights: jax.Array, input_bit_width: Bits, input_is_signed: bool) -> jax.Array:
+    def __call__(self, weights: jax.Array, input_bit_width: lean.Bits, input_is_signed: bool) -> jax.Array:
         """The scale before rounding, float32.
 
         Raises:
@@ -304,11 +300,11 @@ class PreZeroCenterZeroPoint(Component):
         """The shift that centers `x`: minus the means, float32."""
         view, x = self.pre_zero_point_stats_input_view_shape_impl, x.astype(jnp.float32)
         axes, viewed = reduced(view, self.stats_reduce_dim, x)
-        over = Over(axes, names_of(self.axis_name))
+        over = reductions.Over(axes, sharding.names_of(self.axis_name))
         mean = finish(over.sum(viewed) / max(over.count(viewed), 1), axes, True)
         where, shape = "PreZeroCenterZeroPoint", self.pre_zero_point_shape or ()
         return -check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
 
     def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any = None) -> jax.Array:
         """The zero point, float32, in steps of `scale`."""
-        return divide(self.get_zero_center(x), scale)
+        return power.divide(self.get_zero_center(x), scale)

@@ -35,9 +35,7 @@ from jqinject.core._protocols import (
 )
 from jqinject.core.component import Component, component, frozen_value
 from jqinject.core.rounding import RoundSte
-from jqinject.ops.fake_quant import signed_clamp_min_ste, to_scale
-from jqinject.ops.power import exp2, log2
-from jqinject.ops.ste import abs_binary_sign_grad
+from jqinject.ops import fake_quant, power, ste
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
 _MOST_LOG2 = 127.99999237060547
@@ -47,7 +45,7 @@ _MOST_LOG2 = 127.99999237060547
 def _finite_power(exponent: jax.Array, most: float) -> jax.Array:
     """`2**exponent`, finite for finite exponents: the largest float32 numbers have a rounded logarithm of 128."""
     too_large = jnp.isfinite(exponent) & (exponent > most)
-    return exp2(jnp.where(too_large, most, exponent))
+    return power.exp2(jnp.where(too_large, most, exponent))
 
 
 class Unchanged:
@@ -76,7 +74,7 @@ class _Log2:
 
     def restrict_init_tensor(self, x: jax.Array) -> jax.Array:
         """`log2(x)`."""
-        return log2(x)
+        return power.log2(x)
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class FloatRestrictValue(Unchanged):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`|x|`."""
-        return abs_binary_sign_grad(x)
+        return ste.abs_binary_sign_grad(x)
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ finite for tensors of ordinary magnitude, and a tensor of zeros from becoming na
 
 def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
     """Keep `|x|` at least `scaling_min_val`, and at least `SCALE_FLOOR` in any case; gradient 1."""
-    return signed_clamp_min_ste(x, max(scaling_min_val or 0.0, SCALE_FLOOR))
+    return fake_quant.signed_clamp_min_ste(x, max(scaling_min_val or 0.0, SCALE_FLOOR))
 
 
 @component
@@ -258,8 +256,8 @@ class ScaleRule(Component):
     def clamped(self, stat: jax.Array) -> jax.Array:
         """The statistic, its magnitude bounded from below; gradient 1."""
         if self.of_magnitude:
-            return to_scale(self.floor, False, 1.0, stat, ONE)
-        return signed_clamp_min_ste(stat, self.floor)
+            return fake_quant.to_scale(self.floor, False, 1.0, stat, ONE)
+        return fake_quant.signed_clamp_min_ste(stat, self.floor)
 
     def to_stored(self, value: jax.Array) -> jax.Array:
         """From a value to the domain in which it is learned."""

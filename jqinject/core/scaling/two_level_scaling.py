@@ -22,9 +22,7 @@ import numpy as np
 from jqinject.core._protocols import Stat, View
 from jqinject.core.component import Component, component
 from jqinject.core.memory.memory import Dynamic
-from jqinject.ops.groups import elements_axis
-from jqinject.ops.minifloat import to_float_grid
-from jqinject.ops.power import divide
+from jqinject.ops import groups, minifloat, power
 
 E2M1_MAX, E4M3_MAX = 6.0, 448.0
 LARGEST = float(np.finfo(np.float32).max)
@@ -80,7 +78,7 @@ def to_e4m3(x: jax.Array) -> jax.Array:
         >>> to_e4m3(jnp.array([0.3, 500.0]))
         Array([3.125e-01, 4.480e+02], dtype=float32)
     """
-    return jnp.minimum(to_float_grid(jnp.minimum(x, E4M3_MAX), 3, 7, jnp.round), E4M3_MAX)
+    return jnp.minimum(minifloat.to_float_grid(jnp.minimum(x, E4M3_MAX), 3, 7, jnp.round), E4M3_MAX)
 
 
 class _Encoded:
@@ -97,15 +95,15 @@ class _Encoded:
     def __init__(self, block: jax.Array, shared: jax.Array, e4m3_max: float) -> None:
         self.raised, self.lowered = _raised(shared)
         self.block, self.shared, self.largest = block * self.raised, shared * self.raised, E2M1_MAX * e4m3_max
-        ratio = divide(jnp.full_like(self.shared, self.largest), self.shared)
+        ratio = power.divide(jnp.full_like(self.shared, self.largest), self.shared)
         encode = jnp.minimum(ratio, LARGEST * self.lowered)
         self.encode = jnp.where(encode == 0, 1.0, encode)
-        self.decode = divide(jnp.ones_like(self.encode), self.encode)
+        self.decode = power.divide(jnp.ones_like(self.encode), self.encode)
 
     def scales(self, block: jax.Array) -> BlockScales:
         """The scales, given those of the blocks."""
-        factor = jnp.minimum(divide(jnp.ones_like(block), block * self.decode), LARGEST * self.lowered)
-        shared = divide(self.shared, self.largest)
+        factor = jnp.minimum(power.divide(jnp.ones_like(block), block * self.decode), LARGEST * self.lowered)
+        shared = power.divide(self.shared, self.largest)
         return BlockScales(block, shared * self.lowered, block * shared * self.lowered, (self.raised, factor))
 
 
@@ -139,7 +137,7 @@ class NVFP4Scales(BlockScaleImpl):
         """
         encoded = _Encoded(block, shared, E4M3_MAX)
         folded = encoded.block * (encoded.encode * SIXTH)
-        scale = folded if self.folded else divide(encoded.block, E2M1_MAX) * encoded.encode
+        scale = folded if self.folded else power.divide(encoded.block, E2M1_MAX) * encoded.encode
         return (encoded.scales(to_e4m3(scale)),)
 
 
@@ -179,7 +177,7 @@ class FourOverSixScales(BlockScaleImpl):
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """Both scales; arguments as of `NVFP4Scales`."""
         encoded = _Encoded(block, shared, self.e4m3_max)
-        base = divide(encoded.block, E2M1_MAX) * encoded.encode
+        base = power.divide(encoded.block, E2M1_MAX) * encoded.encode
         return tuple(encoded.scales(to_e4m3(times * base)) for times in (1.0, 1.5))
 
     def errors(
@@ -198,7 +196,7 @@ class FourOverSixScales(BlockScaleImpl):
         if self.scaled_error:
             off = rounded - x * encoded.raised * encoded.encode
         else:
-            off = divide(rounded * encoded.shared, encoded.largest) - x * encoded.raised
+            off = power.divide(rounded * encoded.shared, encoded.largest) - x * encoded.raised
         # The bound keeps a compiler from fusing the square with the sum that follows.
         return jnp.abs(off) if self.error == "mae" else jax.lax.clamp(0.0, off * off, jnp.inf)
 
@@ -233,12 +231,12 @@ class LeastNormalScales(BlockScaleImpl):
         """The scales; arguments as of `NVFP4Scales`."""
         ones = jnp.ones_like(shared)
         raised, lowered = _raised(shared)
-        shared = divide(shared * raised, E2M1_MAX * E4M3_MAX)
+        shared = power.divide(shared * raised, E2M1_MAX * E4M3_MAX)
         shared = jnp.where(shared == 0, 1.0, shared)
         if not self.two_levels:
             shared = raised = lowered = ones
-        scale = to_e4m3(jnp.maximum(divide(divide(block * raised, E2M1_MAX), shared), self.least))
-        factor = divide(jnp.broadcast_to(divide(ones, shared), jnp.shape(scale)), scale)
+        scale = to_e4m3(jnp.maximum(power.divide(power.divide(block * raised, E2M1_MAX), shared), self.least))
+        factor = power.divide(jnp.broadcast_to(power.divide(ones, shared), jnp.shape(scale)), scale)
         return (BlockScales(scale, shared * lowered, scale * shared * lowered, (raised, factor)),)
 
 
@@ -282,7 +280,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
     def candidates(self, x: jax.Array) -> tuple[tuple[BlockScales, ...], jax.Array]:
         """The scales that `x` may have, one or several, and the largest magnitude of `x`, or of each row."""
         block = jax.lax.stop_gradient(self.number(x).statistic)
-        axis = elements_axis(self.group_dim) - 1 if self.shared_per_row else None
+        axis = groups.elements_axis(self.group_dim) - 1 if self.shared_per_row else None
         shared = jnp.max(block, axis=axis, keepdims=self.shared_per_row)
         return self.block_scale_impl(block, shared), shared
 

@@ -12,18 +12,16 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
-from jqinject.core.component import frozen_value
+from jqinject.core import check, component
 from jqinject.core.statistics.statistic import Reduction
+from jqinject.ops import cut, lean
 from jqinject.ops import reductions as ops
-from jqinject.ops.cut import Cut
-from jqinject.ops.lean import choose
 from jqinject.ops.reductions import Axes, Measured, Over, Tensors, map_tensors, rank_between
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
     """`min(x, 0)`; at 0 the gradient goes to `x`."""
-    return choose(x > 0, 0.0, x)
+    return lean.choose(x > 0, 0.0, x)
 
 
 def safe_sqrt(x: jax.Array) -> jax.Array:
@@ -113,7 +111,7 @@ class Ranked(Reduction):
             ranked, ends = self._ranked(x, signs), zip(measured, self.ranks(over.count(x)), strict=False)
             return tuple(_place(ranked, end, rank, marks, over) for end, rank in ends)
         # Of the zeros that fill up a group, those that are near hit too.
-        fills = self._rule == "near" and isinstance(over.axes, Cut)
+        fills = self._rule == "near" and isinstance(over.axes, cut.Cut)
         near = [(end == 0).astype(jnp.float32) if fills else None for end in measured]
         return tuple(map(over.count_true, marks, near))
 
@@ -127,8 +125,8 @@ class Ranked(Reduction):
 
         def change_of_end(end: jax.Array, hits: Tensors, count: jax.Array) -> jax.Array:
             # At 0 an end has half of the gradient, as in `jnp.maximum`.
-            weight = choose(end == 0, 0.5, 1.0) if near else 1.0
-            moved = over.sum(map_tensors(lambda hit, dx: choose(hit, dx, 0.0), hits, dx))
+            weight = lean.choose(end == 0, 0.5, 1.0) if near else 1.0
+            moved = over.sum(map_tensors(lambda hit, dx: lean.choose(hit, dx, 0.0), hits, dx))
             return moved * (weight / jnp.maximum(count, 1.0))
 
         return tuple(map(change_of_end, measured, marks, located))
@@ -163,7 +161,7 @@ def _ranks(stat: Ranked, count: int) -> tuple[int, ...]:
     return stat.ranks(count)
 
 
-@frozen_value
+@component.frozen_value
 class _Extreme(Ranked):
     """Abstract: of all elements."""
 
@@ -176,7 +174,7 @@ class _Extreme(Ranked):
         return not self.over.names
 
 
-@frozen_value
+@component.frozen_value
 class AbsMax(_Extreme):
     """`factor * max |x|`.
 
@@ -237,7 +235,7 @@ class SignedAbsMax(_Extreme):
         return self.finished(measured[1] * measured[0])
 
 
-@frozen_value
+@component.frozen_value
 class MinMax(_Extreme):
     """`factor * min(min x, 0)` and `factor * max(max x, 0)`: the ends of a range around 0.
 
@@ -324,7 +322,7 @@ class NegativeMinOrZero(LowOrZero, _Extreme):
     """
 
 
-@frozen_value
+@component.frozen_value
 class AbsMaxAve(Ranked):
     """The mean over channels of `max |x|`: one number.
 
@@ -370,7 +368,7 @@ class AbsMaxL2(AbsMaxAve):
         return safe_sqrt(jnp.sum(largest * largest)) / math.sqrt(max(largest.size, 1))
 
 
-@frozen_value
+@component.frozen_value
 class AbsPercentile(Ranked):
     """The k-th smallest of `|x|`, `k = floor(q/100 * n + 1/2)` of `n` elements.
 
@@ -433,7 +431,7 @@ class InterpolatedAbsPercentile(AbsPercentile):
         return self.finished(jnp.where(jnp.isnan(largest), jnp.nan, between))
 
 
-@frozen_value
+@component.frozen_value
 class NegativePercentileOrZero(LowOrZero):
     """The k-th smallest of `x`, `k = ceil(q/100 * n)`, or 0 if that is positive.
 
@@ -462,7 +460,7 @@ class NegativePercentileOrZero(LowOrZero):
         return self.low_percentile_q, 100.0
 
 
-@frozen_value
+@component.frozen_value
 class PercentileInterval(Width):
     """`|x_(high) - min(x_(low), 0)|`: the width between two percentiles, zero included.
 

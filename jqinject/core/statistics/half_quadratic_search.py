@@ -18,9 +18,8 @@ from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
 from jqinject.core.component import component
 from jqinject.core.statistics.search import SearchedStat, Trial, remember
 from jqinject.core.statistics.statistic import finish, reduced
-from jqinject.ops.fake_quant import signed_clamp_min_ste
+from jqinject.ops import fake_quant, processes
 from jqinject.ops.power import divide, ordered_sum
-from jqinject.ops.processes import on_one_device
 from jqinject.ops.reductions import Over, Tensors, kth_smallest, map_tensors
 from jqinject.ops.sharding import whole
 
@@ -175,7 +174,7 @@ class HalfQuadraticOptimizer(SearchedStat):
 
     def _added(self, reduce_dim: int | None, *tensors: jax.Array) -> jax.Array:
         added = _Sum(self.inner_stats_input_view_shape_impl, reduce_dim, self.permute_dims, in_order=True)
-        return on_one_device(added, replace(added, in_order=False), *tensors)
+        return processes.on_one_device(added, replace(added, in_order=False), *tensors)
 
 
 @component
@@ -232,7 +231,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         ratio = map_tensors(lambda rest, integer: rest / jnp.where(integer != 0, integer, 1.0), rest, integer)
         scale = finish(masked_median(ratio, counts, Over(axes)), axes, True).reshape(candidate.shape)
         if self.scaling_min_val:
-            scale = signed_clamp_min_ste(scale, self.scaling_min_val)
+            scale = fake_quant.signed_clamp_min_ste(scale, self.scaling_min_val)
         scale = scale * self.int_scaling_impl(self.bit_width_impl())
         return jnp.where(jnp.isfinite(scale), scale, candidate)
 

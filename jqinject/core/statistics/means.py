@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
+from jqinject.core import check, state
 from jqinject.core.component import InnerModule, component, frozen_value
-from jqinject.core.state import QuantParam, float_array
 from jqinject.core.statistics.extremes import safe_sqrt
 from jqinject.core.statistics.statistic import Reduction, finish
 from jqinject.ops import reductions as ops
@@ -130,7 +129,7 @@ class MeanLearnedSigmaStd(InnerModule):
         where = type(self).__name__
         check.between(0, float("inf"))(sigma, where, "sigma")
         shape = check.shape(stats_output_shape, where, "stats_output_shape")
-        self.value = QuantParam(float_array(sigma, shape))
+        self.value = state.QuantParam(state.float_array(sigma, shape))
 
     def __call__(self, x: Tensors) -> jax.Array:
         """The statistic of `x`."""

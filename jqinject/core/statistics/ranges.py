@@ -13,24 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check
-from jqinject.core._protocols import takes_cut
-from jqinject.core.component import frozen_value
+from jqinject.core import _protocols, check, component
 from jqinject.core.rounding import RoundToOddSte
-from jqinject.core.statistics.extremes import AbsMax, InterpolatedAbsPercentile, MinMax
-from jqinject.core.statistics.means import RMS, AbsMean
-from jqinject.core.statistics.search import least_of
+from jqinject.core.statistics import extremes, means, search
 from jqinject.core.statistics.statistic import Reduction
-from jqinject.ops.cut import Cut
-from jqinject.ops.fake_quant import within_range
-from jqinject.ops.float_grid import FloatGrid
+from jqinject.ops import cut, fake_quant, float_grid, power, reductions, sharding, ste
 from jqinject.ops.grid import IntGrid
-from jqinject.ops.power import divide
-from jqinject.ops.reductions import Over
-from jqinject.ops.sharding import Names
-from jqinject.ops.ste import nearest, with_gradient_of
 
-Axes = Sequence[int] | Cut
+Axes = Sequence[int] | cut.Cut
 
 
 class ClippingRange(NamedTuple):
@@ -58,7 +48,7 @@ class RangeMethod(Protocol):
     axes that share it. Otherwise, a tensor whose groups cross shards is gathered.
     """
 
-    def __call__(self, x: jax.Array, axes: Sequence[int], names: Names = (), /) -> ClippingRange: ...
+    def __call__(self, x: jax.Array, axes: Sequence[int], names: sharding.Names = (), /) -> ClippingRange: ...
 
 
 class _OfStatistic:
@@ -76,9 +66,9 @@ class _OfStatistic:
         if self.factor <= 0:
             raise ValueError(f"{type(self).__name__}: factor must be a positive number, got {self.factor!r}")
 
-    def __call__(self, x: jax.Array, axes: Axes | None, names: Names = ()) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes | None, names: sharding.Names = ()) -> ClippingRange:
         """See the class."""
-        if isinstance(axes, Cut):
+        if isinstance(axes, cut.Cut):
             axes = replace(axes, spreads=True)
         elif axes is not None:
             axes = tuple(axes)
@@ -86,7 +76,7 @@ class _OfStatistic:
         return ClippingRange(*reversed(ends)) if isinstance(ends, tuple) else ClippingRange(ends)
 
 
-@frozen_value
+@component.frozen_value
 class AbsMaxRange(_OfStatistic):
     """`high = factor * max |x|`, symmetric.
 
@@ -103,11 +93,11 @@ class AbsMaxRange(_OfStatistic):
         Array([[3.]], dtype=float32)
     """
 
-    statistic = staticmethod(partial(AbsMax, ties="near"))
+    statistic = staticmethod(partial(extremes.AbsMax, ties="near"))
     factor: float = 1.0
 
 
-@frozen_value
+@component.frozen_value
 class RMSRange(_OfStatistic):
     """`high = factor * sqrt(mean x^2)`, symmetric.
 
@@ -120,11 +110,11 @@ class RMSRange(_OfStatistic):
     Source: Qwix's `rms,factor`.
     """
 
-    statistic = RMS
+    statistic = means.RMS
     factor: float = 4.0
 
 
-@frozen_value
+@component.frozen_value
 class AbsMeanRange(_OfStatistic):
     """`high = factor * (mean over x != 0 of |x|^p)^(1/p)`, symmetric.
 
@@ -143,13 +133,13 @@ class AbsMeanRange(_OfStatistic):
         Array([2.], dtype=float32)
     """
 
-    statistic = AbsMean
+    statistic = means.AbsMean
     factor: float = 1.0
     p: check.Positive = 1.0
     count_zeros: bool = False
 
 
-@frozen_value
+@component.frozen_value
 class MinMaxRange(_OfStatistic):
     """`low = factor * min(min x, 0)`, `high = factor * max(max x, 0)`.
 
@@ -167,7 +157,7 @@ class MinMaxRange(_OfStatistic):
         (Array([0.], dtype=float32), Array([3.], dtype=float32))
     """
 
-    statistic = MinMax
+    statistic = extremes.MinMax
     factor: float = 1.0
 
 
@@ -191,9 +181,9 @@ class NonzeroRange:
     @property
     def takes_cut(self) -> bool:
         """Whether the other method takes a `Cut`."""
-        return takes_cut(self.calibration)
+        return _protocols.takes_cut(self.calibration)
 
-    def __call__(self, x: jax.Array, axes: Any, names: Names = ()) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Any, names: sharding.Names = ()) -> ClippingRange:
         """See the class."""
         ends = self.calibration(x, axes, names) if names else self.calibration(x, axes)
         return ends._replace(high=jnp.where(ends.high == 0.0, 1.0, ends.high))
@@ -203,7 +193,7 @@ OF_NO_AXES = (AbsMaxRange, MinMaxRange)
 """Methods that accept None for the axes: the range of the whole tensor, as scalars."""
 
 
-@frozen_value
+@component.frozen_value
 class FixedRange:
     """A range known beforehand, for the whole tensor.
 
@@ -231,14 +221,14 @@ class FixedRange:
                 f"FixedRange: the range must contain 0 and must not be empty, got [{self.low}, {self.high}]"
             )
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes, names: sharding.Names = ()) -> ClippingRange:
         """See the class."""
         shape = (1,) * x.ndim
         high = jnp.full(shape, self.high, jnp.float32)
         return ClippingRange(high, None if self.low == -self.high else jnp.full(shape, self.low, jnp.float32))
 
 
-@frozen_value
+@component.frozen_value
 class AbsPercentileRange(_OfStatistic):
     """`high` is a percentile of `|x|`, symmetric, interpolated between its neighbours.
 
@@ -258,10 +248,10 @@ class AbsPercentileRange(_OfStatistic):
     @staticmethod
     def statistic(percentile: float, **arguments: Any) -> Reduction:
         """The statistic of a whole tensor."""
-        return InterpolatedAbsPercentile(percentile, **arguments)
+        return extremes.InterpolatedAbsPercentile(percentile, **arguments)
 
 
-@frozen_value
+@component.frozen_value
 class MSERange:
     """The symmetric range with the least mean squared quantization error, among fractions of `max |x|`.
 
@@ -300,29 +290,29 @@ class MSERange:
         if self.fractions is not None and not all(fraction > 0 for fraction in self.fractions):
             raise ValueError(f"MSERange: fractions must be above 0, got {self.fractions!r}")
 
-    def __call__(self, x: jax.Array, axes: Axes, names: Names = ()) -> ClippingRange:
+    def __call__(self, x: jax.Array, axes: Axes, names: sharding.Names = ()) -> ClippingRange:
         """See the class."""
         x = jax.lax.stop_gradient(x)
-        over = Over(axes if isinstance(axes, Cut) else tuple(axes), names)
+        over = reductions.Over(axes if isinstance(axes, cut.Cut) else tuple(axes), names)
         largest = AbsMaxRange()(x, axes, names).high
         if self.q_dtype is None:
             grid = IntGrid(self.bit_width, narrow_range=self.narrow_range)
             steps = self.range_steps or 2.0 ** (self.bit_width - 1) - 0.5
         else:
-            grid = FloatGrid.of_dtype(self.q_dtype)
+            grid = float_grid.FloatGrid.of_dtype(self.q_dtype)
             steps = grid.largest
-        rounding: Any = nearest if self.preserve_zero or self.q_dtype is not None else RoundToOddSte()
+        rounding: Any = ste.nearest if self.preserve_zero or self.q_dtype is not None else RoundToOddSte()
         if self.fractions is not None:
             fractions = jnp.array(self.fractions, jnp.float32)
         else:
-            fractions = divide(jnp.arange(self.candidates, 0, -1, dtype=jnp.float32), self.candidates)
+            fractions = power.divide(jnp.arange(self.candidates, 0, -1, dtype=jnp.float32), self.candidates)
 
         def error(high: jax.Array) -> jax.Array:
-            scale = jnp.where(high > 0, divide(high, steps), 1.0)
-            return over.sum(jnp.square(grid.round(divide(x, scale), rounding) * scale - x))
+            scale = jnp.where(high > 0, power.divide(high, steps), 1.0)
+            return over.sum(jnp.square(grid.round(power.divide(x, scale), rounding) * scale - x))
 
         start = (largest, jnp.full(largest.shape, jnp.inf, jnp.float32))
-        return ClippingRange(least_of(start, lambda fraction: largest * fraction, error, fractions)[0])
+        return ClippingRange(search.least_of(start, lambda fraction: largest * fraction, error, fractions)[0])
 
 
 def through_ends(
@@ -344,11 +334,11 @@ def through_ends(
         pure: whether `compute` is a function without state; else it is called once, outside the derivative.
     """
     if ends is not None and pure:
-        return within_range(compute, x, ends.high, ends.low, *where, to_range=to_range)
+        return fake_quant.within_range(compute, x, ends.high, ends.low, *where, to_range=to_range)
     y = compute(*jax.tree.map(jax.lax.stop_gradient, (x, *where)))
     if ends is not None:
-        return within_range(_second, x, ends.high, ends.low, y, to_range=to_range)
-    return (with_gradient_of(x, y[0]), y[1]) if isinstance(y, tuple) else with_gradient_of(x, y)
+        return fake_quant.within_range(_second, x, ends.high, ends.low, y, to_range=to_range)
+    return (ste.with_gradient_of(x, y[0]), y[1]) if isinstance(y, tuple) else ste.with_gradient_of(x, y)
 
 
 def _second(x: jax.Array, y: object) -> Any:

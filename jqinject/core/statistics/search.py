@@ -28,10 +28,8 @@ from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of, where_active
 from jqinject.core.views import OverSubChannelBlockView, blocks_of, cut_of
+from jqinject.ops import groups, reductions, sharding
 from jqinject.ops.cut import Cut
-from jqinject.ops.groups import join_groups
-from jqinject.ops.reductions import Over, Tensors, parts_of
-from jqinject.ops.sharding import names_of
 
 Loss = Callable[[jax.Array], jax.Array]
 
@@ -177,7 +175,7 @@ class SearchedStat(Component):
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The result of the search; `self` is a copy, of which only the memory is kept."""
 
-    def __call__(self, x: Tensors, task: Task = None, active: Any = None) -> jax.Array:
+    def __call__(self, x: reductions.Tensors, task: Task = None, active: Any = None) -> jax.Array:
         """The statistic of `x`, or of several tensors together, float32.
 
         Args:
@@ -185,7 +183,7 @@ class SearchedStat(Component):
             task: what is asked for.
             active: bool scalar, traced or not: if false, the result is an arbitrary number, at no cost.
         """
-        tensors = list(parts_of(x))
+        tensors = list(reductions.parts_of(x))
         view = self.inner_stats_input_view_shape_impl
         if blocks_of(view, tensors[0]) is not None:
             raise ValueError(
@@ -268,7 +266,7 @@ def _search(
             return result
         value = result.value  # in the shape of the tensor
         if value.ndim != tensor.ndim:
-            value = join_groups(value, cut.axis, tensor.shape[cut.axis])
+            value = groups.join_groups(value, cut.axis, tensor.shape[cut.axis])
         numbers = jax.tree.map(lambda x: cut.spread(x, tensor), (result.scale, result.zero_point))
         return SimpleNamespace(value=value, scale=numbers[0], zero_point=numbers[1])
 
@@ -360,4 +358,4 @@ class MSE(SearchedStat):
     def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:
         squares = jnp.square(x.astype(jnp.float32) - value.astype(jnp.float32))
         axes, viewed = (None, squares) if self.stats_reduce_dim is None else self._reduced(squares)
-        return finish(Over(axes, names_of(self.axis_name)).sum(viewed), axes, True)
+        return finish(reductions.Over(axes, sharding.names_of(self.axis_name)).sum(viewed), axes, True)

@@ -22,11 +22,9 @@ import jax.numpy as jnp
 from jqinject.core._protocols import View, takes_axes, takes_cut
 from jqinject.core.component import frozen_value
 from jqinject.core.views import Blocks, MergingView, blocks_of, cut_of
+from jqinject.ops import groups, sharding, ste
 from jqinject.ops.cut import Cut, warn_if_gathered
-from jqinject.ops.groups import check_divides, elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.reductions import Axes, Measured, Over, Tensors, map_tensors, parts_of
-from jqinject.ops.sharding import check_same_places, names_of
-from jqinject.ops.ste import Primals, Tangents, custom_jvp
 
 
 class TwoPhaseStat(ABC):
@@ -79,7 +77,7 @@ class TwoPhaseStat(ABC):
     @cached_property
     def over(self) -> Over:
         """What is reduced."""
-        return Over(self.stats_reduce_dim, names_of(self.axis_name))
+        return Over(self.stats_reduce_dim, sharding.names_of(self.axis_name))
 
     @property
     def never_negative(self) -> bool:
@@ -176,13 +174,13 @@ class Reduction(TwoPhaseStat):
     statistic = TwoPhaseStat.finished
 
 
-@custom_jvp(0)
+@ste.custom_jvp(0)
 def _measured(stat: TwoPhaseStat, x: Tensors, active: jax.Array | None) -> Any:
     return stat.measure(x) if active is None else where_active(active, stat.measure, x)
 
 
 @_measured.defjvp
-def _(stat: TwoPhaseStat, primals: Primals, tangents: Tangents) -> tuple[Any, Any]:
+def _(stat: TwoPhaseStat, primals: ste.Primals, tangents: ste.Tangents) -> tuple[Any, Any]:
     (x, active), (dx, _) = primals, tangents
     if active is None:
         measured = stat.measure(x) if stat.measure_has_derivative else _measured(stat, x, active)
@@ -197,7 +195,7 @@ def where_active(active: jax.Array | bool | None, function: Callable[..., Any], 
     if active is None or (is_known and bool(active)):
         return function(*arguments)
     shapes = jax.eval_shape(function, *arguments)
-    check_same_places(shapes, jnp.asarray(active))
+    sharding.check_same_places(shapes, jnp.asarray(active))
     idle = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return idle if is_known else jax.lax.cond(active, function, lambda *_: idle, *arguments)
 
@@ -253,10 +251,10 @@ class OverBlocks:
         """The statistic of a tensor in groups, float32, with 1 along the elements of a group."""
         elements, axis, length = self.blocks.elements, self.blocks.axis, x.shape[self.blocks.axis]
         if not self.blocks.padding:
-            check_divides(length, self.blocks.width, "a quantizer in blocks, along their second axis,")
-        width = fitting_size(self.blocks.width, length)
-        cut = split_groups(x, width, axis)
-        inner = elements_axis(axis)
+            groups.check_divides(length, self.blocks.width, "a quantizer in blocks, along their second axis,")
+        width = groups.fitting_size(self.blocks.width, length)
+        cut = groups.split_groups(x, width, axis)
+        inner = groups.elements_axis(axis)
         first = elements + (elements > axis)
         if takes_axes(self.stats):
             stat = self.stats.along((first, inner))(cut)
@@ -266,7 +264,7 @@ class OverBlocks:
             shape = (*joined.shape[:at], joined.shape[at] * joined.shape[at + 1], *joined.shape[at + 2 :])
             stat = self.stats(joined.reshape(shape))
         shape = tuple(1 if place in (first, inner) else size for place, size in enumerate(cut.shape))
-        return spread_groups(jnp.reshape(stat, shape), width, axis, length)
+        return groups.spread_groups(jnp.reshape(stat, shape), width, axis, length)
 
 
 CURE = "a dataclass that derives from jqinject.core.TwoPhaseStat, whose docstring has an example"

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 
+from jqinject.formats import safetensors_files, stored_matrix
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError, nearest
-from jqinject.formats.safetensors_files import Tensor
-from jqinject.formats.stored_matrix import InputFormat
 
 Value = TypeVar("Value")
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -147,7 +146,7 @@ def stated_format(
     kind: str = "type",
     bits: str = "num_bits",
     default: bool = False,
-) -> InputFormat:
+) -> stored_matrix.InputFormat:
     """Return how settings say that numbers of a call are quantized.
 
     Args:
@@ -161,7 +160,7 @@ def stated_format(
         CheckpointError: a setting is unknown.
     """
     strategy = settings.choice("strategy", strategies, "tensor")
-    return InputFormat(
+    return stored_matrix.InputFormat(
         settings.choice(kind, ("int", "float"), "int"),
         settings.integer(bits, default=8),
         settings.flag("symmetric", True),
@@ -176,7 +175,7 @@ def exponents(scale: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(scale).view(E8M0)
 
 
-def checked_groups(tensor: Tensor, name: str, groups: int) -> Tensor:
+def checked_groups(tensor: safetensors_files.Tensor, name: str, groups: int) -> safetensors_files.Tensor:
     """Return a tensor of a group for each column, if every one of them exists.
 
     Args:

@@ -12,9 +12,8 @@ from jax.typing import ArrayLike
 from jqinject.formats.checkpoint_errors import CheckpointError, existing, file_kind, nearest
 from jqinject.formats.loading.parameter_names import compiled
 from jqinject.formats.safetensors_files import open_safetensors
-from jqinject.model import LoadReport, load_state
+from jqinject.model import LoadReport, load_state, walk
 from jqinject.model.state.checkpoint_entries import RECORD
-from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 
 VariablePath: TypeAlias = tuple[str, ...]
@@ -62,7 +61,7 @@ def load_brevitas(
         >>> layer.weight_quant.tensor_quant.scaling_impl.value[...]
         Array([[1., 2.]], dtype=float32)
     """
-    index = ModelIndex(model)
+    index = walk.ModelIndex(model)
     layers = {path: node for path, node in index.places if isinstance(node, nnx.Module)}
     shapes = {path: np.shape(entry.variable.get_value()) for path, entry in index.by_path.items()}
     nested: dict[str, Any] = {}
@@ -98,7 +97,7 @@ def _path_of(name: str, names: Mapping[str, str] | None, variables: Collection[V
                 return path
     expected = ".".join(parts)
     raise CheckpointError(
-        f"{name} is for {expected}, which the model has not{nearest(expected, map(place_name, variables))}.\n"
+        f"{name} is for {expected}, which the model has not{nearest(expected, map(walk.place_name, variables))}.\n"
         "  cure: quantizers of the same names and settings as in Brevitas; names={'module': 'path'} for other paths"
     )
 

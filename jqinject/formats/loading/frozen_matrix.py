@@ -14,9 +14,7 @@ from jqinject.dot import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading.layout_axes import AxesOfLayout
-from jqinject.formats.loading.loading_plan import Assignment
-from jqinject.formats.loading.parameter_names import published_order
+from jqinject.formats.loading import layout_axes, loading_plan, parameter_names
 from jqinject.formats.stored_matrix import Matrix, cut, gathered, rows_of
 from jqinject.quant_tensor import Groups, QuantTensor, in_groups
 
@@ -26,7 +24,7 @@ Maker: TypeAlias = Callable[[Axes, Axes | None, int], tuple[Numbers, FrozenForm]
 """See `LowBits`."""
 
 
-def maker_of(checkpoint: Checkpoint, assignment: Assignment) -> Maker:
+def maker_of(checkpoint: Checkpoint, assignment: loading_plan.Assignment) -> Maker:
     """Return a function that makes a parameter's low-bit numbers, as `LowBits` takes it.
 
     Args:
@@ -65,8 +63,8 @@ def maker_of(checkpoint: Checkpoint, assignment: Assignment) -> Maker:
 
 
 def _unstacked(
-    matrix: Matrix, assignment: Assignment, stack: int
-) -> tuple[tuple[int, ...], Matrix, AxesOfLayout]:
+    matrix: Matrix, assignment: loading_plan.Assignment, stack: int
+) -> tuple[tuple[int, ...], Matrix, layout_axes.AxesOfLayout]:
     """Return the matrices of a stack that is stored as one, whose rows are those of one layer after the other."""
     axes, names = assignment.axes, assignment.axes.outputs[:stack]
     if assignment.depth or len(names) < stack or axes.target[:stack] != tuple((name,) for name in names):
@@ -76,11 +74,11 @@ def _unstacked(
     lead = tuple(assignment.sizes[name] for name in names)
     layers = matrix.by_row().map(lambda x: x.reshape(*lead, -1, x.shape[-1]), "codes", "scale", "zero_point")
     layers = layers.map(lambda x: np.broadcast_to(x, lead), "factor")
-    return lead, layers, AxesOfLayout(axes.outputs[stack:], axes.inputs, axes.target[stack:])
+    return lead, layers, layout_axes.AxesOfLayout(axes.outputs[stack:], axes.inputs, axes.target[stack:])
 
 
 def _gathered(
-    assignment: Assignment, read: Callable[[str], Matrix | np.ndarray | None]
+    assignment: loading_plan.Assignment, read: Callable[[str], Matrix | np.ndarray | None]
 ) -> Matrix | np.ndarray:
     """Return the numbers of a parameter, of all its tensors; with the axes of a stack in front.
 
@@ -93,12 +91,12 @@ def _gathered(
         numbers = read(name)
         assert numbers is not None, "checked before"
         if assignment.heads:
-            numbers = cut(numbers, published_order(rows_of(numbers), assignment.heads, name))
+            numbers = cut(numbers, parameter_names.published_order(rows_of(numbers), assignment.heads, name))
         parts.append(numbers if rows is None else cut(numbers, slice(*rows)))
     return gathered(parts, assignment.path, assignment.depth)
 
 
-def floats_of(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray:
+def floats_of(checkpoint: Checkpoint, assignment: loading_plan.Assignment) -> np.ndarray:
     """Return the floats of a parameter, of all its tensors, in its axes and its dtype."""
 
     def read(name: str) -> np.ndarray:
@@ -114,7 +112,7 @@ def floats_of(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray:
 
 def frozen_of(
     matrix: Matrix,
-    axes: AxesOfLayout,
+    axes: layout_axes.AxesOfLayout,
     sizes: Mapping[str, int],
     dtype: DTypeLike,
     summed: Axes,
@@ -163,7 +161,7 @@ def frozen_of(
     return numbers, replace(form, in_turn=in_turn, names=tuple(sorted(numbers)))
 
 
-def _groups(matrix: Matrix, axes: AxesOfLayout, length: int) -> tuple[Groups, int, int]:
+def _groups(matrix: Matrix, axes: layout_axes.AxesOfLayout, length: int) -> tuple[Groups, int, int]:
     """Return the groups of the parameter, their number along the last axis of inputs, and how many share a scale.
 
     Args:

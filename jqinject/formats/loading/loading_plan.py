@@ -11,7 +11,7 @@ import numpy as np
 
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading.layout_axes import AxesOfLayout, axes_by_name
+from jqinject.formats.loading import layout_axes, parameter_names
 from jqinject.formats.loading.matching import (
     CacheScale,
     Match,
@@ -22,7 +22,6 @@ from jqinject.formats.loading.matching import (
     idle_rules,
     unused_scales,
 )
-from jqinject.formats.loading.parameter_names import Name, Names, checked_names, heads_in_turn
 from jqinject.terminal import table
 
 T = TypeVar("T")
@@ -56,7 +55,7 @@ class Assignment:
     dtype: np.dtype
     sources: tuple[tuple[str, tuple[int, int] | None], ...]
     depth: tuple[int, ...]
-    axes: AxesOfLayout
+    axes: layout_axes.AxesOfLayout
     sizes: Mapping[str, int]
     label: str
     is_low: bool
@@ -141,7 +140,7 @@ class LoadPlan:
 def plan_of(
     checkpoint: Checkpoint,
     parameters: Parameters,
-    names: Names | None,
+    names: parameter_names.Names | None,
     ignore: tuple[str, ...],
     proxies: Collection[str] = (),
 ) -> LoadPlan:
@@ -158,7 +157,7 @@ def plan_of(
         CheckpointError: two tensors are for one parameter; shapes do not fit.
         ValueError: a rule names a parameter that does not exist.
     """
-    rules, patterns = None if names is None else checked_names(names), _patterns(ignore)
+    rules, patterns = None if names is None else parameter_names.checked_names(names), _patterns(ignore)
     matches: dict[str, dict[tuple[object, ...], tuple[str, Match]]] = {}
     caches: dict[str, list[str]] = {}
     left, unknown = [], []
@@ -225,7 +224,7 @@ def _assignment(
         source = (math.prod(source),)
     of_tree = None if matrix is None or matrix.parameter_shape != inner else matrix.axes
     text = rule.axes or of_tree
-    axes = AxesOfLayout.of(text) if text else axes_by_name(path, source, inner, first)
+    axes = layout_axes.AxesOfLayout.of(text) if text else layout_axes.axes_by_name(path, source, inner, first)
     try:
         sizes = axes.sizes(source, inner, rule.sizes)
     except ValueError as error:
@@ -257,11 +256,11 @@ def _depth(path: str, shape: tuple[int, ...], matches: Sequence[Match]) -> tuple
     return depth
 
 
-def _heads(checkpoint: Checkpoint, rule: Name, name: str) -> int:
+def _heads(checkpoint: Checkpoint, rule: parameter_names.Name, name: str) -> int:
     """Return heads whose rows are turned back: those of a GGUF file for which a rule has the published name."""
     if checkpoint.method != "gguf" or rule.matches(name) is not None:
         return 0
-    return heads_in_turn(name, checkpoint.config)
+    return parameter_names.heads_in_turn(name, checkpoint.config)
 
 
 def _own_rows(checkpoint: Checkpoint, name: str, match: Match, parameters: Parameters) -> tuple[int, int]:

@@ -6,8 +6,7 @@ from functools import cached_property
 
 from flax import nnx
 
-from jqinject.model.inspect import page
-from jqinject.model.inspect.site_table import BIG, CACHE, LEGEND, SiteRow, SiteTable
+from jqinject.model.inspect import page, site_table
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.walk import check_module
 from jqinject.program import CALL, Call, Method, checked_method
@@ -26,27 +25,27 @@ class Coverage(page.Shown):
         rows: the site table.
     """
 
-    rows: tuple[SiteRow, ...]
+    rows: tuple[site_table.SiteRow, ...]
 
     @property
-    def weights(self) -> tuple[SiteRow, ...]:
+    def weights(self) -> tuple[site_table.SiteRow, ...]:
         """The contractions with a weight and the look-ups, in the program's order; empty without inputs."""
         return tuple(row for row in self.rows if row.parameter and row.operation)
 
     @property
-    def activations(self) -> tuple[SiteRow, ...]:
+    def activations(self) -> tuple[site_table.SiteRow, ...]:
         """The contractions of two activations."""
-        return tuple(row for row in self.rows if not row.parameter and row.operation != CACHE)
+        return tuple(row for row in self.rows if not row.parameter and row.operation != site_table.CACHE)
 
     @property
-    def caches(self) -> tuple[SiteRow, ...]:
+    def caches(self) -> tuple[site_table.SiteRow, ...]:
         """What the model writes into caches in low bits."""
-        return tuple(row for row in self.rows if row.operation == CACHE)
+        return tuple(row for row in self.rows if row.operation == site_table.CACHE)
 
     @cached_property
-    def missed(self) -> tuple[SiteRow, ...]:
+    def missed(self) -> tuple[site_table.SiteRow, ...]:
         """The first use in floats of each matrix that is not quantized, largest first."""
-        first: dict[str, SiteRow] = {}
+        first: dict[str, site_table.SiteRow] = {}
         for row in self.rows:
             if row.why:
                 first.setdefault(row.parameter, row)
@@ -114,14 +113,14 @@ class Coverage(page.Shown):
     @property
     def summary(self) -> tuple[str, ...]:
         """The line, and below it every weight of more than 1,024 numbers that is not quantized."""
-        big = [row for row in self.missed if row.size > BIG]
+        big = [row for row in self.missed if row.size > site_table.BIG]
         lines = [
             f"not quantized: {row.parameter} ({row.size:,} numbers): {row.why}"
             + (f"; {row.rule}" if row.rule else "")
             for row in big
         ]
         small = len(self.missed) - len(big)
-        rest = [f"not quantized: {small} more, of at most {BIG:,} numbers each"] if small else []
+        rest = [f"not quantized: {small} more, of at most {site_table.BIG:,} numbers each"] if small else []
         return (self.line, *lines, *rest)
 
     def table(self) -> page.Table:
@@ -130,7 +129,7 @@ class Coverage(page.Shown):
 
     def legend(self) -> tuple[tuple[str, str], ...]:
         """See `Shown`."""
-        return LEGEND
+        return site_table.LEGEND
 
     def notes(self) -> tuple[str, ...]:
         """See `Shown`."""
@@ -148,8 +147,8 @@ class Coverage(page.Shown):
         }
 
 
-def _cells(row: SiteRow) -> tuple[str, ...]:
-    if row.operation == CACHE:
+def _cells(row: site_table.SiteRow) -> tuple[str, ...]:
+    if row.operation == site_table.CACHE:
         return f"(cache) {row.name}", "cache write", row.weight, "-", "", "0"
     grids = (row.weight or "float", "-" if row.operation == "take" else row.input or "float")
     name = row.parameter or f"(activations) {row.name}"
@@ -199,4 +198,4 @@ def coverage(model: nnx.Module, *inputs: object, method: Method = CALL, **keywor
 
 def coverage_of(model: nnx.Module, calls: Sequence[Call], rules: Sequence[Rule] | None = None) -> Coverage:
     """See `coverage` and `SiteTable`."""
-    return Coverage(SiteTable(model, calls, rules).rows)
+    return Coverage(site_table.SiteTable(model, calls, rules).rows)

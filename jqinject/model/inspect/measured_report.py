@@ -10,11 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import QuantStat
-from jqinject.core._protocols import grid_of, has_zero_point, number_format, scale_dtype
-from jqinject.core.component import InnerModule
-from jqinject.model.from_payload import unfreeze_from_payload
-from jqinject.model.frozen_weights import restore_masters, without_masters
+from jqinject.core import QuantStat, _protocols, component
+from jqinject.model import from_payload, frozen_weights
 from jqinject.model.inspect.layer_numbers import (
     Clipped,
     Histograms,
@@ -74,7 +71,7 @@ def measurable(model: nnx.Module, call: Call, reference: nnx.Module | None) -> n
         ValueError: without `reference`, frozen layers or parameters whose float numbers are gone, and weights in whose
             place are the numbers that a solver chose; a reference whose parameters do not fit.
     """
-    frozen = without_masters(ModelIndex(model)) if reference is None else {}
+    frozen = frozen_weights.without_masters(ModelIndex(model)) if reference is None else {}
     if frozen:
         raise ValueError(
             "report(numbers=True) compares with the float model, and the float weights "
@@ -100,8 +97,8 @@ def measurable(model: nnx.Module, call: Call, reference: nnx.Module | None) -> n
             )
     copy = nnx.clone(model, graph=True)
     if ModelIndex(copy).frozen_parameters:
-        unfreeze_from_payload(ModelIndex(copy))
-        restore_masters(ModelIndex(copy))
+        from_payload.unfreeze_from_payload(ModelIndex(copy))
+        frozen_weights.restore_masters(ModelIndex(copy))
     copy.eval()
     solved = solved_weights(copy)
     if reference is not None:
@@ -189,7 +186,7 @@ def _measured(entry: str, floating: Records, quantized: Records) -> LayerNumbers
 
 
 @final
-class SolvedQuant(InnerModule):
+class SolvedQuant(component.InnerModule):
     """Return the quantized weight that a solver chose, whatever weight it is called with.
 
     Args:
@@ -202,9 +199,9 @@ class SolvedQuant(InnerModule):
             nnx.data(quantizer) if isinstance(quantizer, nnx.Module) else nnx.static(quantizer)
         )
         self.weight = QuantStat(weight)
-        self.has_zero_point = has_zero_point(quantizer)
-        self.scale_dtype, self.grid = scale_dtype(quantizer), grid_of(quantizer)
-        self.format = number_format(quantizer)
+        self.has_zero_point = _protocols.has_zero_point(quantizer)
+        self.scale_dtype, self.grid = _protocols.scale_dtype(quantizer), _protocols.grid_of(quantizer)
+        self.format = _protocols.number_format(quantizer)
 
     def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool) -> Any:
         """See the quantizer."""

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import QuantParam, QuantStat
-from jqinject.core._protocols import block_width, number_format
-from jqinject.core.transforms import Chain
+from jqinject.core import QuantParam, QuantStat, _protocols, transforms
 from jqinject.dot import FrozenParam
 from jqinject.inject import Binding
 from jqinject.model.frozen_weights import is_frozen_op, op_of_weight, quantized_op
@@ -257,8 +255,8 @@ def _of_scheme(op: Any, operand: int) -> OperandGrid:
 
 
 def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
-    form = number_format(proxy.tensor_quant)
-    size, width = proxy.quant_metadata.group_size, block_width(proxy.tensor_quant)
+    form = _protocols.number_format(proxy.tensor_quant)
+    size, width = proxy.quant_metadata.group_size, _protocols.block_width(proxy.tensor_quant)
     if size is not None and shape:
         size = min(size, shape[proxy.quant_metadata.group_dim])
     if form is not None:
@@ -284,7 +282,7 @@ def _grid_from(proxy: Any, shape: tuple[int, ...], stacked: int) -> OperandGrid:
 
 def name_of_transform(transform: object) -> str:
     """A transform in a report: with its arguments if it is a value, else its class; of a chain, its parts."""
-    if isinstance(transform, Chain):
+    if isinstance(transform, transforms.Chain):
         return ", ".join(map(name_of_transform, transform.parts))
     return type(transform).__name__ if isinstance(transform, nnx.Module) else repr(transform)
 

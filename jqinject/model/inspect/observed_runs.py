@@ -21,8 +21,7 @@ from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import clipped_fields
 from jqinject.model.status import Change, changed
 from jqinject.model.walk import modules_of
-from jqinject.nn import QuantCheckpoint, QuantEmbed
-from jqinject.nn.activations import QuantActLayer
+from jqinject.nn import QuantCheckpoint, QuantEmbed, activations
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import from_holder, on_host, spans_processes
 from jqinject.program import (
@@ -180,7 +179,7 @@ def _floating(layer: nnx.Module, run: Callable[[], Any], x: object) -> jax.Array
     if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
         return as_array(x)
     changes, op = [*_in_floats(layer), *_switched_off(vars(layer).values())], quantized_op(layer)
-    if isinstance(layer, QuantWeightLayer | QuantActLayer):
+    if isinstance(layer, QuantWeightLayer | activations.QuantActLayer):
         changes.append((vars(layer), "return_quant_tensor", False))
     if op is not None:
         changes.append((vars(layer), op.name, PLAIN_OPS[op.name]))
@@ -200,7 +199,7 @@ def _quantizes(node: object) -> bool:
     """Whether a module is a layer that quantizes in the forward pass."""
     if quantized_op(node) is not None:
         return True
-    if not isinstance(node, QuantWeightLayer | QuantActLayer | QuantCheckpoint):
+    if not isinstance(node, QuantWeightLayer | activations.QuantActLayer | QuantCheckpoint):
         return False
     frozen = isinstance(node, QuantWeightLayer) and node.frozen is not None
     return frozen or any(_is_on(proxy) for slot, proxy in vars(node).items() if slot != "grad_quant")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jqinject.model.inspect.layer_numbers import Histogram, History
-from jqinject.model.inspect.site_table import RIGHT, SiteRow
+from jqinject.model.inspect import layer_numbers, site_table
 from jqinject.terminal import blocks, wrapped
 
 if TYPE_CHECKING:
@@ -42,11 +41,11 @@ class Shown:
     def __str__(self) -> str:
         """The table, as wide as the terminal: where columns do not fit, several tables, and the notes beneath."""
         names, rows = self.table()
-        lines = blocks(names, rows, right=RIGHT)
+        lines = blocks(names, rows, right=site_table.RIGHT)
         legend = [f"{name}: {text}" for name, text in self.legend()] if rows else []
         beneath = [*legend, *self.notes()]
         if "" in lines and names[-1] == NOTE:
-            lines = blocks(names[:-1], [row[:-1] for row in rows], right=RIGHT)
+            lines = blocks(names[:-1], [row[:-1] for row in rows], right=site_table.RIGHT)
             beneath = [*(f"{row[0]}: {row[-1]}" for row in rows if row[-1]), *beneath]
         return "\n".join([*(lines if rows else ()), *(wrapped(line, hang="  ") for line in beneath)])
 
@@ -75,7 +74,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(tag: str, column: str, text: str) -> str:
-    attribute = ' class="right"' if column in RIGHT else ""
+    attribute = ' class="right"' if column in site_table.RIGHT else ""
     return f"<{tag}{attribute}>{escape(text)}</{tag}>"
 
 
@@ -83,7 +82,7 @@ WIDTH, HEIGHT = 320, 110
 CHART_LEFT, CHART_RIGHT, TOP, BOTTOM = 8, 312, 8, 92
 
 
-def histogram_chart(title: str, drawn: Histogram) -> str:
+def histogram_chart(title: str, drawn: layer_numbers.Histogram) -> str:
     """Bars of a histogram, with the clipping range as two vertical lines.
 
     The height of a bar is the logarithm of its count, so that a single outlier is seen beside a million numbers. All
@@ -143,13 +142,13 @@ def _figure(title: str, about: str, drawing: Sequence[str], marks: Iterable[tupl
     )
 
 
-def charts(rows: Iterable[SiteRow]) -> str:
+def charts(rows: Iterable[site_table.SiteRow]) -> str:
     """The numbers of measured rows; empty without any."""
     sections = "".join(map(_section, rows))
     return f"<h2>Numbers and their ranges</h2>\n{sections}" if sections else ""
 
 
-def _section(entry: SiteRow) -> str:
+def _section(entry: site_table.SiteRow) -> str:
     """The charts of a layer; empty without measured numbers."""
     if entry.numbers is None:
         return ""
@@ -163,7 +162,7 @@ def _section(entry: SiteRow) -> str:
     )
 
 
-def _history(history: History) -> str:
+def _history(history: layer_numbers.History) -> str:
     title = f"{history.slot}.{history.name}"
     if len(history.values) > 1:
         return series_chart(title, history.values)

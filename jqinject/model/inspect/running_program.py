@@ -10,15 +10,12 @@ import jax
 from flax import nnx
 
 from jqinject.dot import is_low_bit_cache
-from jqinject.model.inspect.model_weights import LAYERS
-from jqinject.model.inspect.weight_flow import Flow, WeightFlow, kind_of
+from jqinject.model.inspect import model_weights, weight_flow
 from jqinject.nn import QuantEmbed
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import Call, SplitCall, intercept, name_in_scope
-from jqinject.program.jaxpr import Body
-from jqinject.program.scopes import WEIGHT, weight_scope
+from jqinject.program import Call, SplitCall, intercept, jaxpr, name_in_scope, scopes
 
-NAME = re.compile(WEIGHT + r"([\w.\-]*)")
+NAME = re.compile(scopes.WEIGHT + r"([\w.\-]*)")
 PARTS = re.compile(r"jqinject_parts\((\d+)\)")
 DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
 CONTRACTION = re.compile(
@@ -51,7 +48,7 @@ class CompiledContraction:
     @property
     def kind(self) -> str:
         """See `kind_of`."""
-        return kind_of(self.operands)
+        return weight_flow.kind_of(self.operands)
 
     def __str__(self) -> str:
         summed = f"{' x '.join(self.operands)} -> {self.output}"
@@ -77,7 +74,7 @@ class RunningProgram:
         def run(state: object, arrays: list[jax.Array]) -> list[jax.Array]:
             copy, copied_call = split.merged(state, arrays)
             for path, node in nnx.iter_modules(copy):
-                if isinstance(node, LAYERS):
+                if isinstance(node, model_weights.LAYERS):
                     name = ".".join(map(str, path))
                     for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
                         intercept(node, partial(_under_name, path), method)
@@ -87,7 +84,7 @@ class RunningProgram:
 
         self._traced = jax.jit(run).trace(split.state, split.arrays)
 
-    def kinds(self, flows: Sequence[Flow]) -> dict[str, frozenset[str]]:
+    def kinds(self, flows: Sequence[weight_flow.Flow]) -> dict[str, frozenset[str]]:
         """How the jaxpr contracts each weight: "int", "fp8" or "float".
 
         Args:
@@ -95,7 +92,7 @@ class RunningProgram:
         """
         arrays = [flow for flow, x in zip(flows, self._inputs, strict=True) for _ in jax.tree.leaves(x)]
         kinds: dict[str, frozenset[str]] = {}
-        for contraction in WeightFlow(Body.of(self._traced.jaxpr), arrays).contractions:
+        for contraction in weight_flow.WeightFlow(jaxpr.Body.of(self._traced.jaxpr), arrays).contractions:
             for name in contraction.sources if contraction.kind != "none" else ():
                 kinds[name] = kinds.get(name, frozenset()) | {contraction.kind}
         return kinds
@@ -118,7 +115,7 @@ def _under_name(
     path: tuple[object, ...], layer: object, call: Callable[..., object], *args: object, **kwargs: object
 ) -> object:
     """Call a layer under a named scope, which the program's text keeps."""
-    with weight_scope(path):
+    with scopes.weight_scope(path):
         return call(*args, **kwargs)
 
 

@@ -15,9 +15,8 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from jqinject.dot import FrozenParam
-from jqinject.model.inspect.layer_numbers import LayerNumbers
+from jqinject.model.inspect import layer_numbers, running_program
 from jqinject.model.inspect.model_weights import FLOAT, ModelArray, ModelWeights, OperandGrid, note_of_shards
-from jqinject.model.inspect.running_program import RunningProgram
 from jqinject.model.inspect.weight_flow import Flow, TracedContraction, WeightFlow
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
@@ -123,7 +122,7 @@ class SiteRow:
     bits: float | None = None
     operations: int = 0
     is_low_bit: bool = False
-    numbers: LayerNumbers | None = None
+    numbers: layer_numbers.LayerNumbers | None = None
 
     @property
     def site(self) -> str:
@@ -179,7 +178,7 @@ class TracedCall:
         self.products = {product.equation: product for product in sites.products}
         written = (name for name, site in sites.sites.items() if site.cache_ndim)
         self.caches = [name for name in written if name in weights.between]
-        self.running = RunningProgram(model, call)
+        self.running = running_program.RunningProgram(model, call)
         self.kinds = self.running.kinds(flows)
 
 

@@ -15,12 +15,11 @@ from functools import reduce
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE
-from jqinject.program import only_moves, operation_of, path_in, runs_inside
-from jqinject.program.jaxpr import Body, Equation, Scan, While, settled
+from jqinject.program import jaxpr, only_moves, operation_of, path_in, runs_inside
 from jqinject.program.operations import CONTRACTIONS, operand_axes
 
 
-def operations_of(equation: Equation) -> int:
+def operations_of(equation: jaxpr.Equation) -> int:
     """Count the multiply-adds of an operation, or of the programs within it.
 
     A loop body counts once per iteration, or once if the trip count is unknown; of several branches, the one with the
@@ -86,7 +85,7 @@ class Place:
     inside: str = ""
     steps: int = 1
 
-    def within(self, equation: Equation) -> Place:
+    def within(self, equation: jaxpr.Equation) -> Place:
         """Inside a part of the program."""
         path = path_in(equation.scopes) or self.path
         steps = self.steps * (equation.times if equation.scan else 1)
@@ -104,7 +103,7 @@ class TracedContraction(Place):
         through: as in `Flow`, of the weight.
     """
 
-    equation: Equation
+    equation: jaxpr.Equation
     sources: frozenset[str]
     through: str
 
@@ -139,21 +138,21 @@ class WeightFlow:
     """
 
     def __init__(
-        self, body: Body, inputs: Sequence[Flow], constant: Callable[[Any], Flow] = lambda value: Flow()
+        self, body: jaxpr.Body, inputs: Sequence[Flow], constant: Callable[[Any], Flow] = lambda value: Flow()
     ) -> None:
         self.contractions: list[TracedContraction] = []
         self.read: set[str] = set()
         self._constant = constant
         self._run(body, inputs, Place())
 
-    def _run(self, body: Body, inputs: Sequence[Flow], place: Place) -> list[Flow]:
-        def rule(equation: Equation, taken: list[Flow]) -> list[Flow]:
+    def _run(self, body: jaxpr.Body, inputs: Sequence[Flow], place: Place) -> list[Flow]:
+        def rule(equation: jaxpr.Equation, taken: list[Flow]) -> list[Flow]:
             self.read.update(*(x.sources for x in taken))
             return self._outputs(equation, taken, place)
 
         return body.run(inputs, rule, self._constant)
 
-    def _outputs(self, equation: Equation, inputs: list[Flow], place: Place) -> list[Flow]:
+    def _outputs(self, equation: jaxpr.Equation, inputs: list[Flow], place: Place) -> list[Flow]:
         name, count, loop = equation.name, len(equation.outputs), equation.scan or equation.loop
         if equation.function == DEQUANTIZE:
             return [_all(inputs)] * count
@@ -173,7 +172,7 @@ class WeightFlow:
 
     # --- single operations
 
-    def _contraction(self, equation: Equation, inputs: list[Flow], place: Place) -> Flow:
+    def _contraction(self, equation: jaxpr.Equation, inputs: list[Flow], place: Place) -> Flow:
         lhs, rhs = inputs[:2]
         if not (lhs.depends or rhs.depends):
             return _changed(inputs, equation.name)
@@ -185,14 +184,14 @@ class WeightFlow:
             self._note(equation, ARGUMENT, place)
         return ARGUMENT
 
-    def _opaque(self, equation: Equation, inputs: list[Flow], place: Place) -> Flow:
+    def _opaque(self, equation: jaxpr.Equation, inputs: list[Flow], place: Place) -> Flow:
         """An operation that is not looked into: what it does with a weight and with activations is a contraction."""
         weights = _all([x for x in inputs if not x.depends])
         if weights.sources and any(x.depends for x in inputs):
             self._note(equation, weights, replace(place, inside=place.inside or equation.name))
         return _changed(inputs, equation.name)
 
-    def _moved(self, equation: Equation, inputs: list[Flow], place: Place) -> Flow:
+    def _moved(self, equation: jaxpr.Equation, inputs: list[Flow], place: Place) -> Flow:
         x, others = inputs[0], inputs[1:]
         if not any(index.depends for index in others):
             return x if x.sources else _all(inputs)  # indices into a table are a weight's numbers
@@ -200,7 +199,7 @@ class WeightFlow:
             self._note(equation, x, place)
         return replace(x, depends=True)
 
-    def _note(self, equation: Equation, weight: Flow, place: Place) -> None:
+    def _note(self, equation: jaxpr.Equation, weight: Flow, place: Place) -> None:
         own = vars(replace(place, path=path_in(equation.scopes) or place.path))
         self.contractions.append(
             TracedContraction(**own, equation=equation, sources=weight.sources, through=weight.through)
@@ -208,7 +207,7 @@ class WeightFlow:
 
     # --- programs within
 
-    def _branches(self, equation: Equation, inputs: list[Flow], place: Place) -> list[Flow]:
+    def _branches(self, equation: jaxpr.Equation, inputs: list[Flow], place: Place) -> list[Flow]:
         outputs: list[list[Flow]] = []
         runs: list[list[TracedContraction]] = []
         outer = self.contractions
@@ -224,10 +223,10 @@ class WeightFlow:
         joined = [_all(flows) for flows in zip(*outputs, strict=True)]
         return [replace(x, depends=True) for x in joined] if inputs[0].depends else joined
 
-    def _loop(self, loop: Scan | While, inputs: list[Flow], place: Place) -> list[Flow]:
+    def _loop(self, loop: jaxpr.Scan | jaxpr.While, inputs: list[Flow], place: Place) -> list[Flow]:
         of_condition: list[Flow] = []
         xs: list[Flow] = []
-        if isinstance(loop, Scan):
+        if isinstance(loop, jaxpr.Scan):
             constants, carry, xs = loop.split(inputs)
         else:
             of_condition, constants, carry = loop.split(inputs)
@@ -236,9 +235,9 @@ class WeightFlow:
             return self._run(loop.body, [*constants, *carry, *xs], place)
 
         outer, self.contractions = self.contractions, []
-        carry = settled(lambda carry: step(carry)[: len(carry)], carry, Flow.joined)
+        carry = jaxpr.settled(lambda carry: step(carry)[: len(carry)], carry, Flow.joined)
         self.contractions = outer
-        if isinstance(loop, While):
+        if isinstance(loop, jaxpr.While):
             self._run(loop.condition, [*of_condition, *carry], place)
         return step(carry)
 

@@ -13,12 +13,10 @@ from flax import nnx
 
 from jqinject.dot import FrozenParam
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.quantizing.parameter_sites import PlannedParameter, uses_by_path
-from jqinject.model.quantizing.rule_policy import OURS, QuantizationPlan
+from jqinject.model.quantizing import parameter_sites, rule_policy
 from jqinject.model.quantizing.rules import Rule, matches_path
 from jqinject.model.walk import ModelIndex, listed, place_name
-from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted
-from jqinject.program.tracked_value import Path
+from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted, tracked_value
 from jqinject.proxy import QuantProxyFromInjector
 
 Rank = int | Mapping[str, int]
@@ -40,7 +38,7 @@ class PlannedAdapter:
         rank: of the update.
     """
 
-    path: Path
+    path: tracked_value.Path
     uses: tuple[WeightUse, ...]
     lookups: tuple[str, ...]
     rank: int
@@ -87,7 +85,7 @@ def _roles(use: WeightUse) -> list[str]:
     return roles
 
 
-def plan_adapters(plan: QuantizationPlan, ranks: Ranks) -> tuple[PlannedAdapter, ...]:
+def plan_adapters(plan: rule_policy.QuantizationPlan, ranks: Ranks) -> tuple[PlannedAdapter, ...]:
     """The adapters of the parameters that rules take; the first pattern of ranks that matches counts.
 
     Raises:
@@ -95,7 +93,7 @@ def plan_adapters(plan: QuantizationPlan, ranks: Ranks) -> tuple[PlannedAdapter,
     """
     planned, candidates, matched = [], [], set()
     taken = {(path, operation) for path, operation, *_ in plan.taken}
-    for path, uses in uses_by_path(plan.outside.uses).items():
+    for path, uses in parameter_sites.uses_by_path(plan.outside.uses).items():
         contractions = tuple(use for use in uses if use.operation != "take")
         if not any((path, use.operation) in taken for use in contractions):
             continue
@@ -152,7 +150,7 @@ def new_adapter(
     variable: Parameter,
     alpha: float | None,
     dropout: float,
-    base: PlannedParameter | None,
+    base: parameter_sites.PlannedParameter | None,
     rngs: nnx.Rngs | None,
     factors: tuple[jax.Array, jax.Array] | None = None,
 ) -> Adapter:
@@ -319,7 +317,7 @@ def refuse_adapted(index: ModelIndex) -> None:
     quantized = tuple(
         place_name(path)
         for path, node in index.places
-        if isinstance(node, (*OURS, QuantizedProgram, FrozenParam))
+        if isinstance(node, (*rule_policy.OURS, QuantizedProgram, FrozenParam))
     )
     if quantized:
         raise ValueError(
@@ -328,7 +326,7 @@ def refuse_adapted(index: ModelIndex) -> None:
         )
 
 
-def check_bases(plan: QuantizationPlan) -> None:
+def check_bases(plan: rule_policy.QuantizationPlan) -> None:
     """Refuse quantizers that are proxies."""
     bases = plan.parameters.items()
     shared = tuple(name for name, base in bases if isinstance(base.quantizer, QuantProxyFromInjector))

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
-from jqinject.model.freezing import check_finite
-from jqinject.model.frozen_weights import freeze_weight, parameter_sites, quantized_weights
+from jqinject.model import freezing, frozen_weights, walk
 from jqinject.model.lora.adapter_plan import (
     PlannedAdapter,
     Rank,
@@ -26,8 +25,7 @@ from jqinject.model.lora.adapter_plan import (
     refuse_adapted,
     refuse_bias_quantizers,
 )
-from jqinject.model.quantizing.check_rules import refuse_idle
-from jqinject.model.quantizing.quantize_model import quantize_program
+from jqinject.model.quantizing import check_rules, quantize_model
 from jqinject.model.quantizing.rule_policy import (
     Methods,
     QuantizationPlan,
@@ -37,11 +35,9 @@ from jqinject.model.quantizing.rule_policy import (
     traced_calls,
 )
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.model.walk import ModelIndex, check_module, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.freeze_layer import frozen_param
-from jqinject.program import HELD, find_sites, quantized_stack
-from jqinject.program.tracked_value import Path
+from jqinject.program import HELD, find_sites, quantized_stack, tracked_value
 from jqinject.quant_tensor import as_array
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -120,14 +116,14 @@ def lora(
         >>> jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam)))
         {'op_quant': {'adapters': {'kernel': {'a': (64, 2), 'b': (2, 4)}}}}
     """
-    check_module(model, "lora")
+    walk.check_module(model, "lora")
     check_arguments(alpha, dropout, rngs, start, update)
     model, plan, adapters = _planned(model, rules, rank, inputs, methods, "lora")
 
     def adapted(model: Model, rngs: nnx.Rngs) -> Model:
         return _adapted(model, plan, adapters, (alpha, dropout), rngs, start, update)
 
-    if ModelIndex(model).is_abstract:
+    if walk.ModelIndex(model).is_abstract:
         return nnx.eval_shape(lambda model: adapted(model, nnx.clone(rngs)), model)
     return adapted(model, rngs)
 
@@ -157,11 +153,11 @@ def _planned(
     ranks, checked = checked_ranks(rank), checked_rules(rules)
     refuse_bias_quantizers(checked, caller)
     model = nnx.clone(model, graph=True)
-    index = ModelIndex(model)
+    index = walk.ModelIndex(model)
     refuse_adapted(index)
     plan = QuantizationPlan.of(model, index, RulePolicy(checked, into_layers=True), calls)
     if not allow_idle:
-        refuse_idle(index, model, plan)
+        check_rules.refuse_idle(index, model, plan)
         check_bases(plan)
     return model, plan, plan_adapters(plan, ranks)
 
@@ -176,13 +172,13 @@ def _adapted(
     update: Update,
 ) -> Model:
     """The model with adapters, its base frozen unless they are inside its quantizers."""
-    quantizers = quantize_program(model, plan, rngs)
-    index = ModelIndex(model)
-    sites = {name: site for _, _, name, site in parameter_sites(index)}
-    check_finite(index, [*sites.values()], "lora")
+    quantizers = quantize_model.quantize_program(model, plan, rngs)
+    index = walk.ModelIndex(model)
+    sites = {name: site for _, _, name, site in frozen_weights.parameter_sites(index)}
+    freezing.check_finite(index, [*sites.values()], "lora")
     adapters = {}
     for entry in planned:
-        name = place_name(entry.path)
+        name = walk.place_name(entry.path)
         factors = None
         if start == "error" and name in plan.parameters:
             wrong = _rounding_error(sites[name])
@@ -193,8 +189,8 @@ def _adapted(
     quantizers.adapters = nnx.Dict(adapters)
     if update == "inside":  # whatever follows from the parameter has the update
         return model
-    for site in quantized_weights(index):
-        freeze_weight(index, site, frozen_param(site))
+    for site in frozen_weights.quantized_weights(index):
+        frozen_weights.freeze_weight(index, site, frozen_param(site))
     _check_followed(model, plan, planned)
     return model
 
@@ -232,10 +228,10 @@ def with_low_rank(
         ValueError: see `lora`.
     """
     model, plan, wide = _planned(model, rules, rank, None, methods, "LowRank", allow_idle=allow_idle)
-    bases, by_name = plan.parameters, ModelIndex(model).by_name
+    bases, by_name = plan.parameters, walk.ModelIndex(model).by_name
     adapters, planned = {}, {}
     for entry in wide:
-        name = place_name(entry.path)
+        name = walk.place_name(entry.path)
         if name not in bases:
             continue
         variable = by_name[name]
@@ -245,7 +241,7 @@ def with_low_rank(
         adapters[name] = new_adapter(entry, variable, None, 0.0, bases[name], None, factors)
         rest = value.astype(jnp.float32) - dense_update(adapters[name], value.shape)
         variable.set_value(rest.astype(value.dtype))
-    quantize_program(model, plan, None).adapters = nnx.Dict(adapters)
+    quantize_model.quantize_program(model, plan, None).adapters = nnx.Dict(adapters)
     _check_followed(model, plan, tuple(planned.values()))
     return model, planned
 
@@ -258,7 +254,7 @@ def _check_followed(model: nnx.Module, plan: QuantizationPlan, planned: tuple[Pl
     Raises:
         ValueError: a contraction has none.
     """
-    nodes = dict(ModelIndex(model).places)
+    nodes = dict(walk.ModelIndex(model).places)
     adapted, missing = _without_update(model, plan, planned)
     if missing:
         for entry in missing:
@@ -267,19 +263,19 @@ def _check_followed(model: nnx.Module, plan: QuantizationPlan, planned: tuple[Pl
                 variable.set_metadata(**{READS_WHOLE: True})
         adapted, missing = _without_update(model, plan, planned)
     if missing:
-        shown = "\n".join(f"    {place_name(entry.path)}: {entry.uses[0].name}" for entry in missing)
+        shown = "\n".join(f"    {walk.place_name(entry.path)}: {entry.uses[0].name}" for entry in missing)
         raise ValueError(
             f"lora: these weights change on their way to a contraction, so that an update cannot follow:\n{shown}\n"
             "  cure: rank={pattern: rank} that leaves them out"
         )
     for entry in planned:
         alone = tuple(name for name in entry.lookups if (entry.path, name) not in adapted)
-        nodes[HELD, "adapters", place_name(entry.path)].lookups = alone
+        nodes[HELD, "adapters", walk.place_name(entry.path)].lookups = alone
 
 
 def _without_update(
     model: nnx.Module, plan: QuantizationPlan, planned: tuple[PlannedAdapter, ...]
-) -> tuple[set[tuple[Path, str]], list[PlannedAdapter]]:
+) -> tuple[set[tuple[tracked_value.Path, str]], list[PlannedAdapter]]:
     """What is adapted, and the plans of which a contraction is not."""
     adapted = find_sites(model, plan.policy, plan.calls).adapted
     return adapted, [e for e in planned if any((e.path, use.name) not in adapted for use in e.uses)]

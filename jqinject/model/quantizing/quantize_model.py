@@ -6,14 +6,11 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import jax
 from flax import nnx
 
+from jqinject.dot.schemes import quant_operand, scheme, scheme_fits
 from jqinject.dot.schemes.contraction import Contraction
-from jqinject.dot.schemes.quant_operand import OperandAxes
-from jqinject.dot.schemes.scheme import SchemeSpec
-from jqinject.dot.schemes.scheme_fits import check_random_numbers
 from jqinject.model.caches import check_cache_quantizer
 from jqinject.model.frozen_weights import geometry_of, op_slot
-from jqinject.model.quantizing.check_rules import check_model, check_plan, warn_of_low_coverage
-from jqinject.model.quantizing.parameter_sites import parameter_site, tied_to_layers
+from jqinject.model.quantizing import check_rules, parameter_sites
 from jqinject.model.quantizing.rule_policy import (
     Methods,
     QuantizationPlan,
@@ -32,10 +29,10 @@ from jqinject.program import (
     Call,
     OpQuantizers,
     change_class,
+    kept_state,
     quantized_class,
     throws_away,
 )
-from jqinject.program.kept_state import node_at
 from jqinject.program.tracked_value import Path
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -122,18 +119,18 @@ def quantize(
     checked = checked_rules(cast("Rule | Iterable[Rule]", rules))
     for rule in checked:
         if rule.configures:
-            check_random_numbers(
-                SchemeSpec.of(rule.scheme), rngs, str(rule), "quantize(..., rngs=nnx.Rngs(0))"
+            scheme_fits.check_random_numbers(
+                scheme.SchemeSpec.of(rule.scheme), rngs, str(rule), "quantize(..., rngs=nnx.Rngs(0))"
             )
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
-    check_model(index, model, checked, calls)
+    check_rules.check_model(index, model, checked, calls)
     plan = QuantizationPlan.of(model, index, RulePolicy(checked), calls)
     if not allow_idle:
-        check_plan(index, model, plan)
+        check_rules.check_plan(index, model, plan)
     abstract = index.is_abstract
     quantized = planned_model(model, plan, rngs) if abstract else _quantized(model, index, plan, rngs)
-    warn_of_low_coverage(index, quantized, plan)
+    check_rules.warn_of_low_coverage(index, quantized, plan)
     return quantized
 
 
@@ -170,10 +167,10 @@ def _quantize_layers(nodes: Mapping[Path, Any], plan: QuantizationPlan, rngs: nn
 def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> OpQuantizers:
     """Let a model's methods run as programs, with the quantizers that were planned for them; return these."""
     index, sites = ModelIndex(model), plan.outside.sites
-    tied = tied_to_layers(index, plan.parameters)
+    tied = parameter_sites.tied_to_layers(index, plan.parameters)
     quantizers = {name: quantizer_at(site, rngs) for name, site in sites.items()}
     weights = {
-        name: parameter_site(index, parameter, rngs)
+        name: parameter_sites.parameter_site(index, parameter, rngs)
         for name, parameter in plan.parameters.items()
         if parameter.path not in tied
     }
@@ -236,7 +233,7 @@ def initialize(model: nnx.Module, *args: object, **kwargs: object) -> None:
     """
     check_module(model, "initialize")
     graphdef, state = nnx.split(model, graph=True)
-    recorded: dict[Path, dict[str, OperandAxes]] = {}
+    recorded: dict[Path, dict[str, quant_operand.OperandAxes]] = {}
 
     def call(state: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         copy = nnx.merge(graphdef, state)
@@ -264,5 +261,5 @@ def _contractions(model: nnx.Module) -> dict[Path, Contraction]:
 
 def _is_stacked(model: nnx.Module, path: Path) -> bool:
     """Whether the layer that holds a contraction is a stack of layers."""
-    layer = node_at(model, path[:-1])
+    layer = kept_state.node_at(model, path[:-1])
     return op_slot(layer) is not None and layer.kernel.ndim > geometry_of(layer).ndim

@@ -22,7 +22,7 @@ from jqinject.dot.schemes.scheme_fits import (
     weight_quantizer,
     why_not_stored,
 )
-from jqinject.model.frozen_weights import KernelInOp
+from jqinject.model import frozen_weights, walk
 from jqinject.model.quantizing.parameter_sites import (
     OPERAND,
     PlannedParameter,
@@ -30,17 +30,16 @@ from jqinject.model.quantizing.parameter_sites import (
     proxy_of,
 )
 from jqinject.model.quantizing.rules import COUNTERPARTS, LAYER_NAMES, LayerRule, Rule, plan_layers
-from jqinject.model.walk import ModelIndex
 from jqinject.model.walk import Path as ModulePath
-from jqinject.nn.activations import QuantActLayer
-from jqinject.nn.base.layer_schemes import build_op
-from jqinject.nn.base.slots import ACT, GRAD, LayerFacts
-from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.dot_product_attention import QuantScaledDotProductAttention
-from jqinject.nn.merging_and_resizing import QuantMergeLayer
-from jqinject.nn.multi_head_attention import QuantMultiHeadAttention
-from jqinject.nn.norms import QuantNormLayer
-from jqinject.nn.pooling import QuantPoolLayer
+from jqinject.nn import (
+    activations,
+    dot_product_attention,
+    merging_and_resizing,
+    multi_head_attention,
+    norms,
+    pooling,
+)
+from jqinject.nn.base import layer_schemes, slots, weight_layer
 from jqinject.program import (
     CALL,
     Call,
@@ -90,14 +89,14 @@ CONTRACTIONS = {
     "ragged_dot_general": QRaggedDot,
 }
 OURS = (
-    QuantWeightLayer,
-    QuantNormLayer,
-    QuantActLayer,
-    QuantMultiHeadAttention,
-    QuantScaledDotProductAttention,
-    QuantMergeLayer,
-    QuantPoolLayer,
-    KernelInOp,
+    weight_layer.QuantWeightLayer,
+    norms.QuantNormLayer,
+    activations.QuantActLayer,
+    multi_head_attention.QuantMultiHeadAttention,
+    dot_product_attention.QuantScaledDotProductAttention,
+    merging_and_resizing.QuantMergeLayer,
+    pooling.QuantPoolLayer,
+    frozen_weights.KernelInOp,
 )
 
 
@@ -181,7 +180,7 @@ class RulePolicy(Policy):
         return None
 
 
-def needs_inputs(index: ModelIndex, rules: tuple[Rule, ...]) -> bool:
+def needs_inputs(index: walk.ModelIndex, rules: tuple[Rule, ...]) -> bool:
     """Whether rules cannot be applied without tracing the model: they name operations, or it holds Linen modules."""
     linen = any(isinstance(node, nnx.bridge.ToNNX) for node in index.modules)
     caches = any(rule.quantizer("cache_quant") is not None for rule in rules)
@@ -210,7 +209,7 @@ class QuantizationPlan:
 
     @classmethod
     def of(
-        cls, model: nnx.Module, index: ModelIndex, policy: RulePolicy, calls: tuple[Call, ...]
+        cls, model: nnx.Module, index: walk.ModelIndex, policy: RulePolicy, calls: tuple[Call, ...]
     ) -> QuantizationPlan:
         """Plan a model; calls with arguments are traced, unless the model itself is a layer that a rule takes."""
         layers = {} if policy.into_layers else plan_layers(index, policy.rules)
@@ -261,16 +260,16 @@ def quantizer_at(site: Site, rngs: nnx.Rngs | None) -> Any:
     """
     if site.contraction:
         kind = CONTRACTIONS[site.contraction]
-        return build_op(
+        return layer_schemes.build_op(
             kind, site.quantizer, partial(_contracted, site), site.stack, rngs, bool(site.is_weight)
         )
     slot = (
-        GRAD
+        slots.GRAD
         if site.name.endswith("_grad")
-        else replace(ACT, also=("weight", OPERAND) if site.is_weight else ())
+        else replace(slots.ACT, also=("weight", OPERAND) if site.is_weight else ())
     )
     axes = site.overrides.get("channelwise_axes", ())
-    facts = LayerFacts(site.stack, offered={slot.name: {"channelwise_axes": axes}} if axes else {})
+    facts = slots.LayerFacts(site.stack, offered={slot.name: {"channelwise_axes": axes}} if axes else {})
     where = f"the quantizer of {site.name}"
     return proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name, where)
 

@@ -9,10 +9,8 @@ from flax import nnx
 
 from jqinject.core.flax_internals import flax_layer
 from jqinject.dot.schemes.scheme import SchemeLike
-from jqinject.inject import Binding
-from jqinject.inject.errors import did_you_mean
-from jqinject.model.frozen_weights import op_slot
-from jqinject.model.walk import ModelIndex, Path, place_name
+from jqinject.inject import Binding, errors
+from jqinject.model import frozen_weights, walk
 from jqinject.nn import (
     ContractionKind,
     QuantBatchNorm,
@@ -26,10 +24,10 @@ from jqinject.nn import (
     QuantLinearGeneral,
     QuantLoRALinear,
     QuantRMSNorm,
+    norms,
 )
 from jqinject.nn.base.keywords import RuleKeywords
 from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, act_slot, slots_of
-from jqinject.nn.norms import QuantNormLayer
 from jqinject.program import known_operations
 from jqinject.quant import QuantizerLike
 
@@ -69,7 +67,7 @@ def slots_for(module: object, *, named: bool = False) -> tuple[str, ...]:
         named: whether the rule names the layer's class.
     """
     layer = COUNTERPARTS[type(module)]
-    left_out = [] if named or not issubclass(layer, QuantNormLayer) else ["input_quant"]
+    left_out = [] if named or not issubclass(layer, norms.QuantNormLayer) else ["input_quant"]
     left_out += ["bias_quant"] if vars(module).get("bias", ...) is None else []
     return tuple(slot.name for slot in slots_of(layer) if slot.name not in left_out)
 
@@ -238,7 +236,7 @@ def checked_rules(rules: object) -> tuple[Rule, ...]:
             )
         for name in rule.op or ():
             if name not in (names := (*known_operations(), *LAYER_NAMES)):
-                hint = did_you_mean(name, names)
+                hint = errors.did_you_mean(name, names)
                 raise ValueError(
                     f"{rule}: {name!r} is neither an operation nor a layer{': ' + hint if hint else '.'}\n"
                     f"  operations: {', '.join(known_operations())}\n  layers: {', '.join(LAYER_NAMES)}"
@@ -274,7 +272,7 @@ def _checked_overrides(
     for name in overrides:
         if not name.startswith(PREFIXES):
             start = name.partition("_")[0]
-            hint = did_you_mean(name, KEYWORDS) or did_you_mean(f"{start}_", PREFIXES)
+            hint = errors.did_you_mean(name, KEYWORDS) or errors.did_you_mean(f"{start}_", PREFIXES)
             raise TypeError(
                 f"Rule got an unexpected keyword {name!r}{': ' + hint if hint else '.'}\n  It knows "
                 f"{', '.join(KEYWORDS)}, and what quantizers declare, with the prefix of their slot: weight_bit_width=4"
@@ -305,9 +303,9 @@ class LayerRule:
     slots: tuple[str, ...]
 
 
-def plan_layers(index: ModelIndex, rules: tuple[Rule, ...]) -> dict[Path, LayerRule]:
+def plan_layers(index: walk.ModelIndex, rules: tuple[Rule, ...]) -> dict[walk.Path, LayerRule]:
     """Return the rule of every layer that could be quantized, by path; of a shared one under its first path."""
-    plan: dict[Path, LayerRule] = {}
+    plan: dict[walk.Path, LayerRule] = {}
     for path, module in index.outermost(lambda node: type(node) in COUNTERPARTS):
         matching = (i for i, rule in enumerate(rules) if takes_layer(rule, module, ".".join(path)))
         number = next(matching, None)
@@ -315,9 +313,9 @@ def plan_layers(index: ModelIndex, rules: tuple[Rule, ...]) -> dict[Path, LayerR
         if number is not None:
             takes = slots_for(module, named=rules[number].op is not None)
             slots = tuple(slot for slot, _ in rules[number].quantizers if slot in takes)
-            if rules[number].configures and op_slot(module) is not None:
+            if rules[number].configures and frozen_weights.op_slot(module) is not None:
                 slots = ("contraction",)
-        plan[path] = LayerRule(place_name(path), type(module).__name__, number, slots)
+        plan[path] = LayerRule(walk.place_name(path), type(module).__name__, number, slots)
     return plan
 
 
@@ -348,5 +346,5 @@ def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:
         if match is not None:
             return f"{explanation}{written!r} only matches a part of {match!r}; write {pattern!r}"
     slashes = "/" in written
-    hint = did_you_mean(written, [path.replace(".", "/") if slashes else path for path in candidates])
+    hint = errors.did_you_mean(written, [path.replace(".", "/") if slashes else path for path in candidates])
     return f"{explanation}{written!r} matches none{'; ' + hint if hint else ''}" if candidates else ""

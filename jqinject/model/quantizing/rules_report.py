@@ -8,8 +8,7 @@ from flax import nnx
 from jqinject.core import StaticRange
 from jqinject.model.inspect import page
 from jqinject.model.inspect.coverage import Coverage, coverage_of
-from jqinject.model.quantizing.quantize_model import planned_model
-from jqinject.model.quantizing.rule_policy import Methods, QuantizationPlan, RulePolicy, traced_calls
+from jqinject.model.quantizing import quantize_model, rule_policy
 from jqinject.model.quantizing.rules import LayerRule, Rule, checked_rules
 from jqinject.model.walk import ModelIndex, check_module, static_ranges, uncalibrated
 from jqinject.program import Call, QuantizedProgram
@@ -60,7 +59,7 @@ def rules_report(
     model: nnx.Module,
     rules: Rule | Iterable[Rule],
     *inputs: object,
-    methods: Methods | None = None,
+    methods: rule_policy.Methods | None = None,
     **kwargs: object,
 ) -> RulesReport:
     """Report which layers of a model every rule matches, and which rules match none; nothing is changed.
@@ -93,19 +92,19 @@ def rules_report(
     check_module(model, "rules_report")
     checked = checked_rules(rules)
     call = Call(inputs, kwargs) if inputs or kwargs else None
-    calls = traced_calls(model, call, methods, "rules_report")
+    calls = rule_policy.traced_calls(model, call, methods, "rules_report")
     index = ModelIndex(model)
-    plan = QuantizationPlan.of(model, index, RulePolicy(checked), calls)
+    plan = rule_policy.QuantizationPlan.of(model, index, rule_policy.RulePolicy(checked), calls)
     unseen, planned = uncalibrated(index), model
     if not isinstance(model, QuantizedProgram):
-        planned = planned_model(model, plan)
+        planned = quantize_model.planned_model(model, plan)
         unseen += tuple(_planned_ranges(index, planned, plan))
     covered = coverage_of(planned, calls, checked)
     names = (*plan.parameters, *plan.outside.sites)
     return RulesReport(checked, tuple(plan.layers.values()), names, plan.idle, unseen, covered)
 
 
-def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: QuantizationPlan) -> list[str]:
+def _planned_ranges(index: ModelIndex, planned: nnx.Module, plan: rule_policy.QuantizationPlan) -> list[str]:
     """Paths of the static ranges that rules would create, or share before they have seen data.
 
     Args:

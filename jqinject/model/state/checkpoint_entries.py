@@ -11,8 +11,7 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
-from jqinject.core.memory.memory import Memory
-from jqinject.core.memory.memory_policy import DISTANCE
+from jqinject.core.memory import memory, memory_policy
 from jqinject.core.state import kind_of
 from jqinject.model.walk import ModelIndex, Path, VariableEntry, place_name
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -178,7 +177,7 @@ class StoredScales:
         for path, node in index.places:
             restriction = (
                 node.rule.restrict_scaling_impl
-                if isinstance(node, Memory) and node.rule is not DISTANCE
+                if isinstance(node, memory.Memory) and node.rule is not memory_policy.DISTANCE
                 else None
             )
             if isinstance(restriction, FloatRestrictValue | IntRestrictValue):

@@ -15,11 +15,9 @@ from flax import nnx
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.freezing import check_finite, freeze
-from jqinject.model.frozen_weights import WeightHolder, freeze_weight
+from jqinject.model import freezing, frozen_weights, walk
 from jqinject.model.state.checkpoint_entries import problem_of
 from jqinject.model.state.loading import proxies_beside, reassemble_held
-from jqinject.model.walk import Holders, ModelIndex, Path, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.freeze_layer import frozen_param, numbers_from_host
 from jqinject.proxy import stack_of
@@ -70,7 +68,7 @@ class LowBits:
     shape: tuple[int, ...]
     make: Callable[[tuple[int, ...], tuple[int, ...] | None, int], tuple[Mapping[str, jax.Array], FrozenForm]]
 
-    def frozen(self, layer: WeightHolder) -> FrozenParam:
+    def frozen(self, layer: frozen_weights.WeightHolder) -> FrozenParam:
         """What is stored in the weight's place of a layer or a site."""
         numbers, form = self.make(layer.summed_axes, layer.axes_of_sums(), len(stack_of((layer,))))
         return FrozenParam.holding(numbers, form, layer.weight.get_metadata())
@@ -131,14 +129,14 @@ def load_frozen(
         del array
         freed.add(size)
     loading.check_complete()
-    return freeze(model, allow_uncalibrated=allow_uncalibrated)
+    return freezing.freeze(model, allow_uncalibrated=allow_uncalibrated)
 
 
 class _Loading:
     """A model whose weights arrive one by one."""
 
     def __init__(self, model: object) -> None:
-        self.index = ModelIndex(model)
+        self.index = walk.ModelIndex(model)
         # Freezing replaces Variables: what is looked up later is noted now.
         self.by_path = self.index.by_path
         self.proxies = {
@@ -148,14 +146,14 @@ class _Loading:
         self.frozen: set[int] = set()  # proxies
         self.from_weights = _made_from_weights(self.index)
 
-    def check(self, path: Path, array: object) -> None:
+    def check(self, path: walk.Path, array: object) -> None:
         """Raise unless what was read fits the model, which then expects it no more."""
-        entry, name = self.by_path.get(path), place_name(path)
+        entry, name = self.by_path.get(path), walk.place_name(path)
         if entry is None:
-            hint = did_you_mean(name, [place_name(candidate) for candidate in self.by_path])
+            hint = did_you_mean(name, [walk.place_name(candidate) for candidate in self.by_path])
             raise ValueError(f"load_frozen: the model has no {name}{'; ' + hint if hint else '.'}")
         if id(entry) in self.taken:
-            raise ValueError(f"load_frozen: {name} was given before (as {place_name(entry.path)})")
+            raise ValueError(f"load_frozen: {name} was given before (as {walk.place_name(entry.path)})")
         target = entry.variable.get_value()
         if not isinstance(array, LowBits):
             problem = problem_of(array, target)
@@ -173,22 +171,22 @@ class _Loading:
             )
         self.taken.add(id(entry))
 
-    def _layers_of(self, path: Path) -> list[WeightHolder]:
+    def _layers_of(self, path: walk.Path) -> list[frozen_weights.WeightHolder]:
         """The layers and sites whose quantized weight a Variable is."""
         variable = self.by_path[path].variable
         layers = (layer for holders in self.proxies[path] for layer in _quantized_by(holders))
         return [layer for layer in layers if layer.weight is variable]
 
-    def take_low_bits(self, path: Path, low: LowBits) -> None:
+    def take_low_bits(self, path: walk.Path, low: LowBits) -> None:
         """Store numbers in the place of an array."""
         for layer in self._layers_of(path):
             self._put(layer, low.frozen(layer))
 
-    def placed(self, path: Path, array: object) -> jax.Array:
+    def placed(self, path: walk.Path, array: object) -> jax.Array:
         """An array that was read, as the Variable holds it."""
         return _placed(array, self.by_path[path].variable, is_read_once=bool(self._layers_of(path)))
 
-    def take_from_host(self, path: Path, array: object) -> bool:
+    def take_from_host(self, path: walk.Path, array: object) -> bool:
         """Freeze a large array slice by slice, never the whole on a device; False if it cannot be."""
         layers = [layer for holders in self.proxies[path] for layer in _quantized_by(holders)]
         if len(layers) != 1 or layers != self._layers_of(path):
@@ -199,7 +197,7 @@ class _Loading:
         self._put(layers[0], frozen_param(layers[0], numbers))
         return True
 
-    def take(self, path: Path, array: jax.Array) -> None:
+    def take(self, path: walk.Path, array: jax.Array) -> None:
         """Write one array, and freeze what is complete with it."""
         self.by_path[path].variable.set_value(array)
         del array
@@ -207,11 +205,11 @@ class _Loading:
             if id(holders.proxy) not in self.frozen and all(map(_has_numbers, holders.layers)):
                 self._freeze(holders)
 
-    def _freeze(self, holders: Holders) -> None:
+    def _freeze(self, holders: walk.Holders) -> None:
         if holders.proxy.depends_on_layers():
             reassemble_held([holders])
         layers = _quantized_by(holders)
-        check_finite(self.index, layers, "load_frozen")
+        freezing.check_finite(self.index, layers, "load_frozen")
         for layer in layers:
             variable: nnx.Variable[Any] = layer.weight
             floats = layer.weight.get_value()
@@ -219,16 +217,16 @@ class _Loading:
             # The index still holds the Variable, which lets go of its numbers.
             variable.set_value(jax.ShapeDtypeStruct(floats.shape, floats.dtype))
 
-    def _put(self, layer: WeightHolder, frozen: FrozenParam) -> None:
+    def _put(self, layer: frozen_weights.WeightHolder, frozen: FrozenParam) -> None:
         """Put low-bit numbers in the weight's place, and wait for them."""
         self.frozen.add(id(layer.weight_quant))
-        freeze_weight(self.index, layer, frozen)
+        frozen_weights.freeze_weight(self.index, layer, frozen)
         jax.block_until_ready(frozen.numbers)
 
     def check_complete(self) -> None:
         """Raise if the model has Variables that nothing was given for."""
         missing = [
-            place_name(entry.path)
+            walk.place_name(entry.path)
             for entry in self.index.variables
             if id(entry) not in self.taken | self.from_weights
             and isinstance(entry.variable.get_value(), jax.ShapeDtypeStruct)
@@ -239,12 +237,12 @@ class _Loading:
             )
 
 
-def _quantized_by(holders: Holders) -> list[WeightHolder]:
+def _quantized_by(holders: walk.Holders) -> list[frozen_weights.WeightHolder]:
     """The layers and sites whose weight a proxy quantizes."""
     return [
         layer
         for layer in holders.layers
-        if isinstance(layer, WeightHolder) and vars(layer).get("weight_quant") is holders.proxy
+        if isinstance(layer, frozen_weights.WeightHolder) and vars(layer).get("weight_quant") is holders.proxy
     ]
 
 
@@ -259,7 +257,7 @@ def _has_numbers(layer: nnx.Module) -> bool:
     )
 
 
-def _made_from_weights(index: ModelIndex) -> set[int]:
+def _made_from_weights(index: walk.ModelIndex) -> set[int]:
     """The ids of the Variables of quantizers that are made from weights."""
     proxies = {
         path for holders in index.proxies if holders.proxy.depends_on_layers() for path in holders.paths
@@ -292,7 +290,7 @@ def _placed(array: Any, variable: Any, is_read_once: bool) -> jax.Array:
 
 def _fill_quantizers(model: object, make: Callable[[], object]) -> None:
     """Give quantizers that depend on no weight, and random streams, the numbers that they begin with."""
-    index = ModelIndex(model)
+    index = walk.ModelIndex(model)
     from_weights = _made_from_weights(index)
     entries = [
         entry
@@ -302,12 +300,12 @@ def _fill_quantizers(model: object, make: Callable[[], object]) -> None:
 
     @jax.jit
     def numbers() -> list[object]:
-        by_path = ModelIndex(make()).by_path
+        by_path = walk.ModelIndex(make()).by_path
         return [by_path[entry.path].variable.get_value() for entry in entries]
 
     for entry, value in zip(entries, numbers(), strict=True):
         entry.variable.set_value(value)
 
 
-def _path_of(path: Any) -> Path:
+def _path_of(path: Any) -> walk.Path:
     return tuple(path.split(".")) if isinstance(path, str) else tuple(map(str, path))

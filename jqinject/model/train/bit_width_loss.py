@@ -22,10 +22,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jqinject.core import QuantStat
-from jqinject.core._protocols import is_learned
-from jqinject.model.frozen_weights import WeightHolder, quantized_weights
-from jqinject.model.walk import ModelIndex
+from jqinject.core import QuantStat, _protocols
+from jqinject.model import frozen_weights, walk
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, quantized_stack
@@ -51,7 +49,7 @@ def _mean(costs: list[Weighted], what: str, cure: str) -> jax.Array:
 
 def _learns_bits(proxy: QuantProxyFromInjector) -> bool:
     nodes = nnx.iter_modules(proxy, graph=True)
-    return proxy.is_quant_enabled and any(is_learned(node) for _, node in nodes)
+    return proxy.is_quant_enabled and any(_protocols.is_learned(node) for _, node in nodes)
 
 
 @dataclass(frozen=True)
@@ -78,14 +76,14 @@ class WeightBitWidthWeightedBySize:
         """
         costs = [
             (_mean_bits(holder), float(math.prod(holder.weight_shape)))
-            for holder in quantized_weights(ModelIndex(model))
+            for holder in frozen_weights.quantized_weights(walk.ModelIndex(model))
             if _learns_bits(holder.weight_quant)
         ]
         cure = "weight_bit_width_impl_type='parameter' on the layers whose bits are to be learned"
         return _mean(costs, "weights with a learned bit width", cure)
 
 
-def _mean_bits(holder: WeightHolder) -> ArrayLike:
+def _mean_bits(holder: frozen_weights.WeightHolder) -> ArrayLike:
     """The bit width of a weight; of a parameter in a stack, the mean of its layers'."""
     if isinstance(holder, QuantWeightLayer):
         return holder.quant_weight().bit_width
@@ -215,7 +213,7 @@ def _stack(node: nnx.Module) -> tuple[int, ...]:
     """The leading axes of a stack of modules, over which a loop runs."""
     if isinstance(node, QuantWeightLayer):
         return tuple(stack_of((node,)))
-    learned = [module for _, module in nnx.iter_modules(node, graph=True) if is_learned(module)]
+    learned = [module for _, module in nnx.iter_modules(node, graph=True) if _protocols.is_learned(module)]
     return tuple(next((x.shape for module in learned for x in jax.tree.leaves(nnx.state(module))), ()))
 
 

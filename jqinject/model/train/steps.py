@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.linen import fp8_ops
 
-from jqinject.core import GradSlot
-from jqinject.core._protocols import StepStatistic, collects_in_steps
+from jqinject.core import GradSlot, _protocols
 from jqinject.model.walk import place_name, walk
 from jqinject.ops.lean import known_zeros
 from jqinject.proxy import GradQuantProxyFromInjector
@@ -103,25 +102,25 @@ def end_step(*models: object, gradients: object = None) -> Any:
 # --- the parts of value_and_grad
 
 
-def amax_scalings(roots: object) -> list[StepStatistic]:
+def amax_scalings(roots: object) -> list[_protocols.StepStatistic]:
     """Every amax-based scale below the roots, each once.
 
     Raises:
         ValueError: one lacks its statistics.
     """
-    scalings: dict[int, StepStatistic] = {}
+    scalings: dict[int, _protocols.StepStatistic] = {}
     for path, module in walk(roots):
         node: Any = module
         if isinstance(module, GradQuantProxyFromInjector) and node.is_quant_enabled:
             _check_complete(path, getattr(node.tensor_quant, "scaling_impl", None), gradient=True)
-        if collects_in_steps(node):
+        if _protocols.collects_in_steps(node):
             _check_complete(path, node, gradient=False)
             scalings[id(node)] = node
     return list(scalings.values())
 
 
 def _check_complete(path: tuple[str, ...], scaling: object, gradient: bool) -> None:
-    if not collects_in_steps(scaling):
+    if not _protocols.collects_in_steps(scaling):
         return
     needed = {"record"} | ({"slot"} if gradient else set())
     missing = sorted(needed - set(vars(scaling)))
@@ -133,13 +132,13 @@ def _check_complete(path: tuple[str, ...], scaling: object, gradient: bool) -> N
         )
 
 
-def open_steps(scalings: Iterable[StepStatistic]) -> None:
+def open_steps(scalings: Iterable[_protocols.StepStatistic]) -> None:
     """Start collecting."""
     for scaling in scalings:
         scaling.begin_step()
 
 
-def close_steps(scalings: Iterable[StepStatistic]) -> None:
+def close_steps(scalings: Iterable[_protocols.StepStatistic]) -> None:
     """Enter the collected amaxes into the histories."""
     listed = list(scalings)
     set_slots(listed, adding=False)
@@ -147,13 +146,13 @@ def close_steps(scalings: Iterable[StepStatistic]) -> None:
         scaling.end_step()
 
 
-def abandon_steps(scalings: Iterable[StepStatistic]) -> None:
+def abandon_steps(scalings: Iterable[_protocols.StepStatistic]) -> None:
     """Discard a failed step."""
     for scaling in scalings:
         scaling.abandon_step()
 
 
-def set_slots(scalings: Iterable[StepStatistic], *, adding: bool) -> None:
+def set_slots(scalings: Iterable[_protocols.StepStatistic], *, adding: bool) -> None:
     """Empty the slots, and make them add by maximum or be plain float32."""
     for scaling in scalings:
         if scaling.slot is not None:

@@ -12,9 +12,8 @@ from flax import nnx
 
 from jqinject.model.walk import ModelIndex
 from jqinject.program import Call
-from jqinject.recipes.passes.float_change import FloatChange
+from jqinject.recipes.passes import float_change, sensitivities
 from jqinject.recipes.passes.rotate import turned
-from jqinject.recipes.passes.sensitivities import outputs_of, relative_squares
 from jqinject.recipes.solvers.solver import at_least, check_arguments
 from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.transforms.regions import is_gain
@@ -55,7 +54,7 @@ def descend(
     def compiled(
         call: Call,
     ) -> tuple[Callable[..., jax.Array], Callable[..., T], Callable[..., list[jax.Array]]]:
-        outputs, floats = (outputs_of(model, call) for model in (quantized, work.model))
+        outputs, floats = (sensitivities.outputs_of(model, call) for model in (quantized, work.model))
 
         def error(learned: T, arrays: Sequence[jax.Array], expected: list[jax.Array]) -> jax.Array:
             return distance(outputs(values(learned), arrays), expected)
@@ -128,7 +127,7 @@ class LearnedRotation:
 
     def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
-        change = FloatChange(work, repr(self))
+        change = float_change.FloatChange(work, repr(self))
         turning = [
             (site.name, region)
             for site, region in turned_regions(change.flat)
@@ -180,7 +179,7 @@ def _turned(regions: Sequence[TurnedRegion], path: str, matrices: Matrices, valu
 
 
 def _distance(outputs: list[jax.Array], floats: list[jax.Array]) -> jax.Array:
-    return relative_squares([a - b for a, b in zip(outputs, floats, strict=True)], floats)
+    return sensitivities.relative_squares([a - b for a, b in zip(outputs, floats, strict=True)], floats)
 
 
 def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_sums: bool) -> jax.Array:

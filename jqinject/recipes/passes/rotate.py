@@ -14,8 +14,7 @@ from jqinject.ops import hadamard
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.passes.scores import rotated, turned_scores
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
-from jqinject.recipes.transforms.axes import comes_from_nonlinearity
-from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
+from jqinject.recipes.transforms import axes, turning
 from jqinject.recipes.work import Note, Work
 
 KINDS = ("R1", "R2", "R3", "R4")
@@ -83,7 +82,7 @@ class Rotate:
         scores, first = turned_scores(change.flat, work.rules, self._size) if "R3" in self.kinds else ([], ())
         done: list[Note | LeftOut] = [*scores]
         key = jax.random.key(self.seed)
-        for site, region in turned_regions(change.flat):
+        for site, region in turning.turned_regions(change.flat):
             if isinstance(region, str):
                 done += self._before(change, site, region)
             elif region.kind in self.kinds:
@@ -95,7 +94,7 @@ class Rotate:
         return done + left
 
     def _turned(
-        self, change: FloatChange, site: ContractionSite, region: TurnedRegion, key: jax.Array
+        self, change: FloatChange, site: ContractionSite, region: turning.TurnedRegion, key: jax.Array
     ) -> Note:
         size = self._size(region.block, _named(site))
         transform = rotation(region.block, size, region.keeps_sums, key)
@@ -108,7 +107,7 @@ class Rotate:
 
     def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Note | LeftOut]:
         """R4 before one site, or why not."""
-        source = comes_from_nonlinearity(change.flat, site)
+        source = axes.comes_from_nonlinearity(change.flat, site)
         if not source or "R4" not in self.kinds:
             return [LeftOut(site.name, site.path, why)] if {"R1", "R2"} & {*self.kinds} and not source else []
         if change.online.get(site.path) is not change.work.online.get(site.path):

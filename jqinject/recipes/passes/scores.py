@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jqinject.core.transforms import Hadamard
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
-from jqinject.program import operation_of
-from jqinject.program.operations import operand_axes
+from jqinject.program import operation_of, operations
 from jqinject.proxy import transform_of
 from jqinject.recipes.online import NO_RULE, rule_with_transform
 from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Slot
@@ -126,7 +125,7 @@ class _Caches:
         for step in flat.products:
             if step.name != "dot_general" or step.site in scores or not self._leads_to_softmax(step):
                 continue
-            summed = [axes.summed for axes in operand_axes(step.equation)]
+            summed = [axes.summed for axes in operations.operand_axes(step.equation)]
             if len(summed[0]) == 1:
                 channels = flat.shapes[step.inputs[0]][summed[0][0]]
                 behind = (self._behind(step.inputs[place], summed[place][0], channels) for place in (0, 1))

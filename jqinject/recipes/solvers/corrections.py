@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.solvers.accumulator import onto_ball
-from jqinject.recipes.solvers.columns import HIGHEST, diagonal_of, on_diagonal, without_dead_inputs
-from jqinject.recipes.solvers.greedy import GPTQ
+from jqinject.recipes.solvers import accumulator, columns, greedy
 from jqinject.recipes.solvers.solver import Problem, Solution, Solver, at_least, check_arguments
 
 
@@ -38,7 +36,7 @@ class MagR:
         200
     """
 
-    solver: Solver = field(default_factory=GPTQ)
+    solver: Solver = field(default_factory=greedy.GPTQ)
     alpha: float = 0.01
     steps: int = 200
     power_steps: int | None = None
@@ -75,8 +73,8 @@ def reduce_magnitudes(
     strength = alpha / (eta * jnp.where(norm > 0, norm, 1.0))
 
     def step(_: jax.Array, now: jax.Array) -> jax.Array:
-        moved = now - eta * jnp.matmul(now - weights, hessian, precision=HIGHEST)
-        return moved - strength * onto_ball(moved / strength)
+        moved = now - eta * jnp.matmul(now - weights, hessian, precision=columns.HIGHEST)
+        return moved - strength * accumulator.onto_ball(moved / strength)
 
     return jax.lax.fori_loop(0, steps, step, weights)
 
@@ -97,7 +95,7 @@ def largest_eigenvalue(matrices: jax.Array, power_steps: int | None) -> jax.Arra
     scaled = matrices / jnp.where(largest > 0, largest, 1.0)
 
     def moved(x: jax.Array) -> jax.Array:
-        return jnp.matmul(scaled, x, precision=HIGHEST)
+        return jnp.matmul(scaled, x, precision=columns.HIGHEST)
 
     def step(_: jax.Array, x: jax.Array) -> jax.Array:
         x = moved(x)
@@ -128,7 +126,7 @@ class QEP:
         0.01
     """
 
-    solver: Solver = field(default_factory=GPTQ)
+    solver: Solver = field(default_factory=greedy.GPTQ)
     factor: float = 0.5
     damping: float = 0.01
 
@@ -165,10 +163,10 @@ def corrected_weights(
         delta: `G - H`.
         factor, damping: see `QEP`.
     """
-    diagonal = diagonal_of(hessian)
-    full, alive = without_dead_inputs(hessian, weights)
-    factorized = jnp.linalg.cholesky(on_diagonal(full, damping * jnp.mean(diagonal, axis=1)))
-    target = jnp.matmul(alive, delta, precision=HIGHEST)
+    diagonal = columns.diagonal_of(hessian)
+    full, alive = columns.without_dead_inputs(hessian, weights)
+    factorized = jnp.linalg.cholesky(columns.on_diagonal(full, damping * jnp.mean(diagonal, axis=1)))
+    target = jnp.matmul(alive, delta, precision=columns.HIGHEST)
     half = jax.lax.linalg.triangular_solve(factorized, target, left_side=False, lower=True, transpose_a=True)
     correction = jax.lax.linalg.triangular_solve(factorized, half, left_side=False, lower=True)
     return jnp.where((diagonal == 0)[:, None], 0.0, alive + factor * correction)

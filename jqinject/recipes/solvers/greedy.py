@@ -7,7 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jqinject.recipes.solvers.accumulator import Room, check_accumulator, rounded
+from jqinject.recipes.solvers import accumulator, solver
 from jqinject.recipes.solvers.columns import (
     HIGHEST,
     InOrder,
@@ -20,16 +20,6 @@ from jqinject.recipes.solvers.columns import (
     on_diagonal,
     round_columns,
     without_dead_inputs,
-)
-from jqinject.recipes.solvers.solver import (
-    Expected,
-    MatrixGrid,
-    Measure,
-    Problem,
-    Solution,
-    as_argument,
-    at_least,
-    check_arguments,
 )
 
 
@@ -47,10 +37,10 @@ class RTN:
 
     statistics = ()
 
-    def __call__(self, problem: Problem) -> Solution:
+    def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
         grid = problem.measure(problem.weights)
-        return Solution(grid.nearest(problem.weights), grid.scale, grid.zero_point)
+        return solver.Solution(grid.nearest(problem.weights), grid.scale, grid.zero_point)
 
 
 @dataclass(frozen=True)
@@ -98,17 +88,17 @@ class GPTQ:
     tile_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_arguments(
-            self, block_size=at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
+        solver.check_arguments(
+            self, block_size=solver.at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
         )
-        check_accumulator(self, self.scales)
+        accumulator.check_accumulator(self, self.scales)
         if self.scales == "block" and self.act_order:
             raise ValueError(
                 "GPTQ(scales='block', act_order=True): groups are spread over the blocks, so none begins in one.\n"
                 "  cure: GPTQ(scales='original', act_order=True), or 'live'"
             )
 
-    def __call__(self, problem: Problem) -> Solution:
+    def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
         raw = 2 * problem.statistics.mean("hessian")
         weights, order, factor = _prepared(raw, problem.weights, self.damping, self.act_order, self.damp_dead)
@@ -144,7 +134,7 @@ def _prepared(
     return weights, order, inverse_factor(both_ordered(damped, order))
 
 
-def damping_share(share: float) -> Expected:
+def damping_share(share: float) -> solver.Expected:
     """A share of a diagonal."""
     return 0 <= share < float("inf"), "a number of at least 0", 0.01
 
@@ -196,9 +186,9 @@ class GPFQ:
                 f"GPFQ has no blocks: scales={self.scales!r} is neither 'original' nor 'live'.\n"
                 "  cure: GPFQ(scales='original')"
             )
-        check_accumulator(self, self.scales)
+        accumulator.check_accumulator(self, self.scales)
 
-    def __call__(self, problem: Problem) -> Solution:
+    def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
         hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross").mT
         order = by_importance(hessian, self.act_order)
@@ -207,7 +197,7 @@ class GPFQ:
             _, weights = without_dead_inputs(hessian, weights)
         columns = InOrder(self, problem, weights, order)
         matrices = columns.weights, columns.original, both_ordered(hessian, order), both_ordered(cross, order)
-        grid, measure = columns.grid, as_argument(columns.measure) if live else None
+        grid, measure = columns.grid, solver.as_argument(columns.measure) if live else None
         working, values = _in_order(*matrices, grid, columns.room, measure)
         if live:
             grid = columns.measure(working)
@@ -215,7 +205,7 @@ class GPFQ:
         return columns.solution(values, grid, working)
 
 
-_State = tuple[jax.Array, jax.Array, Room | None]
+_State = tuple[jax.Array, jax.Array, accumulator.Room | None]
 
 
 @jax.jit
@@ -224,9 +214,9 @@ def _in_order(
     original: jax.Array,
     hessian: jax.Array,
     cross: jax.Array,
-    grid: MatrixGrid,
-    room: Room | None,
-    measure: Measure | None,
+    grid: solver.MatrixGrid,
+    room: accumulator.Room | None,
+    measure: solver.Measure | None,
 ) -> tuple[jax.Array, jax.Array]:
     """The matrices that are rounded, and what they were rounded to on the way.
 
@@ -247,7 +237,7 @@ def _in_order(
         target = jnp.where(own > 0, (shared * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
         working = jax.lax.dynamic_update_slice_in_dim(working, target, place, -1)
         if measure is None:
-            near, room = rounded(target, grid.from_column(place, 1), place, room)
+            near, room = accumulator.rounded(target, grid.from_column(place, 1), place, room)
             done = jax.lax.dynamic_update_slice_in_dim(done, near, place, -1)
         return working, done, room
 
@@ -283,12 +273,12 @@ class Qronos:
     tile_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_arguments(
-            self, block_size=at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
+        solver.check_arguments(
+            self, block_size=solver.at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
         )
-        check_accumulator(self)
+        accumulator.check_accumulator(self)
 
-    def __call__(self, problem: Problem) -> Solution:
+    def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
         hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross")
         hessian, weights = without_dead_inputs(hessian, problem.weights)
@@ -300,7 +290,7 @@ class Qronos:
             jnp.matmul(original, cross[..., :1], precision=HIGHEST)
             - jnp.matmul(weights[..., 1:], hessian[:, 1:, :1], precision=HIGHEST)
         ) / hessian[:, :1, :1]
-        head, room = rounded(first, grid.columns(slice(0, 1)), 0, columns.room)
+        head, room = accumulator.rounded(first, grid.columns(slice(0, 1)), 0, columns.room)
         damp = self.damping * jnp.linalg.eigvalsh(hessian)[:, -1]
         inverted = inverse(on_diagonal(hessian, damp))
         rest = inverted[:, 1:, 1:] - inverted[:, 1:, :1] * inverted[:, :1, 1:] / inverted[:, :1, :1]

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.statistics.half_quadratic_search import half_quadratic, shrink_lp
-from jqinject.recipes.solvers.columns import HIGHEST
-from jqinject.recipes.solvers.greedy import RTN
+from jqinject.recipes.solvers import columns, greedy
 from jqinject.recipes.solvers.solver import (
     MatrixGrid,
     Problem,
@@ -47,7 +46,7 @@ class Clip:
         10
     """
 
-    solver: Solver = field(default_factory=RTN)
+    solver: Solver = field(default_factory=greedy.RTN)
     smallest: float = 0.5
     steps: int = 10
 
@@ -74,7 +73,7 @@ class Clip:
 
         def errors(grid: MatrixGrid) -> jax.Array:
             difference = grid.nearest(weights) - weights
-            return shared.sums(difference * jnp.matmul(difference, within, precision=HIGHEST))
+            return shared.sums(difference * jnp.matmul(difference, within, precision=columns.HIGHEST))
 
         start = problem.measure(weights).spread(weights.shape)
         best, least = jnp.ones(shared.count), errors(start)

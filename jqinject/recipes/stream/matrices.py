@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.program.jaxpr import Equation
-from jqinject.program.operations import Axes, multiplies_matrices, operand_axes
+from jqinject.program import jaxpr, operations
 
 Shape = tuple[int, ...]
 OTHER_PRODUCT = "it is no product of rows with a matrix, nor of rows in groups each with a matrix of its own"
@@ -119,12 +118,12 @@ class Moved:
         sizes: of the matrices, `(stack, rows, columns)`.
     """
 
-    axes: Axes
-    shape: Axes
+    axes: operations.Axes
+    shape: operations.Axes
     sizes: tuple[int, int, int]
 
     @classmethod
-    def of(cls, shape: Axes, stack: Sequence[int], columns: Sequence[int]) -> Moved:
+    def of(cls, shape: operations.Axes, stack: Sequence[int], columns: Sequence[int]) -> Moved:
         """The rows are the axes that belong neither to the stack nor to the columns."""
         rows = [axis for axis in range(len(shape)) if axis not in (*stack, *columns)]
         stacked, high, wide = (math.prod(shape[axis] for axis in axes) for axes in (stack, rows, columns))
@@ -157,7 +156,7 @@ class Matrices:
     """
 
     weight: Moved
-    input_axes: Axes
+    input_axes: operations.Axes
     channels: int
     samples: Samples
 
@@ -177,18 +176,18 @@ def _in_groups(x: jax.Array, group_sizes: jax.Array) -> tuple[jax.Array, jax.Arr
     return own[:, :, None] * x[None], own
 
 
-def matrices_of(eqn: Equation, place: int) -> Matrices | str:
+def matrices_of(eqn: jaxpr.Equation, place: int) -> Matrices | str:
     """How a contraction is a product of matrices, or a sentence that says why it is none.
 
     Args:
         eqn: its equation.
         place: which operand is the weight.
     """
-    if not multiplies_matrices(eqn):
+    if not operations.multiplies_matrices(eqn):
         return OTHER_PRODUCT
     if place == 0 and eqn.name != "dot_general":
         return "the parameter is what is convolved, or rows in groups, and no matrix"
-    axes = operand_axes(eqn)
+    axes = operations.operand_axes(eqn)
     own, other = axes[place], axes[1 - place]
     weight, inputs = (tuple(eqn.inputs[which].shape) for which in (place, 1 - place))
     channels = math.prod(weight[axis] for axis in own.summed)
@@ -204,7 +203,7 @@ def _all_rows(layout: Moved, x: jax.Array) -> tuple[jax.Array, None]:
     return layout.matrices(x), None
 
 
-def _of_convolution(eqn: Equation, weight: Axes) -> tuple[Moved, Samples]:
+def _of_convolution(eqn: jaxpr.Equation, weight: operations.Axes) -> tuple[Moved, Samples]:
     params = eqn.params
     spec, groups = params["dimension_numbers"], params["feature_group_count"]
     shape = tuple(weight[axis] for axis in spec.rhs_spec)
@@ -215,7 +214,7 @@ def _of_convolution(eqn: Equation, weight: Axes) -> tuple[Moved, Samples]:
     return Moved(tuple(spec.rhs_spec), shape, sizes), partial(_patches, window, groups)
 
 
-def moved_by_numpy(eqn: Equation, x: np.ndarray) -> np.ndarray | None:
+def moved_by_numpy(eqn: jaxpr.Equation, x: np.ndarray) -> np.ndarray | None:
     """The result of one of the commonest moves; None for others."""
     params = eqn.params
     if eqn.name == "reshape" and params.get("dimensions") is None:

@@ -16,24 +16,23 @@ from jqinject.recipes.stream.flat_program import (
     FlatStep,
     Slot,
 )
-from jqinject.recipes.transforms.transform_steps import RULES
-from jqinject.recipes.transforms.transform_walk import Labels, Walk, compressed
+from jqinject.recipes.transforms import transform_steps, transform_walk
 
 ADDING = ("add", "add_any")
 KEEPING = (*CASTS, "reshape", "transpose", "squeeze")
 """Operations that keep every number of a value, once."""
 
 
-def _added(walk: Walk, step: FlatStep) -> None:
+def _added(walk: transform_walk.Walk, step: FlatStep) -> None:
     """A sum of products and a bias: of a parameter alone."""
     fixed = [slot for slot in step.inputs if slot in walk.flat.fixed]
     if step.outputs[0] not in walk.flat.fixed and (len(fixed) != 1 or len(walk.flat.owners[fixed[0]]) > 1):
         return walk.refuse(step.outputs[0], "it is added to something that is no bias")
-    return RULES["add"](walk, step)
+    return transform_steps.RULES["add"](walk, step)
 
 
 LINEAR = {
-    **{name: RULES[name] for name in (*CASTS, *MOVES, "neg", "mul", "div", "dot_general")},
+    **{name: transform_steps.RULES[name] for name in (*CASTS, *MOVES, "neg", "mul", "div", "dot_general")},
     **dict.fromkeys(ADDING, _added),
 }
 """What a gain of either sign, or 0, commutes with."""
@@ -58,7 +57,7 @@ class Gain:
     slot: Slot
     parameter: Slot
     numbers: np.ndarray
-    labels: dict[Slot, Labels] = field(default_factory=dict)
+    labels: dict[Slot, transform_walk.Labels] = field(default_factory=dict)
     sinks: list[ContractionSite] = field(default_factory=list)
     biases: list[Slot] = field(default_factory=list)
 
@@ -115,7 +114,7 @@ def _gain_of(flat: FlatProgram, index: int) -> Gain | None:
 
 def _follow(flat: FlatProgram, gain: Gain) -> str:
     """Follow the products to where they are contracted; why these cannot take the gain over, if they cannot."""
-    walk = Walk(flat, LINEAR, gain.numbers.size, {}, gain.step, flat.fixed)
+    walk = transform_walk.Walk(flat, LINEAR, gain.numbers.size, {}, gain.step, flat.fixed)
     for product, labels in gain.labels.items():
         walk.give(product, labels)
     walk.run()
@@ -226,7 +225,7 @@ def bias_of(flat: FlatProgram, slot: Slot, through: Sequence[str] = ()) -> Bias 
             if source in flat.parameters and all(operand in flat.unowned for operand in chosen):
                 places = flat.places(source, chain)
                 size = int(np.prod(flat.shapes[source]))
-                return Bias(flat.parameters[source], size, compressed(places), tuple(moves))
+                return Bias(flat.parameters[source], size, transform_walk.compressed(places), tuple(moves))
         elif step.name in through or (step.name in KEEPING and step.inputs == (slot,)):
             moves.append(step)
         else:

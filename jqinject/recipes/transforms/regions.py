@@ -10,8 +10,7 @@ import numpy as np
 
 from jqinject.program.operations import operand_axes
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Slot
-from jqinject.recipes.transforms.transform_steps import RULES
-from jqinject.recipes.transforms.transform_walk import Labels, Walk, relabelled
+from jqinject.recipes.transforms import transform_steps, transform_walk
 
 TRIES = 16
 """How many ways to carry a factor through products are tried."""
@@ -28,7 +27,7 @@ class Member:
     """
 
     site: ContractionSite
-    labels: Labels = field(repr=False)
+    labels: transform_walk.Labels = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Region:
     """
 
     channels: int
-    parameters: Mapping[str, Labels]
+    parameters: Mapping[str, transform_walk.Labels]
     sinks: tuple[Member, ...]
     sources: tuple[Member, ...]
     gains: tuple[str, ...]
@@ -81,7 +80,7 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
     while waiting and len(tried) < TRIES:
         choices = waiting.pop(0)
         tried.append(choices)
-        walk = Walk(flat, RULES, int(columns.max()), choices)
+        walk = transform_walk.Walk(flat, transform_steps.RULES, int(columns.max()), choices)
         walk.give(site.activation, columns)
         walk.run()
         region = _region(walk, site)
@@ -94,11 +93,11 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
     return reason
 
 
-def _region(walk: Walk, site: ContractionSite) -> Region | None:
+def _region(walk: transform_walk.Walk, site: ContractionSite) -> Region | None:
     flat, groups = walk.flat, walk.channels.groups()
     if not groups.any():
         return None
-    all_labels = {slot: relabelled(labels, groups) for slot, labels in walk.labels.items()}
+    all_labels = {slot: transform_walk.relabelled(labels, groups) for slot, labels in walk.labels.items()}
     labels = {slot: own for slot, own in all_labels.items() if own.any()}
     sinks, sources = [], []
     for member in flat.sites:
@@ -129,7 +128,7 @@ def is_gain(flat: FlatProgram, slot: Slot) -> bool:
     return False
 
 
-def _columns_of(flat: FlatProgram, site: ContractionSite) -> Labels:
+def _columns_of(flat: FlatProgram, site: ContractionSite) -> transform_walk.Labels:
     """A channel for each input of a site: labels 1, 2, ... along the axes that it contracts, and those of its stack."""
     axes = operand_axes(flat.steps[site.step].equation)[1 - site.place].partners
     shape = flat.shapes[site.activation]
@@ -159,7 +158,7 @@ def by_region(flat: FlatProgram) -> tuple[list[Region], dict[str, str]]:
 
 def per_channel(
     channels: int,
-    numbers: Iterable[tuple[Labels, np.ndarray]],
+    numbers: Iterable[tuple[transform_walk.Labels, np.ndarray]],
     reduce: np.ufunc = np.maximum,
     start: float = -np.inf,
 ) -> np.ndarray:

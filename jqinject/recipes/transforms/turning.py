@@ -12,15 +12,7 @@ from jqinject.recipes.stream.flat_program import (
     FlatStep,
     Slot,
 )
-from jqinject.recipes.transforms.axes import (
-    MOVED,
-    SAME,
-    Refused,
-    followed,
-    groups_of,
-    is_uniform,
-)
-from jqinject.recipes.transforms.transform_walk import Follower
+from jqinject.recipes.transforms import axes, transform_walk
 
 GAIN = "it is multiplied by numbers that differ, such as a norm's gain, which FoldNorms takes out"
 TWO_VALUES = "two values that depend on the channel are multiplied"
@@ -90,7 +82,7 @@ def _region_of(flat: FlatProgram, site: ContractionSite) -> TurnedRegion | str:
     while True:
         try:
             return _Turning(flat, site.activation, Turned(axis, block)).region
-        except Refused as refused:
+        except axes.Refused as refused:
             if refused.block < 2:
                 return str(refused)
             block = refused.block
@@ -104,10 +96,10 @@ def _summed(flat: FlatProgram, site: ContractionSite) -> tuple[int, ...]:
 
 def _is_followed(step: FlatStep) -> bool:
     """Whether a contraction sums over what a rotation may go along: not over groups of channels."""
-    return multiplies_matrices(step.equation) and groups_of(step) == 1
+    return multiplies_matrices(step.equation) and axes.groups_of(step) == 1
 
 
-class _Turning(Follower[Turned]):
+class _Turning(transform_walk.Follower[Turned]):
     """Follows a rotation from a value through a program, as far as it reaches.
 
     Args:
@@ -136,16 +128,16 @@ class _Turning(Follower[Turned]):
 
     def refuse(self, slot: Slot, why: str) -> None:
         """See `Follower`."""
-        raise Refused(why)
+        raise axes.Refused(why)
 
     def _give(self, slot: Slot, label: Turned) -> None:
         before = self.labels.get(slot)
         if before == label or (slot in self.flat.unowned and self.flat.is_zero(slot)):
             return
         if before is not None:
-            raise Refused("it would be turned in two ways")
+            raise axes.Refused("it would be turned in two ways")
         if slot in self.flat.unowned:
-            raise Refused("it is a constant")
+            raise axes.Refused("it is a constant")
         self.labels[slot] = label
         self._waiting.append(slot)
 
@@ -155,15 +147,15 @@ class _Turning(Follower[Turned]):
 
     def _moved(self, step: FlatStep) -> None:
         if self._label(*step.inputs[len(step.data) :]) is not None:
-            raise Refused(f"{step.name} picks numbers by it")
+            raise axes.Refused(f"{step.name} picks numbers by it")
         if step.name == "pad" and not self.flat.is_zero(step.inputs[1]):
-            raise Refused("numbers that are not 0 are put around it")
+            raise axes.Refused("numbers that are not 0 are put around it")
         for slot, result in itertools.product(step.data, step.outputs):
             shapes = self.flat.shapes[slot], self.flat.shapes[result]
             for source, target, back in ((slot, result, False), (result, slot, True)):
                 label = self.labels.get(source)
                 if label is not None:
-                    axis = followed(step, label.axis, label.block, shapes, back)
+                    axis = axes.followed(step, label.axis, label.block, shapes, back)
                     self._give(target, replace(label, axis=axis))
 
     def _sum(self, step: FlatStep) -> None:
@@ -173,16 +165,16 @@ class _Turning(Follower[Turned]):
         label = self._label(*slots)
         if label is None:
             return
-        if selects and not is_uniform(self.flat, step.inputs[0], label.axis):
-            raise Refused("a selection depends on the channel")
+        if selects and not axes.is_uniform(self.flat, step.inputs[0], label.axis):
+            raise axes.Refused("a selection depends on the channel")
         for slot in slots:
             turns = slot in self.labels or slot not in operands or self.flat.owned(slot)
             if self.flat.is_zero(slot):
                 continue
-            if turns or not is_uniform(self.flat, slot, label.axis):
+            if turns or not axes.is_uniform(self.flat, slot, label.axis):
                 self._give(slot, label)
             elif label.squared or selects:
-                raise Refused("a number is added to all channels")
+                raise axes.Refused("a number is added to all channels")
             else:
                 self.region.keeps_sums = True
 
@@ -195,13 +187,13 @@ class _Turning(Follower[Turned]):
             return None
         carriers = [slot for slot in operands if slot in self.labels]
         if not carriers:
-            carriers = [slot for slot in operands if not is_uniform(self.flat, slot, label.axis)]
+            carriers = [slot for slot in operands if not axes.is_uniform(self.flat, slot, label.axis)]
         if len(carriers) != 1 or (step.name == "div" and carriers[0] != operands[0]):
-            raise Refused(TWO_VALUES)
+            raise axes.Refused(TWO_VALUES)
         factor = operands[1 - operands.index(carriers[0])]
-        if not is_uniform(self.flat, factor, label.axis):
-            gain = is_uniform(self.flat, factor, label.axis, parameters=False)
-            raise Refused(GAIN if gain else TWO_VALUES)
+        if not axes.is_uniform(self.flat, factor, label.axis):
+            gain = axes.is_uniform(self.flat, factor, label.axis, parameters=False)
+            raise axes.Refused(GAIN if gain else TWO_VALUES)
         for slot in (carriers[0], result):
             self._give(slot, label)
         return None
@@ -209,10 +201,10 @@ class _Turning(Follower[Turned]):
     def _square(self, step: FlatStep) -> None:
         slot, result = step.inputs[0], step.outputs[0]
         if result in self.labels and slot not in self.labels:
-            raise Refused("it is a square")
+            raise axes.Refused("it is a square")
         if slot in self.labels:
             if step.params.get("y", 2) != 2 or self.labels[slot].squared:
-                raise Refused(f"{step.name} does not commute with a rotation")
+                raise axes.Refused(f"{step.name} does not commute with a rotation")
             self._give(result, replace(self.labels[slot], squared=True))
 
     def _sums(self, step: FlatStep) -> None:
@@ -226,7 +218,7 @@ class _Turning(Follower[Turned]):
 
     def _contract(self, step: FlatStep) -> None:
         if not _is_followed(step):
-            raise Refused(f"{step.name} does not commute with a rotation")
+            raise axes.Refused(f"{step.name} does not commute with a rotation")
         operands, (result,), sides = step.inputs[:2], step.outputs, operand_axes(step.equation)
         refused = SIDE_BY_SIDE if step.name == "dot_general" else NEIGHBOURS
         for slot, partner, side in zip(operands, operands[::-1], sides, strict=True):
@@ -238,7 +230,7 @@ class _Turning(Follower[Turned]):
             elif label.axis in side.free and label.axis in side.results and not label.squared:
                 self._give(result, replace(label, axis=side.results[label.axis]))
             else:
-                raise Refused(refused)
+                raise axes.Refused(refused)
         label = self.labels.get(result)
         if label is None:
             return
@@ -246,11 +238,11 @@ class _Turning(Follower[Turned]):
             for axis in side.free:
                 if side.results.get(axis) == label.axis and not label.squared:
                     return self._give(slot, replace(label, axis=axis))
-        raise Refused(refused)
+        raise axes.Refused(refused)
 
 
 TURNS: dict[str, Callable[[_Turning, FlatStep], None]] = {
-    **dict.fromkeys((*CASTS, *MOVED, *SAME, "reshape"), _Turning._moved),
+    **dict.fromkeys((*CASTS, *axes.MOVED, *axes.SAME, "reshape"), _Turning._moved),
     **dict.fromkeys(("add", "add_any", "sub", "select_n"), _Turning._sum),
     **dict.fromkeys(("mul", "div"), _Turning._product),
     **dict.fromkeys(("square", "integer_pow"), _Turning._square),
