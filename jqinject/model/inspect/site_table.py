@@ -59,13 +59,15 @@ CACHE = "cache"
 UNKNOWN = "no inputs were given, so the program was not looked at"
 UNREAD = "no traced call reads it; other methods are traced if they are named: methods={...}"
 NO_QUANTIZER = "it has no quantizer"
+CUSTOM = "a function with a derivative of its own"
 PARTS = {
-    "cond": "a branch",
-    "while": "a loop of unknown length",
-    "pallas_call": "a kernel",
-    "pure_callback": "a function outside of the program",
-    "custom_jvp_call": "a function with a derivative of its own",
-    "custom_vjp_call": "a function with a derivative of its own",
+    "cond": "a branch (cond)",
+    "while": "a loop of unknown length (while)",
+    "pallas_call": "a kernel (pallas_call)",
+    "ffi_call": "a foreign function (ffi_call)",
+    "pure_callback": "a function outside of the program (pure_callback)",
+    "custom_jvp_call": f"{CUSTOM} (custom_jvp)",
+    "custom_vjp_call": f"{CUSTOM} (custom_vjp)",
 }
 
 
@@ -344,7 +346,7 @@ class SiteTable:
         if use is not None or is_named:
             return Reason(self._of_rules(name, path, operation if use is None else use.operation), True)
         if contraction.inside:
-            part = f"{PARTS.get(contraction.inside, 'an operation')} ({contraction.inside})"
+            part = PARTS.get(contraction.inside, contraction.inside)
             return Reason(f"it is contracted inside {part}, which runs as it was written")
         if contraction.through:
             return Reason(
