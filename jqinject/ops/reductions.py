@@ -3,7 +3,7 @@
 A statistic that is needed only during calibration is computed under `jax.lax.cond`. Differentiating *through* the
 `cond` would write a gradient as large as the tensor, all zeros, in every later step. So the reduction (`kth_smallest`,
 `Over.max`, ...) returns a few numbers, `locate` finds the position of an element, which only a derivative needs, and
-the derivative itself (`picked`, `shared`) is elementwise: the compiler fuses it with its neighbours.
+the derivative itself (`picked`) is elementwise: the compiler fuses it with its neighbours.
 
 An `Over` says what is reduced: axes of the tensor, and names of axes of `shard_map`, `pmap` or `vmap` that it is
 distributed over. A tensor is never reshaped for it, because that would gather a sharded tensor. Joining several tensors
@@ -284,11 +284,10 @@ def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
         # Half of the length with which there are as many blocks as candidates: blocks are compared in one sweep.
         length = math.isqrt(x.size // rank) // 2
         if length >= LEAST_BLOCK:
-            # Compilers may drop nan from maxima, and `top_k` sorts it anywhere.
-            ordered = (
-                jnp.where(jnp.isnan(x), -jnp.inf, -x) if from_below else jnp.where(jnp.isnan(x), jnp.inf, x)
-            )
-            selected = _largest_in_blocks(ordered, rank, length)
+            ordered = jnp.where(
+                jnp.isnan(x), jnp.inf, x
+            )  # a maximum may drop nan, and `top_k` sorts it anywhere
+            selected = _largest_in_blocks(-ordered if from_below else ordered, rank, length)
             return -selected if from_below else selected
     top = jnp.uint32(1 << 31)
 
@@ -316,7 +315,13 @@ LEAST_BLOCK = 8  # with shorter blocks there are so many candidates that a bisec
 
 
 def _largest_in_blocks(x: jax.Array, rank: int, length: int) -> jax.Array:
-    """The element of a rank from the largest, among the blocks with the largest maxima; no nan."""
+    """The element of a rank from the largest, among the elements of the blocks with the largest maxima.
+
+    Args:
+        x: without nan.
+        rank: 1 for the largest.
+        length: of a block, whose elements are as far apart as there are blocks.
+    """
     numbers, count = x.reshape(-1), x.size // length * length
     blocks = numbers[:count].reshape(length, -1)
     _, places = jax.lax.top_k(blocks.max(axis=0), rank)

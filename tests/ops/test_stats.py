@@ -37,7 +37,8 @@ def test_kth_smallest_of_large_tensors(k, axis):
         np.testing.assert_array_equal(got, np.take(expected, [k - 1], axis=axis))
 
 
-@pytest.mark.parametrize("size", [2048, 4099])  # blocks that fill the tensor, and elements behind them
+# Elements in blocks alone, for most ranks, and behind them too.
+@pytest.mark.parametrize("size", [2048, 4099])
 @pytest.mark.parametrize("rank", [1, 2, 8])
 def test_ranks_near_an_end_are_selected_exactly_without_a_loop(size, rank):
     x = np.array(jax.random.normal(jax.random.key(1), (size,)))
