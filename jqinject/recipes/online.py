@@ -1,5 +1,6 @@
 """What comes before the inputs of sites: transforms, as a part of the rules that quantize them, and quantizers."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core.transforms import Chain, Sized, Transform, along
+from jqinject.core.transforms import Sized, Transform, along
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, slots_for, takes_layer
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -19,6 +20,7 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import NoneActQuant
 from jqinject.quant_tensor import as_array, on_integers
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
+from jqinject.recipes.stream.matrices import Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,14 +145,24 @@ def why_not_online(
         return "a scheme quantizes it"
     if isinstance(took.quantizer("input_quant"), nnx.Module):
         return "its input shares another layer's quantizer"
-    reader = flat.other_use(flat.slot_of[first.path], {site.step for site in sites})
-    return "" if reader is None else f"{reader.name}{reader.where} reads the parameter too"
+    slot = flat.slot_of[first.path]
+    reader = flat.other_use(slot, {site.step for site in sites})
+    if reader is not None:
+        return f"{reader.name}{reader.where} reads the parameter too"
+    return _with_other_channels(sites, flat.shapes[slot]) if len(sites) > 1 else ""
 
 
-def online_of(site: ContractionSite, transform: Transform, before: Online | None) -> Online:
-    """A transform before the inputs of a site, after one that may be there already."""
-    both = transform if before is None else Chain((before.transform, transform))
-    return Online(both, site.matrices.channels, site.module)
+def _with_other_channels(sites: Sequence[ContractionSite], shape: Shape) -> str:
+    """Name two sites that contract the same numbers of a parameter as different channels; empty if there are none."""
+    places = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+    first: dict[int, tuple[ContractionSite, np.ndarray]] = {}
+    for site in sites:
+        column = site.weights(places)[:, :, 0].reshape(-1)
+        same, before = first.setdefault(int(column.min()), (site, column))
+        inside = np.isin(before, column).all() or np.isin(column, before).all()
+        if not inside or same.matrices.channels != site.matrices.channels:
+            return f"{same.name} and {site.name} contract different axes or channels of it"
+    return ""
 
 
 def transformed_input(online: Mapping[str, Online], site: ContractionSite, x: jax.Array) -> jax.Array:
@@ -198,24 +210,20 @@ class InputQuantizers:
 
     def __init__(self, model: nnx.Module, call: Call) -> None:
         self._shared = _shared_names(model, call)
-        places = ModelIndex(model).places
-        self._layers = {".".join(path): node for path, node in places if isinstance(node, QuantWeightLayer)}
-        self._proxies: dict[str, Any] = {}
-        self._stacks: dict[str, int] = {}
-        for _, node in places:
-            if isinstance(node, OpQuantizers):
-                self._proxies |= dict(node.held.items())
-                self._stacks |= dict(node.stacks)
+        # By the path of a layer's weight, or the name of an operand: the quantizer, and how deep it is stacked.
+        self._inputs: dict[str, tuple[Any, int]] = {}
+        for path, node in ModelIndex(model).places:
+            if isinstance(node, QuantWeightLayer):
+                depth = len(node.weight_shape) - node.weight_ndim
+                self._inputs[".".join((*path, node.weight_name))] = node.input_quant, depth
+            elif isinstance(node, OpQuantizers):
+                stacks = dict(node.stacks)
+                self._inputs |= {name: (x, stacks.get(name, 0)) for name, x in node.held.items()}
 
     def of(self, site: ContractionSite) -> Any:
         """The quantizer of a site's input, of a stack that of the layer in its turn; None if it has none."""
-        holder, _, name = site.path.rpartition(".")
-        layer = self._layers.get(holder)
-        if layer is not None and layer.weight_name == name:
-            proxy, depth = layer.input_quant, len(layer.weight_shape) - layer.weight_ndim
-        else:
-            name = self._shared.get(site.operand.rpartition("_")[0], site.operand)
-            proxy, depth = self._proxies.get(name), self._stacks.get(name, 0)
+        name = self._shared.get(site.operand.rpartition("_")[0], site.operand)
+        proxy, depth = self._inputs.get(site.path) or self._inputs.get(name, (None, 0))
         turn = site.turn[:depth]
         if proxy is None or not turn:
             return proxy

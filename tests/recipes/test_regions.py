@@ -100,6 +100,7 @@ def test_convolutions_are_rescaled_through_batch_norm_groups_and_pooling() -> No
         (lambda x: x + 1, "it is a constant"),
         (lambda x: x * x, "itself"),
         (lambda x: jnp.minimum(x, 6), "it is a constant"),
+        (lambda x: x @ jnp.ones((8, 8)), "it is a constant"),
         (lambda x: x / x.sum(), "mixes channels"),
     ],
 )

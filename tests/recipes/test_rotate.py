@@ -15,8 +15,12 @@ import jqinject
 from jqinject import Rule
 from jqinject.model.calibration import BatchCalls
 from jqinject.program import CALL
-from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
-from jqinject.recipes import RTN, FoldNorms, Recipe, Rotate, Solve
+from jqinject.quant import (
+    Int8DynamicActPerRowAbsMax,
+    Int8WeightPerChannelFloat,
+    Int8WeightPerTensorFloat,
+)
+from jqinject.recipes import RTN, FoldNorms, Recipe, Rotate, SmoothQuant, Solve
 from jqinject.recipes.passes.rotate import largest_size
 from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.work import Note, Work
@@ -321,3 +325,24 @@ def test_an_unknown_rotation_is_refused() -> None:
     with pytest.raises(ValueError, match="'R5' is no kind of rotation"):
         Rotate("R5")
     assert Rotate() == Rotate("R1", "R2", "R3", "R4") != Rotate("R1")
+
+
+class BothAxes(nnx.Module):
+    """Contracts a parameter along its rows, and along its columns."""
+
+    def __init__(self, width: int) -> None:
+        self.w = nnx.Param(jax.random.normal(jax.random.key(0), (8, width)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.tanh(x) @ self.w[...]) @ self.w[...].T
+
+
+@pytest.mark.parametrize("width", [8, 4])
+@pytest.mark.parametrize("transform", [Rotate("R4"), SmoothQuant(online="all")], ids=["rotate", "smooth"])
+def test_a_parameter_contracted_along_both_axes_is_left_out_with_its_cause(
+    width: int, transform: Rotate | SmoothQuant
+) -> None:
+    rule, x = Rule(weight_quant=Int8WeightPerTensorFloat), jax.random.normal(jax.random.key(1), (6, 8))
+    report = Recipe(transform).apply(BothAxes(width), rule, [x], progress=False).report
+    reasons = {left.reason for left in report.steps[0].sites if isinstance(left, LeftOut)}
+    assert reasons == {"dot_general0 and dot_general1 contract different axes or channels of it"}

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -12,17 +13,19 @@ from flax import nnx
 
 from jqinject.model.walk import modules_by_path
 from jqinject.nn import QuantBatchNorm
-from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, check_merges, merge_bn
+from jqinject.nn.base.batch_norm_folding import FLOAT_LAYERS, merge_bn
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.norms import MergedBatchNorm
 from jqinject.ops.processes import on_host
-from jqinject.program import Around, Call, compiled_call, intercept, with_copied_modules
+from jqinject.program import Call, compiled_call, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete, is_quantized
 from jqinject.recipes.solvers.solver import among, check_arguments
 from jqinject.recipes.work import Note, Work
 
 Pairs = tuple[tuple[str, str], ...]
+Statistics = dict[str, tuple[jax.Array, jax.Array]]
+"""The mean and the variance of each batch normalization, by path."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,7 @@ class FoldBatchNorm:
         Returns:
             The pairs that were merged.
         """
-
-        def call(model: nnx.Module) -> object:
-            (fresh,) = with_copied_modules([example])
-            return fresh(model)
-
-        calls, before = _called(model, call)
+        calls, before = _called(model, example)
         pairs = _pairs(calls) if self.pairs is None else self.pairs
         if not pairs:
             raise ValueError(
@@ -82,7 +80,7 @@ class FoldBatchNorm:
         _check(calls, pairs)
         trial = nnx.clone(model, graph=True)
         _fold(trial, pairs)
-        _compare(before, _called(trial, call)[1], pairs)
+        _compare(before, _called(trial, example)[1], pairs)
         _fold(model, pairs)
         return pairs
 
@@ -91,24 +89,21 @@ _Calls = list[tuple[str, jax.Array | None, jax.Array]]
 """In order: the path of a layer or normalization, what a normalization gets, and what it returns."""
 
 
-class _Watched(Around):
-    """Notes the calls of one layer or normalization. The arrays are kept alive: they are compared by identity."""
-
-    def __init__(self, path: str, calls: _Calls) -> None:
-        self.path, self.calls = path, calls
-
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        y = call(*args, **kwargs)
-        is_norm = isinstance(layer, nnx.BatchNorm)
-        x = as_array(args[0] if args else kwargs["x"]) if is_norm else None
-        self.calls.append((self.path, x, as_array(y)))
-        return y
+def _recorded(
+    path: str, calls: _Calls, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Call a layer or a normalization, and append the call; arrays stay alive, as they are compared by identity."""
+    y = call(*args, **kwargs)
+    x = as_array(args[0] if args else kwargs["x"]) if isinstance(layer, nnx.BatchNorm) else None
+    calls.append((path, x, as_array(y)))
+    return y
 
 
-def _called(model: nnx.Module, call: Callable[[nnx.Module], object]) -> tuple[_Calls, list[jax.Array]]:
+def _called(model: nnx.Module, example: Call) -> tuple[_Calls, list[jax.Array]]:
     """The calls of a model's parts, and what it computes, in evaluation mode with all quantizers off."""
     copy = nnx.clone(model, graph=True)
     copy.eval()
+    (call,) = with_copied_modules([example])
     calls: _Calls = []
     for path, node in modules_by_path(copy, nnx.Module).items():
         if isinstance(node, QuantProxyFromInjector):
@@ -116,7 +111,7 @@ def _called(model: nnx.Module, call: Callable[[nnx.Module], object]) -> tuple[_C
         if isinstance(node, QuantWeightLayer | QuantBatchNorm | MergedBatchNorm):
             node.return_quant_tensor = False
         if isinstance(node, QuantWeightLayer | nnx.BatchNorm) or type(node) in FLOAT_LAYERS:
-            intercept(node, _Watched(path, calls))
+            intercept(node, partial(_recorded, path, calls))
     outputs = jax.tree.leaves(call(copy), is_leaf=lambda leaf: is_quantized(leaf))
     return calls, [as_array(output) for output in outputs]
 
@@ -156,11 +151,9 @@ def _fold(model: nnx.Module, pairs: Pairs) -> None:
                     f"{type(model).__name__} has no module at {path!r}; known: {sorted(modules)}"
                 )
         try:
-            check_merges(modules[layer], modules[norm])
+            merge_bn(modules[layer], modules[norm])
         except (TypeError, ValueError) as error:
             raise type(error)(f"{layer}, before {norm}: {error}") from None
-    for layer, norm in pairs:
-        merge_bn(modules[layer], modules[norm])
         owner, _, name = norm.rpartition(".")
         holder: Any = modules[owner] if owner else model
         merged = MergedBatchNorm(modules[norm])
@@ -233,14 +226,10 @@ class CorrectBatchNorm:
         for norm in modules_by_path(copy, nnx.BatchNorm).values():
             norm.use_running_average = False
             norm.momentum = 0.0  # after a call the statistics are that batch's own
-        total: dict[str, tuple[jax.Array, jax.Array]] | None = None
-        count = 0
         step = compiled_call(_statistics_of)
-        for count, call in enumerate(calls, 1):  # noqa: B007
-            statistics: dict[str, tuple[jax.Array, jax.Array]] = step(copy, call)
-            total = statistics if total is None else jax.tree.map(jnp.add, total, statistics)
-        assert total is not None, "there are calls"
-        return [self._renormed(path, norm, *(x / count for x in total[path])) for path, norm in norms.items()]
+        batches: list[Statistics] = [step(copy, call) for call in calls]
+        mean = jax.tree.map(lambda *x: sum(x) / len(x), *batches)
+        return [self._renormed(path, norm, *mean[path]) for path, norm in norms.items()]
 
     def _renormed(self, path: str, norm: nnx.BatchNorm, mean: jax.Array, var: jax.Array) -> Note:
         """Give a batch normalization its statistics."""
@@ -249,13 +238,13 @@ class CorrectBatchNorm:
             var = jnp.sqrt(old_var * var)
         norm.mean.set_value(mean)
         norm.var.set_value(var)
-        moved = np.abs(on_host(mean - old_mean)) / np.sqrt(on_host(old_var) + norm.epsilon)
+        shifts = np.abs(on_host(mean - old_mean)) / np.sqrt(on_host(old_var) + norm.epsilon)
         factors = on_host(var) / np.maximum(on_host(old_var), norm.epsilon)
         variances = f"variances by {factors.min():.3g} to {factors.max():.3g}"
-        return Note(path, "", f"means moved by at most {moved.max():.3g} deviations, {variances}")
+        return Note(path, "", f"means moved by at most {shifts.max():.3g} deviations, {variances}")
 
 
-def _statistics_of(model: nnx.Module, call: Call) -> dict[str, tuple[jax.Array, jax.Array]]:
+def _statistics_of(model: nnx.Module, call: Call) -> Statistics:
     """The mean and the variance that each batch normalization has after a call."""
     call(model)
     norms = modules_by_path(model, nnx.BatchNorm)

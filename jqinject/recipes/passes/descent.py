@@ -13,11 +13,10 @@ from flax import nnx
 from jqinject.model.walk import ModelIndex
 from jqinject.program import Call
 from jqinject.recipes.passes import float_change, sensitivities
-from jqinject.recipes.passes.rotate import turned
 from jqinject.recipes.solvers.solver import at_least, check_arguments
 from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.transforms.regions import is_gain
-from jqinject.recipes.transforms.turning import TurnedRegion, turned_regions
+from jqinject.recipes.transforms.rotations import RotatedRegion, rotated_regions
 from jqinject.recipes.work import Note, Work
 
 T = TypeVar("T")
@@ -128,29 +127,29 @@ class LearnedRotation:
     def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
         change = float_change.FloatChange(work, repr(self))
-        turning = [
+        rotated = [
             (site.name, region)
-            for site, region in turned_regions(change.flat)
+            for site, region in rotated_regions(change.flat)
             if not isinstance(region, str) and region.kind in self.kinds and region.block > 1
         ]
-        if not turning:
+        if not rotated:
             why = "no residual stream and no values between two weights can be rotated"
             return [LeftOut("the model", "", why)]
-        regions = [region for _, region in turning]
+        regions = [region for _, region in rotated]
         paths = tuple(dict.fromkeys(path for region in regions for path in region.parameters))
         floats = {path: change.values[path] for path in paths}
-        turn = jax.jit(cayley_step, static_argnums=3)
+        take_step = jax.jit(cayley_step, static_argnums=3)
 
         def values(matrices: Matrices) -> dict[str, jax.Array]:
             return {
-                path: _turned(regions, path, matrices, x.astype(jnp.float32)) for path, x in floats.items()
+                path: _rotated(regions, path, matrices, x.astype(jnp.float32)) for path, x in floats.items()
             }
 
         def step(number: int, matrices: Matrices, gradients: Matrices) -> Matrices:
             rate = jnp.float32(self.learning_rate * (1 - number / self.steps))
             pairs = zip(matrices, gradients, regions, strict=True)
             return tuple(
-                turn(matrix, gradient, rate, region.keeps_sums) for matrix, gradient, region in pairs
+                take_step(matrix, gradient, rate, region.keeps_sums) for matrix, gradient, region in pairs
             )
 
         start: Matrices = tuple(jnp.eye(region.block, dtype=jnp.float32) for region in regions)
@@ -161,20 +160,19 @@ class LearnedRotation:
             work, quantized, values, _distance, start, step, steps, parts, "error of the outputs"
         )
         if done.facts["steps"]:
-            change.change(turning[0][0], [(path, partial(_turned, regions, path, best)) for path in paths])
+            change.change(rotated[0][0], [(path, partial(_rotated, regions, path, best)) for path in paths])
         return [done, *change.finish()]
 
 
 Matrices = tuple[jax.Array, ...]
 
 
-def _turned(regions: Sequence[TurnedRegion], path: str, matrices: Matrices, value: jax.Array) -> jax.Array:
-    """A parameter turned by the matrices of regions."""
+def _rotated(regions: Sequence[RotatedRegion], path: str, matrices: Matrices, value: jax.Array) -> jax.Array:
+    """Rotate a parameter by the matrices of regions."""
     with jax.default_matmul_precision("highest"):
         for matrix, region in zip(matrices, regions, strict=True):
             if path in region.parameters:
-                axis = region.parameters[path]
-                value = turned(value, transform=lambda x, m=matrix: x @ m, axis=axis, block=region.block)
+                value = region.mapped(path, lambda x, m=matrix: x @ m, value)
     return value
 
 

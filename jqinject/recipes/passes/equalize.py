@@ -16,8 +16,8 @@ from jqinject.ops.processes import on_host
 from jqinject.recipes.passes.float_change import Rescaling, Rows, largest_of, left_out
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
+from jqinject.recipes.transforms.factor_walk import varies
 from jqinject.recipes.transforms.regions import Region, per_channel
-from jqinject.recipes.transforms.transform_walk import varies
 from jqinject.recipes.work import Note, Work
 
 NOTHING = 1e-9

@@ -10,21 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core.transforms import ChannelScale, Transform
+from jqinject.core.transforms import Chain, ChannelScale, Transform
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
-from jqinject.recipes.online import (
-    Online,
-    online_of,
-    quantizes_weight,
-    stored_for,
-    why_not_online,
-)
+from jqinject.recipes.online import Online, quantizes_weight, stored_for, why_not_online
 from jqinject.recipes.solvers.solver import Statistics
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
+from jqinject.recipes.transforms.factor_walk import factors_of
 from jqinject.recipes.transforms.gains_and_biases import bias_of
 from jqinject.recipes.transforms.regions import Region, by_region, per_channel
-from jqinject.recipes.transforms.transform_walk import factors_of
 from jqinject.recipes.work import Note, Work
 
 TOLERANCE = 1e-5
@@ -122,7 +116,9 @@ class FloatChange:
         index, traced = ModelIndex(self.work.model), bool(self.work.methods)
         why = why_not_online(index, self.work.rules, self.flat, sites, traced)
         if not why:
-            online = online_of(site, transform, self.online.get(site.path))
+            before = self.online.get(site.path)
+            both = transform if before is None else Chain((before.transform, transform))
+            online = Online(both, site.matrices.channels, site.module)
             self.change(site.name, [(site.path, stored_for(sites, transform))], {site.path: online})
         return why
 
@@ -170,7 +166,8 @@ class FloatChange:
             after = stream.outputs()
         pairs = zip(self._before, after, strict=True)
         return max(
-            (moved_by(*pair) for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.inexact)), default=0.0
+            (relative_change(*pair) for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.inexact)),
+            default=0.0,
         )
 
     def _allowed(self) -> float:
@@ -197,7 +194,7 @@ def _changed(values: Mapping[str, jax.Array], changes: Changes) -> dict[str, jax
     return after
 
 
-def moved_by(before: jax.Array, after: jax.Array) -> float:
+def relative_change(before: jax.Array, after: jax.Array) -> float:
     """The largest difference between two arrays, relative to the largest number of the first."""
     first, second = (on_host(x).astype(np.float64) for x in (before, after))
     largest = np.abs(first).max(initial=0.0)
@@ -229,12 +226,12 @@ class Rescaling(FloatChange):
         rest = [site for site in self.sites if site.name in reasons]
         if online == "all":
             self.regions, rest = [], self.sites
-        alone: dict[str, list[ContractionSite]] = {}
+        alone: dict[tuple[str, int], list[ContractionSite]] = {}
         for site in rest:
             if online == "never":
                 self.left_out.append(LeftOut(site.name, site.path, reasons[site.name]))
             else:
-                alone.setdefault(site.path, []).append(site)
+                alone.setdefault((site.path, site.matrices.channels), []).append(site)
         self.regions += map(Region.alone, alone.values())
 
     def bias_of(self, maker: ContractionSite | str) -> str | None:
@@ -290,10 +287,11 @@ class Rescaling(FloatChange):
             What was done, or why the factors cannot stay before the sites.
         """
         factors = np.asarray(factors, np.float32)
-        if not (np.isfinite(factors).all() and (factors > 0).all()):
-            name = region.sinks[0].site.name
-            raise ValueError(f"{self.by}: the factors of the inputs of {name} are not all finite and above 0")
         first = region.sinks[0].site
+        if not (np.isfinite(factors).all() and (factors > 0).all()):
+            raise ValueError(
+                f"{self.by}: the factors of the inputs of {first.name} are not all finite and above 0"
+            )
         if region.online:
             scale = ChannelScale(factors.size)
             scale.put(jnp.asarray(factors))

@@ -10,7 +10,7 @@ import numpy as np
 from jqinject.recipes.passes.float_change import Change, FloatChange
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut, Slot
 from jqinject.recipes.transforms.gains_and_biases import Gain, affine, bias_of, gains_by_parameter
-from jqinject.recipes.transforms.turning import turned_regions
+from jqinject.recipes.transforms.rotations import rotated_regions
 from jqinject.recipes.work import Note, Work
 
 
@@ -150,29 +150,23 @@ def centred(work: Work, by: str) -> list[Note]:
     """
     change = FloatChange(work, by)
     done: list[Note] = []
-    for site, region in turned_regions(change.flat):
+    for site, region in rotated_regions(change.flat):
         if isinstance(region, str) or not (region.normalized and region.keeps_sums):
             continue
         read = {sink.path for sink in change.sites if sink.name in region.sinks}
-        makers = {path: axis for path, axis in region.parameters.items() if path not in read}
-        changes = [
-            (path, partial(without_mean, axis=axis, block=region.block)) for path, axis in makers.items()
-        ]
-        change.change(site.name, changes)
+        makers = [path for path in region.parameters if path not in read]
+        change.change(site.name, [(path, partial(region.mapped, path, without_mean)) for path in makers])
         what = f"centred, so that the norms before {', '.join(sorted(region.sinks))} need no mean"
         done.append(Note(", ".join(makers), "", what))
     change.finish()
     return done
 
 
-def without_mean(value: jax.Array, *, axis: int, block: int) -> jax.Array:
-    """Numbers less the mean of each block along an axis.
+def without_mean(blocks: jax.Array) -> jax.Array:
+    """Subtract the mean of each block, along the last axis.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> without_mean(jnp.array([1.0, 3.0]), axis=0, block=2).tolist()
+        >>> without_mean(jnp.array([1.0, 3.0])).tolist()
         [-1.0, 1.0]
     """
-    shape = value.shape
-    blocks = value.reshape(*shape[:axis], -1, block, *shape[axis + 1 :])
-    return (blocks - blocks.mean(axis=axis + 1, keepdims=True)).reshape(shape)
+    return blocks - blocks.mean(axis=-1, keepdims=True)

@@ -1,7 +1,7 @@
 """`Rotate`: mixes channels by Hadamard matrices, so that none of them is far larger than the others."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from jqinject.core.transforms import Hadamard, Orthogonal, Transform
 from jqinject.ops import hadamard
+from jqinject.recipes.passes import scores
 from jqinject.recipes.passes.float_change import FloatChange
-from jqinject.recipes.passes.scores import rotated, turned_scores
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
-from jqinject.recipes.transforms import axes, turning
+from jqinject.recipes.transforms import rotations
 from jqinject.recipes.work import Note, Work
 
 KINDS = ("R1", "R2", "R3", "R4")
@@ -48,7 +48,7 @@ class Rotate:
 
     Differs from QuaRot: a table that is looked up and is the head too is rotated once; a norm's gain that cannot be
     folded leaves the stream as it is, and the report says so. R3 is done where a rule quantizes queries, keys
-    (`op=("dot_general", "einsum")`) or their cache (`cache_quant`). A cache then keeps turned keys: one that a float
+    (`op=("dot_general", "einsum")`) or their cache (`cache_quant`). A cache then keeps rotated keys: one that a float
     model has filled is handed over by `jqinject.quantized_cache`.
 
     Example:
@@ -79,55 +79,53 @@ class Rotate:
     def __call__(self, work: Work) -> list[Note | LeftOut]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        scores, first = turned_scores(change.flat, work.rules, self._size) if "R3" in self.kinds else ([], ())
-        done: list[Note | LeftOut] = [*scores]
+        done: list[Note | LeftOut]
+        with_scores = "R3" in self.kinds
+        done, first = scores.turned_scores(change.flat, work.rules, self._size) if with_scores else ([], ())
         key = jax.random.key(self.seed)
-        for site, region in turning.turned_regions(change.flat):
+        for site, region in rotations.rotated_regions(change.flat):
             if isinstance(region, str):
                 done += self._before(change, site, region)
             elif region.kind in self.kinds:
                 key, own = jax.random.split(key)
-                done.append(self._turned(change, site, region, own))
-        left = change.finish()
+                done.append(self._rotated(change, site, region, own))
+        done += change.finish()
         if first:
             work.rules, work.allow_idle = (*first, *work.rules), True
-        return done + left
+        return done
 
-    def _turned(
-        self, change: FloatChange, site: ContractionSite, region: turning.TurnedRegion, key: jax.Array
+    def _rotated(
+        self, change: FloatChange, site: ContractionSite, region: rotations.RotatedRegion, key: jax.Array
     ) -> Note:
-        size = self._size(region.block, _named(site))
+        size = self._size(region.block, f"{site.name} ({site.path})")
         transform = rotation(region.block, size, region.keeps_sums, key)
-        turns = [
-            (path, partial(turned, transform=transform, axis=axis, block=region.block))
-            for path, axis in region.parameters.items()
-        ]
-        change.change(site.name, turns)
-        return rotated(region.kind, sorted(region.sinks), size, [*region.parameters])
+        change.change(
+            site.name, [(path, partial(region.mapped, path, transform)) for path in region.parameters]
+        )
+        return scores.rotated(region.kind, sorted(region.sinks), size, [*region.parameters])
 
     def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Note | LeftOut]:
         """R4 before one site, or why not."""
-        source = axes.comes_from_nonlinearity(change.flat, site)
+        source = rotations.comes_from_nonlinearity(change.flat, site)
         if not source or "R4" not in self.kinds:
             return [LeftOut(site.name, site.path, why)] if {"R1", "R2"} & {*self.kinds} and not source else []
         if change.online.get(site.path) is not change.work.online.get(site.path):
-            return []  # in a loop: an earlier turn has brought it about
+            return []  # in a loop: an earlier turn has placed it
         channels = site.matrices.channels
-        size = self._size(channels, _named(site))
+        size = self._size(channels, f"{site.name} ({site.path})")
         refused = change.keep_online(site, Hadamard(None if size == channels else size))
         if refused:
             return [LeftOut(site.name, site.path, refused)]
-        return [rotated("R4", (site.name,), size, (site.path,), online="its inverse")]
+        return [scores.rotated("R4", (site.name,), size, (site.path,), online="its inverse")]
 
     def _size(self, channels: int, site: str) -> int:
         """How many channels one matrix mixes."""
-        size = largest_size(channels)
-        if self.full_size and size != channels:
+        if self.full_size:
             try:
                 hadamard.table_size(channels)
             except ValueError as error:
                 raise ValueError(f"{self!r}: {site}: {error}") from error
-        return size
+        return largest_size(channels)
 
 
 def largest_size(channels: int) -> int:
@@ -147,7 +145,7 @@ def largest_size(channels: int) -> int:
 
 
 def rotation(channels: int, size: int, keeps_sums: bool, key: jax.Array) -> Transform:
-    """A random Hadamard transform of blocks; where sums have to stay, turned so that it does.
+    """A random Hadamard transform of blocks; where sums have to stay, reflected so that they do.
 
     Args:
         channels: how many there are.
@@ -159,7 +157,7 @@ def rotation(channels: int, size: int, keeps_sums: bool, key: jax.Array) -> Tran
     plain = Hadamard(size, signs=tuple(signs.tolist()))
     if not keeps_sums:
         return plain
-    # H turns the vector of equal numbers to another one; the reflection that takes it back comes after H.
+    # H rotates the vector of equal numbers to another one; the reflection that takes it back comes after H.
     matrix = np.asarray(plain(jnp.eye(channels)), np.float64)
     even = np.full(channels, 1 / math.sqrt(channels))
     normal = even @ matrix - even
@@ -169,23 +167,3 @@ def rotation(channels: int, size: int, keeps_sums: bool, key: jax.Array) -> Tran
     transform = Orthogonal(channels)
     transform.put(jnp.asarray(matrix, jnp.float32))
     return transform
-
-
-def turned(
-    value: jax.Array, *, transform: Callable[[jax.Array], jax.Array], axis: int, block: int
-) -> jax.Array:
-    """A parameter whose blocks of numbers along an axis are transformed.
-
-    Args:
-        value: the parameter.
-        transform: of blocks.
-        axis: of the parameter.
-        block: how many numbers are transformed together at most.
-    """
-    moved = jnp.moveaxis(value, axis, -1)
-    cut = moved.reshape(*moved.shape[:-1], moved.shape[-1] // block, block)
-    return jnp.moveaxis(transform(cut).reshape(moved.shape), -1, axis)
-
-
-def _named(site: ContractionSite) -> str:
-    return f"{site.name} ({site.path})"

@@ -14,7 +14,7 @@ from jqinject.program import operation_of, operations
 from jqinject.proxy import transform_of
 from jqinject.recipes.online import NO_RULE, rule_with_transform
 from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Slot
-from jqinject.recipes.transforms.axes import Refused, followed
+from jqinject.recipes.transforms.rotations import Refused, followed
 from jqinject.recipes.work import Note
 
 WRITES = ("dynamic_update_slice", "scatter", "concatenate")

@@ -16,8 +16,8 @@ from jqinject.recipes.solvers.scale_search import Clip
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments, squared_errors
 from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
 from jqinject.recipes.stream.stream import Block, module_around
+from jqinject.recipes.transforms.factor_walk import factors_of
 from jqinject.recipes.transforms.regions import Member, Region, per_channel
-from jqinject.recipes.transforms.transform_walk import factors_of
 from jqinject.recipes.work import Note, Work
 
 Ranges = Literal["maxabs", "minmax"]

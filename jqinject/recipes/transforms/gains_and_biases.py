@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +16,24 @@ from jqinject.recipes.stream.flat_program import (
     FlatStep,
     Slot,
 )
-from jqinject.recipes.transforms import transform_steps, transform_walk
+from jqinject.recipes.transforms import factor_walk
 
 ADDING = ("add", "add_any")
 KEEPING = (*CASTS, "reshape", "transpose", "squeeze")
 """Operations that keep every number of a value, once."""
 
 
-def _added(walk: transform_walk.Walk, step: FlatStep) -> None:
-    """A sum of products and a bias: of a parameter alone."""
+LINEAR = {name: factor_walk.RULES[name] for name in (*CASTS, *MOVES, "neg", "mul", "div", "dot_general")}
+"""What a gain of either sign, or 0, commutes with, besides sums with a bias."""
+
+
+def _added(biases: set[Slot], walk: factor_walk.Walk, step: FlatStep) -> None:
+    """A sum of products and a bias, of a parameter alone, which is collected."""
     fixed = [slot for slot in step.inputs if slot in walk.flat.fixed]
-    if step.outputs[0] not in walk.flat.fixed and (len(fixed) != 1 or len(walk.flat.owners[fixed[0]]) > 1):
+    if len(fixed) != 1 or len(walk.flat.owners[fixed[0]]) > 1:
         return walk.refuse(step.outputs[0], "it is added to something that is no bias")
-    return transform_steps.RULES["add"](walk, step)
-
-
-LINEAR = {
-    **{name: transform_steps.RULES[name] for name in (*CASTS, *MOVES, "neg", "mul", "div", "dot_general")},
-    **dict.fromkeys(ADDING, _added),
-}
-"""What a gain of either sign, or 0, commutes with."""
+    biases.update(fixed)
+    return factor_walk.same(walk, step)
 
 
 @dataclass
@@ -57,7 +55,7 @@ class Gain:
     slot: Slot
     parameter: Slot
     numbers: np.ndarray
-    labels: dict[Slot, transform_walk.Labels] = field(default_factory=dict)
+    labels: dict[Slot, factor_walk.Labels] = field(default_factory=dict)
     sinks: list[ContractionSite] = field(default_factory=list)
     biases: list[Slot] = field(default_factory=list)
 
@@ -68,9 +66,7 @@ class Gain:
             slot: of the value.
             numbers: of the channels, instead of those of the gain.
         """
-        channel = np.abs(self.labels[slot])
-        own = (self.numbers if numbers is None else numbers)[np.maximum(channel, 1) - 1]
-        return np.where(channel > 0, own, np.float32(1))
+        return factor_walk.factors_of(np.abs(self.labels[slot]), self.numbers if numbers is None else numbers)
 
 
 def gains_by_parameter(flat: FlatProgram) -> dict[Slot, list[Gain] | str]:
@@ -101,20 +97,19 @@ def _gain_of(flat: FlatProgram, index: int) -> Gain | None:
     fixed = [slot for slot in step.inputs if slot in flat.fixed]
     if step.name != "mul" or len(fixed) != 1 or len(flat.owners[fixed[0]]) != 1:
         return None
-    value = np.asarray(flat.value(fixed[0]), np.float32)
-    varying = [axis for axis in range(value.ndim) if not np.all(value == value.take([0], axis=axis))]
-    if len(varying) != 1:
+    value = factor_walk.compressed(np.asarray(flat.value(fixed[0]), np.float32))
+    if len(factor_walk.varies(value)) != 1:
         return None
-    (axis,), (parameter,) = varying, flat.owners[fixed[0]]
-    numbers = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])[0]
-    shape = [size if place == axis else 1 for place, size in enumerate(value.shape)]
-    labels = {step.outputs[0]: np.arange(1, numbers.size + 1).reshape(shape)}
-    return Gain(index, fixed[0], parameter, numbers, labels)
+    (parameter,) = flat.owners[fixed[0]]
+    labels = {step.outputs[0]: np.arange(1, value.size + 1).reshape(value.shape)}
+    return Gain(index, fixed[0], parameter, value.reshape(-1), labels)
 
 
 def _follow(flat: FlatProgram, gain: Gain) -> str:
     """Follow the products to where they are contracted; why these cannot take the gain over, if they cannot."""
-    walk = transform_walk.Walk(flat, LINEAR, gain.numbers.size, {}, gain.step, flat.fixed)
+    added = set[Slot]()
+    rules = LINEAR | dict.fromkeys(ADDING, partial(_added, added))
+    walk = factor_walk.Walk(flat, rules, gain.numbers.size, {}, gain.step, flat.fixed)
     for product, labels in gain.labels.items():
         walk.give(product, labels)
     walk.run()
@@ -122,14 +117,6 @@ def _follow(flat: FlatProgram, gain: Gain) -> str:
         return next(iter(walk.reasons), "its channels lie in two ways")
     gain.labels = {slot: labels for slot, labels in walk.labels.items() if labels.any()}
     gain.sinks = [x for x in flat.sites if x.weight in gain.labels and x.activation in gain.labels]
-    sums = (flat.steps[index] for index in flat.live if flat.steps[index].name in ADDING)
-    added = {
-        slot
-        for step in sums
-        if {*step.inputs} & gain.labels.keys() and step.outputs[0] not in flat.fixed
-        for slot in step.inputs
-        if slot in flat.fixed
-    }
     gain.biases = sorted(slot for slot in added if not flat.is_zero(slot))
     if {*flat.fixed} & gain.labels.keys() - added - {x.weight for x in gain.sinks}:
         return "it is contracted with something that is no parameter"
@@ -180,9 +167,9 @@ class Bias:
         Args:
             result: the operation's, or a difference of such results.
         """
-        moved = self._moved(result.astype(jnp.float32))
+        summed = self._through_moves(result.astype(jnp.float32))
         same = tuple(axis for axis, length in enumerate(self.places.shape) if length == 1)
-        means = moved.mean(axis=same, keepdims=True).reshape(-1)
+        means = summed.mean(axis=same, keepdims=True).reshape(-1)
         places = self.places.reshape(-1)
         counts = np.maximum(np.bincount(places, minlength=self.size), 1).astype(np.float32)
         return jnp.zeros((self.size,), jnp.float32).at[places].add(means) / counts
@@ -194,11 +181,11 @@ class Bias:
             numbers: flattened.
             result: the operation's.
         """
-        _, back = jax.vjp(self._moved, result.astype(jnp.float32))
-        shape = jax.eval_shape(self._moved, jax.ShapeDtypeStruct(result.shape, jnp.float32)).shape
+        _, back = jax.vjp(self._through_moves, result.astype(jnp.float32))
+        shape = jax.eval_shape(self._through_moves, jax.ShapeDtypeStruct(result.shape, jnp.float32)).shape
         return back(jnp.broadcast_to(numbers[self.places], shape))[0].astype(result.dtype)
 
-    def _moved(self, x: jax.Array) -> jax.Array:
+    def _through_moves(self, x: jax.Array) -> jax.Array:
         for step in self.moves:
             # Casts are left out: means are taken in float32.
             x = x if step.name in CASTS else step.run(x)[0]
@@ -216,7 +203,7 @@ def bias_of(flat: FlatProgram, slot: Slot, through: Sequence[str] = ()) -> Bias 
     moves: list[FlatStep] = []
     while slot not in flat.outputs and len(flat.readers(slot)) == 1:
         (step,) = flat.readers(slot)
-        if step.name in ("add", "add_any"):
+        if step.name in ADDING:
             if step.inputs[0] == step.inputs[1]:
                 return None
             source, chain = flat.origin(step.inputs[1 - step.inputs.index(slot)])
@@ -225,7 +212,7 @@ def bias_of(flat: FlatProgram, slot: Slot, through: Sequence[str] = ()) -> Bias 
             if source in flat.parameters and all(operand in flat.unowned for operand in chosen):
                 places = flat.places(source, chain)
                 size = int(np.prod(flat.shapes[source]))
-                return Bias(flat.parameters[source], size, transform_walk.compressed(places), tuple(moves))
+                return Bias(flat.parameters[source], size, factor_walk.compressed(places), tuple(moves))
         elif step.name in through or (step.name in KEEPING and step.inputs == (slot,)):
             moves.append(step)
         else:

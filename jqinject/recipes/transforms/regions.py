@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import numpy as np
 
 from jqinject.program.operations import operand_axes
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Slot
-from jqinject.recipes.transforms import transform_steps, transform_walk
+from jqinject.recipes.transforms import factor_walk
 
 TRIES = 16
 """How many ways to carry a factor through products are tried."""
@@ -27,7 +28,7 @@ class Member:
     """
 
     site: ContractionSite
-    labels: transform_walk.Labels = field(repr=False)
+    labels: factor_walk.Labels = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Region:
     """
 
     channels: int
-    parameters: Mapping[str, transform_walk.Labels]
+    parameters: Mapping[str, factor_walk.Labels]
     sinks: tuple[Member, ...]
     sources: tuple[Member, ...]
     gains: tuple[str, ...]
@@ -73,14 +74,11 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
         flat: the program.
         site: one of its sites.
     """
-    waiting: list[dict[Slot, int]] = [{}]
-    tried: list[dict[Slot, int]] = []
+    ways: list[dict[Slot, int]] = [{}]
     reason = ""
     columns = _columns_of(flat, site)
-    while waiting and len(tried) < TRIES:
-        choices = waiting.pop(0)
-        tried.append(choices)
-        walk = transform_walk.Walk(flat, transform_steps.RULES, int(columns.max()), choices)
+    for choices in itertools.islice(ways, TRIES):  # further ways are appended meanwhile
+        walk = factor_walk.Walk(flat, factor_walk.RULES, int(columns.max()), choices)
         walk.give(site.activation, columns)
         walk.run()
         region = _region(walk, site)
@@ -89,16 +87,16 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
         reason = reason or next(iter(walk.reasons), "nothing can have the factors")
         for slot, able in walk.chosen.items():
             more = [choices | {slot: which} for which in range(1, len(able)) if slot not in choices]
-            waiting += [choice for choice in more if choice not in tried and choice not in waiting]
+            ways += [way for way in more if way not in ways]
     return reason
 
 
-def _region(walk: transform_walk.Walk, site: ContractionSite) -> Region | None:
+def _region(walk: factor_walk.Walk, site: ContractionSite) -> Region | None:
     flat, groups = walk.flat, walk.channels.groups()
     if not groups.any():
         return None
-    all_labels = {slot: transform_walk.relabelled(labels, groups) for slot, labels in walk.labels.items()}
-    labels = {slot: own for slot, own in all_labels.items() if own.any()}
+    joined = {slot: np.sign(labels) * groups[np.abs(labels)] for slot, labels in walk.labels.items()}
+    labels = {slot: own for slot, own in joined.items() if own.any()}
     sinks, sources = [], []
     for member in flat.sites:
         if member.weight not in labels:
@@ -128,7 +126,7 @@ def is_gain(flat: FlatProgram, slot: Slot) -> bool:
     return False
 
 
-def _columns_of(flat: FlatProgram, site: ContractionSite) -> transform_walk.Labels:
+def _columns_of(flat: FlatProgram, site: ContractionSite) -> factor_walk.Labels:
     """A channel for each input of a site: labels 1, 2, ... along the axes that it contracts, and those of its stack."""
     axes = operand_axes(flat.steps[site.step].equation)[1 - site.place].partners
     shape = flat.shapes[site.activation]
@@ -158,7 +156,7 @@ def by_region(flat: FlatProgram) -> tuple[list[Region], dict[str, str]]:
 
 def per_channel(
     channels: int,
-    numbers: Iterable[tuple[transform_walk.Labels, np.ndarray]],
+    numbers: Iterable[tuple[factor_walk.Labels, np.ndarray]],
     reduce: np.ufunc = np.maximum,
     start: float = -np.inf,
 ) -> np.ndarray:
