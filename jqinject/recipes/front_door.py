@@ -6,6 +6,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from flax import nnx
 
+from jqinject import quant
 from jqinject.model import ContractionReport, walk
 from jqinject.model import freeze as freeze_model
 from jqinject.model.calibration import BatchCalls, CallBatch
@@ -13,13 +14,6 @@ from jqinject.model.inspect.report import report_of
 from jqinject.model.quantizing.rules import Rule
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method
-from jqinject.quant import (
-    Int8ActPerTensorMinMax,
-    Int8DynamicActPerRowAbsMax,
-    Int8WeightPerChannelFloat,
-    LearnedRoundImplType,
-    QuantizerLike,
-)
 from jqinject.recipes.passes.batch_norm import CorrectBatchNorm, FoldBatchNorm, Pairs
 from jqinject.recipes.passes.correct_biases import CorrectBiases
 from jqinject.recipes.passes.solve import Solve, Solved
@@ -29,7 +23,11 @@ from jqinject.recipes.work import Note, Work
 
 Model = TypeVar("Model", bound=nnx.Module)
 Activations = Literal["float", "dynamic", "static"]
-ACTIVATIONS = {"float": None, "dynamic": Int8DynamicActPerRowAbsMax, "static": Int8ActPerTensorMinMax}
+ACTIVATIONS = {
+    "float": None,
+    "dynamic": quant.Int8DynamicActPerRowAbsMax,
+    "static": quant.Int8ActPerTensorMinMax,
+}
 
 
 class SitesLeftWarning(UserWarning):
@@ -71,8 +69,7 @@ def fold_batch_norm(
         >>> type(model.layers[1]).__name__
         'MergedBatchNorm'
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"fold_batch_norm takes an NNX module, got {type(model).__name__}")
+    walk.check_module(model, "fold_batch_norm")
     call = Call(inputs, keywords, checked_method(model, method, "fold_batch_norm"))
     return FoldBatchNorm(None if pairs is None else tuple(pairs)).fold(model, call)
 
@@ -126,7 +123,7 @@ def learn_rounding(
     *,
     method: Method = CALL,
     call: CallBatch | None = None,
-    learned_round_impl_type: str | LearnedRoundImplType = "hard_sigmoid",
+    learned_round_impl_type: str | quant.LearnedRoundImplType = "hard_sigmoid",
     steps: int = 1000,
     learning_rate: float = 1e-2,
     regularization: float = 0.01,
@@ -244,8 +241,8 @@ class PostTrainingOptions(TypedDict, total=False):
     batches: Iterable[object] | None
     method: Method
     call: CallBatch | None
-    weight_quant: QuantizerLike
-    act_quant: QuantizerLike
+    weight_quant: quant.QuantizerLike
+    act_quant: quant.QuantizerLike
     keep_float: str | None
     bias_correction: bool
     freeze: bool
@@ -279,8 +276,8 @@ def post_training_quantize(
     batches: Iterable[object] | None = None,
     method: Method = CALL,
     call: CallBatch | None = None,
-    weight_quant: QuantizerLike = Int8WeightPerChannelFloat,
-    act_quant: QuantizerLike = None,
+    weight_quant: quant.QuantizerLike = quant.Int8WeightPerChannelFloat,
+    act_quant: quant.QuantizerLike = None,
     keep_float: str | None = None,
     bias_correction: bool = False,
     freeze: bool = True,

@@ -60,10 +60,15 @@ class Journal:
             where = where / f"process_{jax.process_index()}_of_{jax.process_count()}"
         where.mkdir(parents=True, exist_ok=True)
         file, parts = where / IDENTITY, {"version": VERSION, **identity}
+        strange = sorted(x.name for x in where.iterdir() if not x.name.endswith(".part"))
         if file.exists():
             _check_identity(folder, file, parts)
+        elif strange:
+            raise ValueError(
+                f"Recipe.apply: the checkpoint folder {where.name} holds no run of a recipe, but {strange[0]}.\n"
+                "  cure: an empty folder, or one that does not exist yet"
+            )
         else:
-            _refuse_strange(where)
             text = json.dumps(parts, indent=2) + "\n"
             _written(file, lambda out: out.write(text.encode()))
         return cls(where)
@@ -100,15 +105,6 @@ class Journal:
         stored: dict[str, Any] = {NAME: np.array(name), **arrays}
         _written(file, lambda out: np.savez(out, **stored))
         return arrays
-
-
-def _refuse_strange(folder: Path) -> None:
-    files = sorted(file.name for file in folder.iterdir() if not file.name.endswith(".part"))
-    if files:
-        raise ValueError(
-            f"Recipe.apply: the checkpoint folder {folder.name} holds no run of a recipe, but {files[0]}.\n"
-            "  cure: an empty folder, or one that does not exist yet"
-        )
 
 
 def _check_identity(folder: str | Path, file: Path, parts: Mapping[str, object]) -> None:

@@ -90,13 +90,15 @@ class QuantizedParameter:
         """A parameter as the quantizer would round it now, float32."""
         return jnp.asarray(as_array(self.quantized(value)), jnp.float32)
 
-    def measure(self, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Scale and zero point of each number, float32, in the shape of the parameter.
+    def measure(self, value: jax.Array) -> MatrixGrid:
+        """The grid, with a scale and a zero point for each number, in the shape of the parameter.
 
         Args:
             value: the parameter, or another one in its place.
         """
-        return _spread(self.quantized(value), value.shape)
+        quantized = self.quantized(value)
+        grid = MatrixGrid(quantized.scale, quantized.zero_point, self.grid, self.by_reciprocal)
+        return grid.spread(value.shape)
 
     def owners(self) -> np.ndarray:
         """For each number, in the shape of the parameter, which scale it has."""
@@ -118,23 +120,24 @@ class QuantizedParameter:
         largest = jax.ops.segment_max(jnp.abs(value).reshape(-1), owners, value.size)
         return largest[owners].reshape(value.shape)
 
-    def put(self, values: jax.Array, scale: jax.Array, zero_point: jax.Array) -> None:
+    def put(self, values: jax.Array, grid: MatrixGrid) -> None:
         """Keep what a solver chose: the numbers, and the scales that they are on.
 
         Args:
             values: in the shape of the parameter, on the grid.
-            scale, zero_point: of each number.
+            grid: with a scale and a zero point for each number.
 
         Raises:
             ValueError: numbers that share a scale are given several.
         """
         self.proxy.commit(self.holder)
-        record, full = self.proxy.record, {"scale": scale, "zero_point": zero_point}
+        record = self.proxy.record
         assert record is not None, "made by commit"
-        record.set_value({name: self._reduced(full[name], stored) for name, stored in record[...].items()})
+        record.set_value({name: self._reduced(vars(grid)[name], x) for name, x in record[...].items()})
         self.holder.weight.set_value(values.astype(self.value.dtype))
-        for stored, chosen in zip(self.measure(values), (scale, zero_point), strict=True):
-            if not bool(jnp.allclose(stored, chosen, rtol=1e-6, atol=0)):
+        stored = self.measure(values)
+        for name in ("scale", "zero_point"):
+            if not bool(jnp.allclose(vars(stored)[name], vars(grid)[name], rtol=1e-6, atol=0)):
                 raise ValueError(
                     f"{self.name}: numbers that share one scale were given several, by sites that are solved one after "
                     "the other.\n  cure: scales='original' in the solver; or a quantizer with a scale for each channel"
@@ -151,10 +154,6 @@ class QuantizedParameter:
         shape = (*full.shape[: self.depth], *(1,) * (full.ndim - self.depth - len(inner)), *inner)
         first = full[tuple(slice(0, 1) if size == 1 else slice(None) for size in shape)]
         return first.reshape(stored.shape)
-
-
-def _spread(quantized: Any, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    return jnp.broadcast_to(quantized.scale, shape), jnp.broadcast_to(quantized.zero_point, shape)
 
 
 def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
@@ -228,6 +227,5 @@ class SiteMeasure:
             return self.measured[1]
         value = self.places.put(self.values, self.weight.array(matrices))
         quantized = quantized_stack(nnx.merge(self.quantizer, self.state), value, self.depth)
-        full = _spread(quantized, value.shape)
-        scale, zero_point = (self.weight.matrices(self.places.taken(x)) for x in full)
-        return MatrixGrid(scale, zero_point, self.grid, self.by_reciprocal)
+        grid = MatrixGrid(quantized.scale, quantized.zero_point, self.grid, self.by_reciprocal)
+        return jax.tree.map(lambda x: self.weight.matrices(self.places.taken(x)), grid.spread(value.shape))

@@ -13,13 +13,7 @@ from flax import nnx
 from jqinject.model import calibrate, calibration, quantize, walk
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.program import (
-    CALL,
-    Call,
-    Method,
-    arguments_of,
-    checked_method,
-)
+from jqinject.program import CALL, Call, Method
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.recipes.journal import Journal
 from jqinject.recipes.online import InputQuantizers, Online, transformed_input
@@ -106,19 +100,14 @@ class Work:
             method, call: how batches become calls.
             caller: the calling function's name, for error texts.
         """
-        calls = calibration.BatchCalls(model, method, call, caller)
+        batch_calls = calibration.BatchCalls(model, method, call, caller)
         data = [] if batches is None else list(batches)
-        named = checked_method(model, method, caller) if data and call is None else None
-        args, kwargs = arguments_of(data[0]) if data else ((), {})
-        work = cls(
-            model=nnx.clone(model, graph=True),
-            rules=checked_rules(rules),
-            batches=data,
-            calls=[] if batches is None else list(calls.of(data)),
-            methods={named: kwargs or args} if isinstance(named, str) else {},
-            method=method,
-            call=call,
-        )
+        checked = checked_rules(rules)
+        calls = [] if batches is None else list(batch_calls.of(data))
+        methods: dict[Method, object] = {}
+        if call is None and calls and isinstance(calls[0].method, str):
+            methods[calls[0].method] = calls[0].kwargs or calls[0].args
+        work = cls(nnx.clone(model, graph=True), checked, data, calls, methods, method, call)
         work.model.eval()
         return work
 

@@ -56,8 +56,8 @@ def problem(name: str) -> Problem:
     weights = parameter.value.T[None]
 
     def measured(matrices: jax.Array) -> MatrixGrid:
-        scale, zero_point = parameter.measure(matrices[0].T)
-        return MatrixGrid(scale.T[None], zero_point.T[None], parameter.grid)
+        grid = parameter.measure(matrices[0].T)
+        return MatrixGrid(grid.scale.T[None], grid.zero_point.T[None], parameter.grid)
 
     sharing = Sharing(lambda: parameter.owners().T[None], restricted=name in SCALES_OF_8_BITS)
     sums = Statistics(jnp.full(1, 96.0), {"hessian": hessian, "cross": hessian})

@@ -5,27 +5,23 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing.rules import Rule
 from jqinject.model.walk import ModelIndex
+from jqinject.program import Call
 from jqinject.recipes.online import InputQuantizers, rule_of
-from jqinject.recipes.passes.sensitivities import (
-    BY_LOSS,
-    NEEDS_LOSS,
-    WHOLE_MODEL,
-    Choices,
-    Loss,
-    errors_of_model,
-    errors_of_output,
-)
-from jqinject.recipes.quantized_parameter import quantized_parameters
-from jqinject.recipes.solvers.solver import check_arguments
+from jqinject.recipes.passes.descent import Outputs, Values, outputs_of, relative_squares
+from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
+from jqinject.recipes.solvers.solver import check_arguments, output_error
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
-from jqinject.recipes.stream.stream import Stream
+from jqinject.recipes.stream.stream import Stream, Visit
 from jqinject.recipes.work import Note, Work
 
 
@@ -86,38 +82,6 @@ UNITS = {
     "max_seconds": "seconds",
 }
 """What the budgets are counted in."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What each choice costs, and the most that may be spent.
-
-    Attributes:
-        name: of the argument that set it.
-        costs: of each parameter with each width, `(parameters, widths)`.
-        most: the largest sum of costs.
-        shown: what a cost is divided by to be what the argument says.
-
-    Raises:
-        ValueError: nothing fits; the text has the smallest budget that something fits.
-    """
-
-    name: str
-    costs: np.ndarray
-    most: float
-    shown: float
-
-    def __post_init__(self) -> None:
-        least = float(self.costs.min(axis=1).sum())
-        if least > self.most:
-            least = least / self.shown
-            # As text it is no smaller when it is read.
-            enough = math.ceil(least) if least > 1000 else least
-            raise ValueError(
-                f"AllocateBits: no assignment fits the budget {self.name}={self.most / self.shown:g}: the cheapest "
-                f"widths take {least:g} {UNITS[self.name]}.\n"
-                f"  cure: {self.name}={enough!r}, or smaller widths among bits="
-            )
 
 
 Sites = dict[str, list[ContractionSite]]
@@ -190,6 +154,10 @@ class Allocated:
 
 
 Sensitivity = Literal["output", "gradient", "fisher", "hessian", "kl"]
+NEEDS_LOSS = ("gradient", "fisher")
+Choices = Sequence[Mapping[str, QuantizedParameter]]
+Loss = Callable[[Any, Any], jax.Array]
+LossOf = Callable[[Values], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -246,7 +214,7 @@ class AllocateBits:
     loss: Loss | None = None
 
     def __post_init__(self) -> None:
-        budgets = [f"{name}={vars(self)[name]!r}" for name in self._budgets]
+        budgets = [f"{name}={vars(self)[name]!r}" for name in UNITS if vars(self)[name] is not None]
         if len(budgets) != 1:
             raise TypeError(
                 f"AllocateBits takes one budget, got {' and '.join(budgets) or 'none'}.\n"
@@ -258,7 +226,7 @@ class AllocateBits:
                 "  cure: AllocateBits(max_seconds=0.1, seconds={'layers.0.kernel': (0.01, 0.02, 0.04), ...})"
             )
         check_arguments(self, bits=(bool(self.bits), "widths to choose from", (2, 4, 8)))
-        kinds = ("output", *WHOLE_MODEL)
+        kinds = get_args(Sensitivity)
         if self.sensitivity not in kinds:
             hint = did_you_mean(self.sensitivity, kinds)
             raise ValueError(
@@ -274,9 +242,9 @@ class AllocateBits:
             raise TypeError(f"AllocateBits: sensitivity={self.sensitivity!r} does not use a loss")
 
     @property
-    def _budgets(self) -> list[str]:
-        """The names of the budgets that are set."""
-        return [name for name in UNITS if vars(self)[name] is not None]
+    def _budget(self) -> tuple[str, float]:
+        """The argument that is set, and its value."""
+        return next((name, vars(self)[name]) for name in UNITS if vars(self)[name] is not None)
 
     def __call__(self, work: Work) -> list[Allocated | Note]:
         """See `Pass`."""
@@ -287,12 +255,11 @@ class AllocateBits:
         for site in stream.sites:
             if site.path in choices[0]:
                 sites.setdefault(site.path, []).append(site)
-        sizes = np.array([choices[0][path].value.size for path in sites], np.float64)
-        budget = self._budget(stream.flat, sites, sizes, partial(InputQuantizers, models[0], work.calls[0]))
+        costs, unit = self._costs(work, models[0], stream.flat, sites)
         if work.explaining:
-            return [*self._explained(sites, budget)]
+            return [*self._explained(sites, costs / unit)]
         errors = self._errors(work, choices, stream, sites)
-        places = cheapest_errors(np.array([*errors.values()]), budget.costs, budget.most) if sites else []
+        places = cheapest_errors(np.array([*errors.values()]), costs, unit * self._budget[1]) if sites else []
         widths = {path: self.bits[place] for path, place in zip(sites, places, strict=True)}
         index = ModelIndex(work.model)
         allocated = []
@@ -307,27 +274,40 @@ class AllocateBits:
         work.allow_idle = True  # these rules took something before
         return allocated
 
-    def _explained(self, sites: Sites, budget: Budget) -> Iterator[Note]:
-        for path, row in zip(sites, budget.costs / budget.shown, strict=True):
-            costs = ", ".join(f"{bits} bits: {cost:g}" for bits, cost in zip(self.bits, row, strict=True))
-            yield Note(path, "", f"{costs} {UNITS[budget.name]}")
+    def _explained(self, sites: Sites, costs: np.ndarray) -> Iterator[Note]:
+        for path, row in zip(sites, costs, strict=True):
+            shown = ", ".join(f"{bits} bits: {cost:g}" for bits, cost in zip(self.bits, row, strict=True))
+            yield Note(path, "", f"{shown} {UNITS[self._budget[0]]}")
 
-    def _budget(
-        self, flat: FlatProgram, sites: Sites, sizes: np.ndarray, quantizers: Callable[[], InputQuantizers]
-    ) -> Budget:
-        (name,) = self._budgets
+    def _costs(
+        self, work: Work, model: nnx.Module, flat: FlatProgram, sites: Sites
+    ) -> tuple[np.ndarray, float]:
+        """Return what each parameter costs with each width, `(parameters, widths)`, and the cost of a budget of 1.
+
+        Raises:
+            ValueError: nothing fits; the text has the smallest budget that something fits.
+        """
+        name, most = self._budget
+        parameters = quantized_parameters(model)
+        sizes = np.array([parameters[path].value.size for path in sites], np.float64)
+        unit = {"mean_bits": float(sizes.sum()) or 1.0, "max_bytes": 8.0}.get(name, 1.0)
+        if self.max_bit_operations is not None:
+            inputs = InputQuantizers(model, work.calls[0])
+            operations = (sum(operations_of(flat, site, inputs) for site in own) for own in sites.values())
+            sizes = np.array([*operations], np.float64)
+        costs = sizes[:, None] * np.array(self.bits, np.float64)
         if self.seconds is not None:
             costs = seconds_of(self.seconds, list(sites), self.bits)
-        else:
-            if self.max_bit_operations is not None:
-                inputs = quantizers()
-                operations = (
-                    sum(operations_of(flat, site, inputs) for site in own) for own in sites.values()
-                )
-                sizes = np.array([*operations], np.float64)
-            costs = sizes[:, None] * np.array(self.bits, np.float64)
-        shown = {"mean_bits": float(sizes.sum()) or 1.0, "max_bytes": 8.0}.get(name, 1.0)
-        return Budget(name, costs, shown * vars(self)[name], shown)
+        least = float(costs.min(axis=1).sum())
+        if least > unit * most:
+            least = least / unit
+            # As text it is no smaller when it is read.
+            enough = math.ceil(least) if least > 1000 else least
+            raise ValueError(
+                f"AllocateBits: no assignment fits the budget {name}={most:g}: the cheapest widths take {least:g} "
+                f"{UNITS[name]}.\n  cure: {name}={enough!r}, or smaller widths among bits="
+            )
+        return costs, unit
 
     def _errors(self, work: Work, choices: Choices, stream: Stream, sites: Sites) -> dict[str, np.ndarray]:
         """The errors of each parameter that sites contract, with each width, which the journal remembers."""
@@ -359,3 +339,96 @@ def _with_width(rule: Rule, bits: int, path: str | None = None) -> Rule:
         return rule
     slots: dict[str, Any] = {**dict(rule.quantizers), **dict(rule.overrides), "weight_bit_width": bits}
     return Rule(path or rule.path, op=rule.op, contraction=rule.contraction, **slots)
+
+
+def errors_of_model(
+    work: Work, choices: Choices, paths: Sequence[str], kind: str, loss: Loss | None
+) -> Callable[[str], list[float]]:
+    """From the path of a parameter to the measure with it alone rounded, at each width: the mean over all batches.
+
+    Args:
+        work: with the float model and the data.
+        choices: for each width, the quantized parameters.
+        paths: of the parameters that are measured.
+        kind: which measure, see `AllocateBits`.
+        loss: of a model and a batch, or None.
+    """
+    variables = ModelIndex(work.model).by_name
+    values: Values = {path: variables[path].get_value() for path in paths}
+
+    def measure(call: Call, batch: object) -> Callable[[Values, Values], jax.Array]:
+        if loss is not None:
+            of_loss = outputs_of(work.model, Call((batch,), {}, loss))
+            return partial(BY_LOSS[kind], lambda values: of_loss(values)[0])
+        return partial(_divergence if kind == "kl" else _distance, outputs_of(work.model, call))
+
+    # Compiled once for all parameters.
+    measures = [jax.jit(measure(*pair)) for pair in zip(work.calls, work.batches, strict=True)]
+
+    def error(parameter: QuantizedParameter) -> float:
+        path = parameter.name
+        rounded = parameter.nearest(parameter.value.astype(jnp.float32)).astype(values[path].dtype)
+        errors = [float(measure(values, {**values, path: rounded})) for measure in measures]
+        return sum(errors) / len(errors)
+
+    return lambda path: [error(parameters[path]) for parameters in choices]
+
+
+def _differences(values: Values, changed: Values) -> Values:
+    return {path: changed[path] - value for path, value in values.items()}
+
+
+def _dot(a: Values, b: Values) -> jax.Array:
+    return sum((jnp.vdot(a[path], b[path]) for path in a), jnp.float32(0)).astype(jnp.float32)
+
+
+def _divergence(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
+    """Kullback-Leibler divergence of the softmax of the outputs' last axis, mean over all others."""
+    total = jnp.float32(0)
+    for before, after in zip(outputs(values), outputs(changed), strict=True):
+        log_p, log_q = jax.nn.log_softmax(before), jax.nn.log_softmax(after)
+        total = total + (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1).mean()
+    return total
+
+
+def _distance(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
+    """`|J d|^2 / |y|^2`: how far the outputs move, to first order."""
+    before, moved = jax.jvp(outputs, (values,), (_differences(values, changed),))
+    return relative_squares(moved, before)
+
+
+def _gradient(loss: LossOf, values: Values, changed: Values) -> jax.Array:
+    """`|g d|`: how far the loss moves, to first order."""
+    return jnp.abs(_dot(jax.grad(loss)(values), _differences(values, changed)))
+
+
+def _fisher(loss: LossOf, values: Values, changed: Values) -> jax.Array:
+    """`g^2 d^2 / 2`, summed: by the diagonal of the empirical Fisher information."""
+    gradient, moved = jax.grad(loss)(values), _differences(values, changed)
+    return _dot(jax.tree.map(jnp.square, gradient), jax.tree.map(jnp.square, moved)) / 2
+
+
+def _curvature(loss: LossOf, values: Values, changed: Values) -> jax.Array:
+    """`|d H d| / 2`: how far the loss moves to second order."""
+    moved = _differences(values, changed)
+    return jnp.abs(_dot(moved, jax.jvp(jax.grad(loss), (values,), (moved,))[1])) / 2
+
+
+BY_LOSS = {"gradient": _gradient, "fisher": _fisher, "hessian": _curvature}
+
+
+def errors_of_output(visit: Visit, choices: Choices) -> list[float]:
+    """The relative error of a site's output at each width.
+
+    Args:
+        visit: of the site.
+        choices: for each width, the quantized parameters.
+    """
+    statistics = visit.statistics("hessian")
+    original = jnp.asarray(visit.original, jnp.float32)
+    weights = visit.site.weights(original)
+
+    def error(parameter: QuantizedParameter) -> float:
+        return output_error(visit.site.weights(parameter.nearest(original)) - weights, weights, statistics)
+
+    return [error(parameters[visit.site.path]) for parameters in choices]

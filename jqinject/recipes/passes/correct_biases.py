@@ -71,8 +71,7 @@ class CorrectBiases:
         stream = work.stream(shifts.quantizers.quantize if self.inputs == "quantized" else None)
         done: list[Note | LeftOut] = []
         for visit in work.bar(stream, "biases"):
-            corrected = shifts.take(visit)
-            done += [] if corrected is None else [corrected]
+            done += shifts.take(visit)
         shifts.put()
         return [*done, *(site for site in stream.flat.left_out if site.path in shifts.parameters)]
 
@@ -90,76 +89,67 @@ class _Shifts:
         self.work, self.inputs, self.added = work, inputs, added
         self.parameters = work.parameters()
         self.quantizers = work.input_quantizers
-        self._sums: dict[str, np.ndarray] = {}
-        self._counts: dict[str, np.ndarray] = {}
+        self._sums: dict[str, np.ndarray] = {}  # of shifts, and how many, for each number of a bias
 
-    def take(self, visit: Visit) -> Note | LeftOut | None:
-        """Measure the shift of one site, and let the stream go on with the corrected output; None for a float site."""
+    def take(self, visit: Visit) -> list[Note | LeftOut]:
+        """Measure the shift of a site, and let the stream go on with the corrected output; nothing of a float site."""
         site, parameter = visit.site, self.parameters.get(visit.site.path)
         if parameter is None and not self.quantizers.is_on(site):
-            return None
+            return []
         weight = visit.original if parameter is None else parameter.nearest(parameter.value)
         if self.inputs == "quantized":
             visit.put(weight)
-        bias = _bias(visit, visit.stream.batches[0])
+        biases = _biases(visit)
+        bias = biases.get(visit.stream.batches[0])
         if bias is None:
             reason = "no parameter is added to its output, which keeps its shifted mean"
-            return LeftOut(site.name, site.path, reason)
-        shift, size = self._measured(visit, weight, bias)
+            return [LeftOut(site.name, site.path, reason)]
+        shift, squares = np.zeros(bias.size, np.float32), 0.0
+        quantize = self.quantizers.quantize if self.inputs == "float" else None
+        for batch, own in biases.items():
+            floats, quantized = (x.astype(jnp.float32) for x in visit.outputs(batch, weight, quantize))
+            shift += on_host(own.means(floats - quantized)) / len(biases)
+            squares += float(jnp.mean(jnp.square(floats))) / len(biases)
         if not np.isfinite(shift).all():
             raise ValueError(
                 f"{site.name} ({site.path}): its outputs hold nan or inf.\n"
                 "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"
             )
-        self._count(bias, shift)
+        total, counts = self._sums.setdefault(bias.path, np.zeros((2, bias.size), np.float32))
+        numbers = bias.numbers
         if self.inputs == "quantized":
-            total = jnp.asarray(self._sums[bias.path])
-            visit.correction = lambda batch, output: _same_bias(visit, batch).spread(total, output)
+            numbers = numbers[counts[numbers] == 0]  # the model goes on with what the first site got
+        total[numbers] += shift[numbers]
+        counts[numbers] += 1
+        if self.inputs == "quantized":
+            correction = jnp.array(total)
+            visit.correction = lambda batch, output: biases[batch].spread(correction, output)
+        size = max(squares, float(np.finfo(np.float32).tiny))
         relative = np.sqrt(np.mean(np.square(shift[bias.numbers])) / size)
         new = ", which is new" if bias.path in self.added else ""
         what = f"mean output had moved by {relative:.3g} of the output, taken back by the bias{new}"
-        return Note(site.name, bias.path, what)
+        return [Note(site.name, bias.path, what)]
 
     def put(self) -> None:
         """Put the corrected biases into the quantized model."""
         quantized, floats = (ModelIndex(model).by_name for model in (self.work.quantized, self.work.model))
-        for path, total in self._sums.items():
+        for path, (total, counts) in self._sums.items():
             original = floats[path].get_value()
-            shift = (total / np.maximum(self._counts[path], 1)).reshape(original.shape)
+            shift = (total / np.maximum(counts, 1)).reshape(original.shape)
             corrected = (original.astype(jnp.float32) + jnp.asarray(shift)).astype(original.dtype)
             variable = quantized[path]
             variable.set_value(jax.device_put(corrected, variable.get_value().sharding))
 
-    def _measured(self, visit: Visit, weight: jax.Array, bias: Bias) -> tuple[np.ndarray, float]:
-        """The shift for each number of a bias, and the mean square of the site's output."""
-        total, squares, batches = np.zeros(bias.size, np.float32), 0.0, len(visit.stream.batches)
-        quantize = self.quantizers.quantize if self.inputs == "float" else None
-        for batch, floats, quantized in visit.outputs(quantize, weight):
-            floats, quantized = floats.astype(jnp.float32), quantized.astype(jnp.float32)
-            total += on_host(_same_bias(visit, batch).means(floats - quantized)) / batches
-            squares += float(jnp.mean(jnp.square(floats))) / batches
-        return total, max(squares, float(np.finfo(np.float32).tiny))
 
-    def _count(self, bias: Bias, shift: np.ndarray) -> None:
-        total = self._sums.setdefault(bias.path, np.zeros_like(shift))
-        counts = self._counts.setdefault(bias.path, np.zeros_like(shift))
-        own = bias.numbers
-        if self.inputs == "quantized":
-            own = own[counts[own] == 0]  # the model goes on with what the first site got
-        total[own] += shift[own]
-        counts[own] += 1
-
-
-def _bias(visit: Visit, batch: Batch) -> Bias | None:
-    (output,) = batch.flat.steps[visit.site_in(batch).step].outputs
-    return bias_of(batch.flat, output)
-
-
-def _same_bias(visit: Visit, batch: Batch) -> Bias:
-    """The bias of a site that has one in the first batch."""
-    bias = _bias(visit, batch)
-    assert bias is not None, "batches of other shapes go through the same operations"
-    return bias
+def _biases(visit: Visit) -> dict[Batch, Bias]:
+    """The bias of a site in the program of each batch, if it has one."""
+    biases: dict[Batch, Bias] = {}
+    for batch in visit.stream.batches:
+        (output,) = batch.flat.steps[visit.site_in(batch).step].outputs
+        bias = bias_of(batch.flat, output)
+        if bias is not None:
+            biases[batch] = bias
+    return biases
 
 
 BIASED = (nnx.Linear, nnx.Conv, nnx.ConvTranspose, nnx.LinearGeneral)

@@ -11,8 +11,8 @@ import optax
 from flax import nnx
 
 from jqinject.model.walk import ModelIndex
-from jqinject.program import Call
-from jqinject.recipes.passes import float_change, sensitivities
+from jqinject.program import Call, SplitCall, dotted
+from jqinject.recipes.passes import float_change
 from jqinject.recipes.solvers.solver import at_least, check_arguments
 from jqinject.recipes.stream.flat_program import LeftOut
 from jqinject.recipes.transforms.regions import is_gain
@@ -20,13 +20,50 @@ from jqinject.recipes.transforms.rotations import RotatedRegion, rotated_regions
 from jqinject.recipes.work import Note, Work
 
 T = TypeVar("T")
+Values = dict[str, jax.Array]
+Arrays = Sequence[jax.Array]
+Outputs = Callable[..., list[jax.Array]]
 Distance = Callable[[list[jax.Array], list[jax.Array]], jax.Array]
+
+
+def outputs_of(model: nnx.Module, call: Call) -> Outputs:
+    """Return a model's float outputs, float32, as a function of some parameters by path and of a call's arrays.
+
+    Args:
+        model: an NNX module.
+        call: a call of it; the function's arrays are of it, by default, or of another one with the same flags.
+    """
+    split = SplitCall(model, call)
+
+    def outputs(values: Values, arrays: Arrays | None = None) -> list[jax.Array]:
+        state = []
+        for path, variable in nnx.to_flat_state(split.state):
+            value = values.get(dotted(path[1:]))
+            state.append((path, variable.replace(variable.get_value() if value is None else value)))
+        merged, called = split.merged(nnx.from_flat_state(state), split.arrays if arrays is None else arrays)
+        leaves = jax.tree.leaves(called(merged))
+        return [x.astype(jnp.float32) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+
+    return outputs
+
+
+def relative_squares(differences: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> jax.Array:
+    """`|d|^2 / |y|^2`: the squares of differences, relative to those of outputs.
+
+    Args:
+        differences: of outputs.
+        outputs: the outputs.
+    """
+    total, size = (
+        sum((jnp.square(x).sum() for x in arrays), jnp.float32(0)) for arrays in (differences, outputs)
+    )
+    return total / jnp.where(size > 0, size, 1.0)
 
 
 def descend(
     work: Work,
     quantized: nnx.Module,
-    values: Callable[[T], dict[str, jax.Array]],
+    values: Callable[[T], Values],
     distance: Distance,
     start: T,
     step: Callable[[int, T, T], T],
@@ -50,32 +87,27 @@ def descend(
         What was learned with the least error over all batches, and the record.
     """
 
-    def compiled(
-        call: Call,
-    ) -> tuple[Callable[..., jax.Array], Callable[..., T], Callable[..., list[jax.Array]]]:
-        outputs, floats = (sensitivities.outputs_of(model, call) for model in (quantized, work.model))
+    frames: dict[object, Call] = {call.frame: call for call in work.calls}
+    outputs = {frame: outputs_of(quantized, call) for frame, call in frames.items()}
+    floats = {frame: jax.jit(partial(outputs_of(work.model, call), {})) for frame, call in frames.items()}
 
-        def error(learned: T, arrays: Sequence[jax.Array], expected: list[jax.Array]) -> jax.Array:
-            return distance(outputs(values(learned), arrays), expected)
+    @partial(jax.jit, static_argnums=0)
+    def error_of(frame: object, learned: T, arrays: Arrays, expected: list[jax.Array]) -> jax.Array:
+        return distance(outputs[frame](values(learned), arrays), expected)
 
-        return jax.jit(error), jax.jit(jax.grad(error)), jax.jit(partial(floats, {}))
-
-    by_frame = {frame: compiled(call) for frame, call in {x.frame: x for x in work.calls}.items()}
-    batches = []
-    for call in work.calls:
-        error_of, gradient_of, floats_of = by_frame[call.frame]
-        batches.append((error_of, gradient_of, call.arrays, floats_of(call.arrays)))
+    gradient_of = jax.jit(jax.grad(error_of, argnums=1), static_argnums=0)
+    batches = [(call.frame, call.arrays, floats[call.frame](call.arrays)) for call in work.calls]
 
     def mean_error(learned: T) -> float:
-        errors = [float(error_of(learned, arrays, floats)) for error_of, _, arrays, floats in batches]
+        errors = [float(error_of(frame, learned, *arrays)) for frame, *arrays in batches]
         return sum(errors) / len(errors)
 
     learned = best = start
     before = least = mean_error(start)
     taken = 0
     for number in steps:
-        _, gradient_of, arrays, floats = batches[number % len(batches)]
-        learned = step(number, learned, gradient_of(learned, arrays, floats))
+        frame, *arrays = batches[number % len(batches)]
+        learned = step(number, learned, gradient_of(frame, learned, *arrays))
         error = mean_error(learned)
         if error < least:
             best, least, taken = learned, error, number + 1
@@ -140,7 +172,7 @@ class LearnedRotation:
         floats = {path: change.values[path] for path in paths}
         take_step = jax.jit(cayley_step, static_argnums=3)
 
-        def values(matrices: Matrices) -> dict[str, jax.Array]:
+        def values(matrices: Matrices) -> Values:
             return {
                 path: _rotated(regions, path, matrices, x.astype(jnp.float32)) for path, x in floats.items()
             }
@@ -177,7 +209,7 @@ def _rotated(regions: Sequence[RotatedRegion], path: str, matrices: Matrices, va
 
 
 def _distance(outputs: list[jax.Array], floats: list[jax.Array]) -> jax.Array:
-    return sensitivities.relative_squares([a - b for a, b in zip(outputs, floats, strict=True)], floats)
+    return relative_squares([a - b for a, b in zip(outputs, floats, strict=True)], floats)
 
 
 def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_sums: bool) -> jax.Array:
@@ -248,13 +280,16 @@ class TweakNorms:
         """See `Pass`."""
         variables = ModelIndex(work.quantized).by_name
         quantized = work.parameters()
-        paths = tuple(path for path in gains_of(work) if path in variables and path not in quantized)
+        flat = work.stream(calls=work.calls[:1]).flat
+        vectors = {path: slot for slot, path in flat.parameters.items() if len(flat.shapes[slot]) == 1}
+        norms = [path for path, slot in vectors.items() if is_gain(flat, slot)]
+        paths = tuple(path for path in norms if path in variables and path not in quantized)
         if not paths:
             return [LeftOut("the model", "", "no gains")]
         start = {path: jnp.asarray(variables[path].get_value()) for path in paths}
         sizes = {path: jnp.maximum(jnp.abs(x.astype(jnp.float32)).max(), 1e-6) for path, x in start.items()}
 
-        def gains(moved: Gains) -> Gains:
+        def gains(moved: Values) -> Values:
             return {
                 path: (value.astype(jnp.float32) + sizes[path] * moved[path]).astype(value.dtype)
                 for path, value in start.items()
@@ -264,7 +299,7 @@ class TweakNorms:
         optimizer = optax.adam(self.learning_rate)
         state = optimizer.init(origin)
 
-        def step(number: int, moved: Gains, gradients: Gains) -> Gains:
+        def step(number: int, moved: Values, gradients: Values) -> Values:
             nonlocal state
             with jax.numpy_dtype_promotion("standard"):  # optax raises floats to an integer power
                 updates, state = optimizer.update(gradients, state)
@@ -276,16 +311,6 @@ class TweakNorms:
         for path, value in gains(best).items():
             variables[path].set_value(value)
         return [done]
-
-
-Gains = dict[str, jax.Array]
-
-
-def gains_of(work: Work) -> list[str]:
-    """The paths of parameters of one axis that values of the float model's program are multiplied by."""
-    flat = work.stream(calls=work.calls[:1]).flat
-    vectors = {slot: path for slot, path in flat.parameters.items() if len(flat.shapes[slot]) == 1}
-    return [path for slot, path in vectors.items() if is_gain(flat, slot)]
 
 
 def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,8 @@ from flax import nnx
 from jqinject.ops.processes import on_host, placed_as
 from jqinject.recipes.journal import Arrays, Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter, SiteMeasure
-from jqinject.recipes.solvers.solver import (
-    MatrixGrid,
-    Problem,
-    Sharing,
-    Solver,
-    output_error,
-)
+from jqinject.recipes.solvers import solver
+from jqinject.recipes.solvers.solver import Solver
 from jqinject.recipes.stream.stream import Stream, Visit
 from jqinject.recipes.work import Note, Work
 
@@ -44,21 +39,21 @@ class Solving:
         self._float = original.astype(jnp.float32)
         self.values = self.original = self._float if update is None else self._float - update
         # One number for those of an axis that share a scale: it takes as much as the weight otherwise.
-        self._scale, self._zero_point = map(shared, parameter.measure(self.values))
+        self._grid = jax.tree.map(shared, parameter.measure(self.values))
 
     def solve(
-        self, visit: Visit, solver: Solver, journal: Journal, integers: tuple[int, bool] | None
+        self, visit: Visit, algorithm: Solver, journal: Journal, integers: tuple[int, bool] | None
     ) -> Solved:
         """Solve the numbers that a site contracts, and let the stream go on with them.
 
         Args:
             visit: of the site.
-            solver: the algorithm.
+            algorithm: the solver.
             journal: remembers what it chose.
             integers: see `Problem.input_integers`.
         """
         site = visit.site
-        chosen = journal.once(site.name, lambda: self._chosen(visit, solver, integers))
+        chosen = journal.once(site.name, lambda: self._chosen(visit, algorithm, integers))
         shape = chosen["values"].shape
 
         def written(parameter: jax.Array, name: str) -> jax.Array:
@@ -67,36 +62,35 @@ class Solving:
             return placed_as(site.places.put(parameter, operand), self.original)
 
         self.values = written(self.values, "values")
-        scale, zero_point = self._spread()
-        self._scale = shared(written(scale, "scale"))
-        self._zero_point = shared(written(zero_point, "zero_point"))
+        grid = self._grid.spread(self.values.shape)
+        scale, zero_point = written(grid.scale, "scale"), written(grid.zero_point, "zero_point")
+        self._grid = replace(grid, scale=shared(scale), zero_point=shared(zero_point))
         visit.put(self.values)
         nearest, solved = float(chosen["nearest"]), float(chosen["solved"])
         return Solved(site.name, site.path, nearest, solved, int(chosen["unseen"]))
 
     def finish(self) -> None:
         """Let the quantized model keep what was chosen."""
-        self.parameter.put(self.values, *self._spread())
+        self.parameter.put(self.values, self._grid.spread(self.values.shape))
 
-    def _chosen(self, visit: Visit, solver: Solver, integers: tuple[int, bool] | None) -> Arrays:
+    def _chosen(self, visit: Visit, algorithm: Solver, integers: tuple[int, bool] | None) -> Arrays:
         site, parameter = visit.site, self.parameter
-        statistics = visit.statistics(*dict.fromkeys(("hessian", *solver.statistics)))
+        statistics = visit.statistics(*dict.fromkeys(("hessian", *algorithm.statistics)))
         matrices = site.weights(self.values)
         original = matrices if self.original is self.values else site.weights(self.original)
         floats = original if self._float is self.original else site.weights(self._float)
         reached = statistics.count > 0
-        scale, zero_point = (shared(site.weights(x)) for x in self._spread())
-        grid = MatrixGrid(scale, zero_point, parameter.grid, parameter.by_reciprocal)
+        grid = jax.tree.map(lambda x: shared(site.weights(x)), self._grid.spread(self.values.shape))
         nearest = grid.nearest(matrices)
         quantizer, state = nnx.split(parameter.proxy, graph=True)
         static = quantizer, parameter.depth, parameter.grid, parameter.by_reciprocal, site.matrices.weight
-        problem = Problem(
+        problem = solver.Problem(
             matrices,
             original,
             statistics.where_reached(reached),
             SiteMeasure(*static, site.places, state, self.values, (matrices, grid)),
             parameter.group_size,
-            Sharing(
+            solver.Sharing(
                 lambda: on_host(site.weights(parameter.owners())),
                 parameter.group_size,
                 restricted=parameter.proxy.scale_dtype is not None,
@@ -105,7 +99,7 @@ class Solving:
             integers,
         )
         try:
-            solution = solver(problem)
+            solution = algorithm(problem)
         except ValueError as error:
             raise ValueError(f"{site.name} ({site.path}): {error}") from error
         values, scale, zero_point = solution.values, solution.scale, solution.zero_point
@@ -117,15 +111,10 @@ class Solving:
             "values": values,
             "scale": shared(scale),
             "zero_point": shared(zero_point),
-            "nearest": output_error(nearest - original, floats, statistics),
-            "solved": output_error(values - original, floats, statistics),
+            "nearest": solver.output_error(nearest - original, floats, statistics),
+            "solved": solver.output_error(values - original, floats, statistics),
             "unseen": int((~reached).sum()),
         }
-
-    def _spread(self) -> tuple[jax.Array, jax.Array]:
-        """Scale and zero point of each number of the parameter."""
-        shape = self.values.shape
-        return jnp.broadcast_to(self._scale, shape), jnp.broadcast_to(self._zero_point, shape)
 
 
 def shared(x: jax.Array) -> jax.Array:

@@ -156,10 +156,6 @@ class Room:
     left: jax.Array = field(repr=False)
     threshold: jax.Array = field(repr=False)
 
-    def padded(self, more: int) -> Room:
-        """The room with columns of zeros behind."""
-        return replace(self, tiles=jnp.pad(self.tiles, ((0, 0), (0, more))))
-
     def after(self, columns: int) -> Room:
         """The room of the later columns."""
         return replace(self, tiles=self.tiles[:, columns:])

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.recipes.solvers import accumulator, columns, greedy
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver, at_least, check_arguments
+from jqinject.recipes.solvers import accumulator, greedy, solver
+from jqinject.recipes.solvers.solver import Problem, Solution, Solver
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MagR:
     power_steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_arguments(self, power_steps=at_least(self.power_steps, 1, 30))
+        solver.check_arguments(self, power_steps=solver.at_least(self.power_steps, 1, 30))
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def reduce_magnitudes(
     strength = alpha / (eta * jnp.where(norm > 0, norm, 1.0))
 
     def step(_: jax.Array, now: jax.Array) -> jax.Array:
-        moved = now - eta * jnp.matmul(now - weights, hessian, precision=columns.HIGHEST)
+        moved = now - eta * jnp.matmul(now - weights, hessian, precision=solver.HIGHEST)
         return moved - strength * accumulator.onto_ball(moved / strength)
 
     return jax.lax.fori_loop(0, steps, step, weights)
@@ -95,7 +95,7 @@ def largest_eigenvalue(matrices: jax.Array, power_steps: int | None) -> jax.Arra
     scaled = matrices / jnp.where(largest > 0, largest, 1.0)
 
     def moved(x: jax.Array) -> jax.Array:
-        return jnp.matmul(scaled, x, precision=columns.HIGHEST)
+        return jnp.matmul(scaled, x, precision=solver.HIGHEST)
 
     def step(_: jax.Array, x: jax.Array) -> jax.Array:
         x = moved(x)
@@ -163,10 +163,10 @@ def corrected_weights(
         delta: `G - H`.
         factor, damping: see `QEP`.
     """
-    diagonal = columns.diagonal_of(hessian)
-    full, alive = columns.without_dead_inputs(hessian, weights)
-    factorized = jnp.linalg.cholesky(columns.on_diagonal(full, damping * jnp.mean(diagonal, axis=1)))
-    target = jnp.matmul(alive, delta, precision=columns.HIGHEST)
+    diagonal = solver.diagonal_of(hessian)
+    full, alive = solver.without_dead_inputs(hessian, weights)
+    factorized = jnp.linalg.cholesky(solver.on_diagonal(full, damping * jnp.mean(diagonal, axis=1)))
+    target = jnp.matmul(alive, delta, precision=solver.HIGHEST)
     half = jax.lax.linalg.triangular_solve(factorized, target, left_side=False, lower=True, transpose_a=True)
     correction = jax.lax.linalg.triangular_solve(factorized, half, left_side=False, lower=True)
     return jnp.where((diagonal == 0)[:, None], 0.0, alive + factor * correction)

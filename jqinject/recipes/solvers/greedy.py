@@ -1,4 +1,8 @@
-"""Solvers that round column by column: GPTQ, GPFQ and Qronos; and rounding to nearest."""
+"""Solvers that round column by column: GPTQ, GPFQ and Qronos; and rounding to nearest.
+
+A column's error is spread over the columns that are still to come (`round_columns`); `InOrder` is a problem whose
+columns are rounded in another order.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,19 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.recipes.solvers import accumulator, solver
-from jqinject.recipes.solvers.columns import (
-    HIGHEST,
-    InOrder,
-    ScaleRule,
-    both_ordered,
-    by_importance,
-    diagonal_of,
-    inverse,
-    inverse_factor,
-    on_diagonal,
-    round_columns,
-    without_dead_inputs,
-)
+
+ScaleRule = Literal["original", "live", "block"]
+"""When a solver asks for scales: once, of the weights that it is given ("original"); of the matrix as it stands, at
+every column ("live"); or for the groups that begin in a block, of the matrix as it stands when the block begins
+("block", as in Qwix)."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +123,11 @@ def _prepared(
     raw: jax.Array, weights: jax.Array, damping: float, act_order: bool, damp_dead: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The weights without dead inputs, the order of the columns, and the factor of the inverse in this order."""
-    hessian, weights = without_dead_inputs(raw, weights)
-    order = by_importance(hessian, act_order)
-    damp = damping * jnp.mean(diagonal_of(hessian if damp_dead else raw), axis=1)
-    damped = on_diagonal(hessian, damp)
-    return weights, order, inverse_factor(both_ordered(damped, order))
+    hessian, weights = solver.without_dead_inputs(raw, weights)
+    order = solver.by_importance(hessian, act_order)
+    damp = damping * jnp.mean(solver.diagonal_of(hessian if damp_dead else raw), axis=1)
+    damped = solver.on_diagonal(hessian, damp)
+    return weights, order, solver.inverse_factor(solver.both_ordered(damped, order))
 
 
 def damping_share(share: float) -> solver.Expected:
@@ -191,14 +187,15 @@ class GPFQ:
     def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
         hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross").mT
-        order = by_importance(hessian, self.act_order)
+        order = solver.by_importance(hessian, self.act_order)
         live, weights = self.scales == "live", problem.weights
         if live:
-            _, weights = without_dead_inputs(hessian, weights)
+            _, weights = solver.without_dead_inputs(hessian, weights)
         columns = InOrder(self, problem, weights, order)
-        matrices = columns.weights, columns.original, both_ordered(hessian, order), both_ordered(cross, order)
-        grid, measure = columns.grid, solver.as_argument(columns.measure) if live else None
-        working, values = _in_order(*matrices, grid, columns.room, measure)
+        weights, original, grid = columns.weights, columns.original, columns.grid
+        hessian, cross = (solver.both_ordered(x, order) for x in (hessian, cross))
+        measure = solver.as_argument(columns.measure) if live else None
+        working, values = _in_order(weights, original, hessian, cross, grid, columns.room, measure)
         if live:
             grid = columns.measure(working)
             values = grid.nearest(working)
@@ -230,8 +227,8 @@ def _in_order(
             done = measure(working).nearest(working)
         before = jnp.arange(columns) < place
         of_hessian, of_cross = (jax.lax.dynamic_slice_in_dim(x, place, 1, -2) for x in (hessian, cross))
-        target = jnp.matmul(original, jnp.where(before, of_cross, 0.0).mT, precision=HIGHEST)
-        target = target - jnp.matmul(done, jnp.where(before, of_hessian, 0.0).mT, precision=HIGHEST)
+        target = jnp.matmul(original, jnp.where(before, of_cross, 0.0).mT, precision=solver.HIGHEST)
+        target = target - jnp.matmul(done, jnp.where(before, of_hessian, 0.0).mT, precision=solver.HIGHEST)
         own, shared = (jax.lax.dynamic_slice_in_dim(x, place, 1, -1) for x in (of_hessian, of_cross))
         now = jax.lax.dynamic_slice_in_dim(working, place, 1, -1)
         target = jnp.where(own > 0, (shared * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
@@ -281,26 +278,173 @@ class Qronos:
     def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
         hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross")
-        hessian, weights = without_dead_inputs(hessian, problem.weights)
-        order = by_importance(hessian, self.act_order)
+        hessian, weights = solver.without_dead_inputs(hessian, problem.weights)
+        order = solver.by_importance(hessian, self.act_order)
         columns = InOrder(self, problem, weights, order)
-        hessian, cross = both_ordered(hessian, order), both_ordered(cross, order)
+        hessian, cross = solver.both_ordered(hessian, order), solver.both_ordered(cross, order)
         weights, original, grid = columns.weights, columns.original, columns.grid
         first = (
-            jnp.matmul(original, cross[..., :1], precision=HIGHEST)
-            - jnp.matmul(weights[..., 1:], hessian[:, 1:, :1], precision=HIGHEST)
+            jnp.matmul(original, cross[..., :1], precision=solver.HIGHEST)
+            - jnp.matmul(weights[..., 1:], hessian[:, 1:, :1], precision=solver.HIGHEST)
         ) / hessian[:, :1, :1]
-        head, room = accumulator.rounded(first, grid.columns(slice(0, 1)), 0, columns.room)
+        head, room = accumulator.rounded(first, grid.from_column(0, 1), 0, columns.room)
         damp = self.damping * jnp.linalg.eigvalsh(hessian)[:, -1]
-        inverted = inverse(on_diagonal(hessian, damp))
+        root = solver.inverse_factor(solver.on_diagonal(hessian, damp))
+        inverted = jnp.matmul(root.mT, root, precision=solver.HIGHEST)
         rest = inverted[:, 1:, 1:] - inverted[:, 1:, :1] * inverted[:, :1, 1:] / inverted[:, :1, :1]
-        target = jnp.matmul(original, on_diagonal(cross, damp)[..., 1:], precision=HIGHEST)
-        corrected = jnp.matmul(target - head * hessian[:, :1, 1:], rest, precision=HIGHEST)
+        target = jnp.matmul(original, solver.on_diagonal(cross, damp)[..., 1:], precision=solver.HIGHEST)
+        corrected = jnp.matmul(target - head * hessian[:, :1, 1:], rest, precision=solver.HIGHEST)
         factor = jnp.linalg.cholesky(rest, upper=True)
         check_factor(factor, self.damping)
-        after, left = grid.columns(slice(1, None)), None if room is None else room.after(1)
+        after, left = grid.from_column(1, weights.shape[-1] - 1), None if room is None else room.after(1)
         values, _, _ = round_columns(
             corrected, factor, after, columns.measure, block_size=self.block_size, room=left
         )
         values, working = (jnp.concatenate([x, values], axis=-1) for x in (head, first))
         return columns.solution(values, grid, working)
+
+
+def round_columns(
+    weights: jax.Array,
+    factor: jax.Array,
+    grid: solver.MatrixGrid,
+    measure: solver.Measure,
+    *,
+    block_size: int,
+    scales: ScaleRule = "original",
+    group_size: int | None = None,
+    room: accumulator.Room | None = None,
+) -> tuple[jax.Array, solver.MatrixGrid, jax.Array]:
+    """Numbers of a grid for all columns, in order; and their grid (Frantar et al., GPTQ).
+
+    `q_j` is `w_j` rounded to nearest, `e = (w_j - q_j) / U_jj`, and `w_k -= e U_jk` for `k > j`. Columns of later
+    blocks get the errors of a block at its end: that takes less time, and changes a result only where scales are
+    measured on the way.
+
+    Args:
+        weights: `(stack, rows, columns)`, float32.
+        factor: `U`, upper triangular, `(stack, columns, columns)`.
+        grid: of the weights, with a scale for each number.
+        measure: from matrices to the quantizer's grid, for scales that change.
+        block_size: columns in a block.
+        scales: when scales are measured.
+        group_size: of the quantizer; None for no groups, whose scales are measured with the first block.
+        room: what accumulators hold, for scales that do not change; None for no bound.
+
+    Returns:
+        Values, the grid that they are on, and the matrices as the last column left them: they differ from the values
+        only where scales are measured on the way.
+    """
+    if scales == "block" and group_size is None:
+        scales = "original"
+    measured = None if scales == "original" else solver.as_argument(measure)
+    size = min(block_size, weights.shape[-1])
+    working, values, last = _blocks(weights, factor, grid, room, measured, size, scales, group_size)
+    if scales == "original":
+        return values, grid, values
+    if scales == "live":
+        grid = measure(working).spread(weights.shape)
+        return grid.nearest(working), grid, working
+    return values, last, working
+
+
+_Blocks = tuple[jax.Array, jax.Array, solver.MatrixGrid, accumulator.Room | None]
+_Columns = tuple[jax.Array, jax.Array, jax.Array, accumulator.Room | None]
+
+
+@partial(jax.jit, static_argnums=(5, 6, 7))
+def _blocks(
+    weights: jax.Array,
+    factor: jax.Array,
+    grid: solver.MatrixGrid,
+    room: accumulator.Room | None,
+    measure: solver.Measure | None,
+    block_size: int,
+    scales: ScaleRule,
+    group_size: int | None,
+) -> tuple[jax.Array, jax.Array, solver.MatrixGrid]:
+    """The matrices as the last column left them, their values, and the grid, block by block: see `round_columns`.
+
+    `measure` is None for scales that do not change.
+    """
+    places = jnp.arange(weights.shape[-1])
+
+    def measured(working: jax.Array) -> solver.MatrixGrid:
+        assert measure is not None, "scales change"
+        return measure(working).spread(working.shape)
+
+    def block(start: jax.Array | int, size: int, state: _Blocks) -> _Blocks:
+        working, values, grid, room = state
+        if scales == "block" and group_size is not None:
+            first = places // group_size * group_size
+            begins = (first >= start) & (first < start + size)
+            grid = jax.tree.map(partial(jnp.where, begins), measured(working), grid)
+        rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
+        within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
+
+        def column(place: jax.Array, state: _Columns) -> _Columns:
+            block, near, errors, room = state
+            own = measured(_written(working, block, start)) if scales == "live" else grid
+            now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
+            value, room = accumulator.rounded(now, own.from_column(start + place, 1), start + place, room)
+            row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
+            error = (now - value) / jax.lax.dynamic_slice_in_dim(row, place, 1, -1)
+            block = block - error * jnp.where(jnp.arange(size) > place, row, 0.0)
+            block, near = _written(block, value, place), _written(near, value, place)
+            return block, near, _written(errors, error, place), room
+
+        part = jax.lax.dynamic_slice_in_dim(working, start, size, -1)
+        empty = jnp.zeros_like(part)
+        part, near, errors, room = jax.lax.fori_loop(0, size, column, (part, empty, empty, room))
+        later = jnp.where(places >= start + size, rows, 0.0)
+        working = _written(working, part, start) - jnp.matmul(errors, later, precision=solver.HIGHEST)
+        return working, _written(values, near, start), grid, room
+
+    def full_block(number: jax.Array, state: _Blocks) -> _Blocks:
+        return block(number * block_size, block_size, state)
+
+    count, left = divmod(weights.shape[-1], block_size)
+    state = jax.lax.fori_loop(0, count, full_block, (weights, jnp.zeros_like(weights), grid, room))
+    return (block(count * block_size, left, state) if left else state)[:3]
+
+
+def _written(matrix: jax.Array, part: jax.Array, column: jax.Array | int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(matrix, part, column, -1)
+
+
+class InOrder:
+    """A problem whose columns are rounded in an order.
+
+    Args:
+        algorithm: that rounds them.
+        problem: the problem.
+        weights: that are to be rounded, in the problem's order.
+        order: places of columns, `(stack, columns)`.
+
+    Attributes:
+        weights, original: the matrices in this order.
+        grid: the quantizer's, of the problem's weights, in this order.
+        room: what accumulators hold; None for no bound.
+    """
+
+    def __init__(
+        self, algorithm: accumulator.Bounded, problem: solver.Problem, weights: jax.Array, order: jax.Array
+    ) -> None:
+        self.weights, self.original = solver.ordered(weights, order), solver.ordered(problem.original, order)
+        self.room = accumulator.room_of(algorithm, problem, weights, order)
+        self._problem, self._order, self._back = problem, order, jnp.argsort(order, axis=1)
+        self._fixed = problem.measure(problem.weights)
+        self.grid = self._fixed.spread(weights.shape).ordered(order)
+
+    def measure(self, working: jax.Array) -> solver.MatrixGrid:
+        """The quantizer's grid of matrices in this order."""
+        grid = self._problem.measure(solver.ordered(working, self._back))
+        return grid.spread(working.shape).ordered(self._order)
+
+    def solution(self, values: jax.Array, grid: solver.MatrixGrid, working: jax.Array) -> solver.Solution:
+        """The solution in the problem's order, of arrays in this one."""
+        # An array for each number is not stored where fewer scales, or the values themselves, say the same.
+        grid = self._fixed if grid is self.grid else grid.ordered(self._back)
+        last, values = values, solver.ordered(values, self._back)
+        working = values if working is last else solver.ordered(working, self._back)
+        return solver.Solution(values, grid.scale, grid.zero_point, working, complete=self.room is not None)

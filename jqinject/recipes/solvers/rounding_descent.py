@@ -9,19 +9,11 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jqinject.ops import Grid
+from jqinject.ops import tensor_clamp
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
 from jqinject.quant.solver.solve_components import LEARNED_ROUND_IMPL
-from jqinject.recipes.solvers.columns import HIGHEST
-from jqinject.recipes.solvers.solver import (
-    MatrixGrid,
-    Problem,
-    Solution,
-    as_argument,
-    at_least,
-    check_arguments,
-    squared_errors,
-)
+from jqinject.recipes.solvers import solver
+from jqinject.recipes.solvers.solver import MatrixGrid, Problem, Solution
 
 
 @dataclass(frozen=True)
@@ -66,11 +58,11 @@ class LearnedRounding:
     def __post_init__(self) -> None:
         steps = isinstance(self.steps, int) and self.steps >= 1
         beta = len(self.beta) == 2 and min(self.beta) > 0
-        check_arguments(
+        solver.check_arguments(
             self,
             steps=(steps, "an int of at least 1", 1000),
             learning_rate=(self.learning_rate > 0, "above 0", 0.01),
-            regularization=at_least(self.regularization, 0),
+            regularization=solver.at_least(self.regularization, 0),
             beta=(beta, "two numbers above 0", (20.0, 2.0)),
             warmup=(0 <= self.warmup <= 1, "between 0 and 1", 0.2),
         )
@@ -86,7 +78,7 @@ class LearnedRounding:
             )
         hessian, cross = (problem.statistics.mean(name) for name in ("hessian", "cross"))
         # The error of the output is (q - w0) y + w0 (y - x), whose last part no rounding changes.
-        slope = jnp.matmul(problem.original, hessian - cross, precision=HIGHEST)
+        slope = jnp.matmul(problem.original, hessian - cross, precision=solver.HIGHEST)
         learned = grid.nearest(_learned(self, grid, problem.weights, problem.original, hessian, slope))
         nearest = grid.nearest(problem.weights)
         error, usual = (_errors(x - problem.original, hessian, slope) for x in (learned, nearest))
@@ -96,12 +88,12 @@ class LearnedRounding:
 
 def _errors(difference: jax.Array, hessian: jax.Array, slope: jax.Array) -> jax.Array:
     """The mean squared error of the output of each matrix, less a constant, `(stack,)`."""
-    return squared_errors(difference, hessian) + 2 * jnp.sum(difference * slope, axis=(1, 2))
+    return solver.squared_errors(difference, hessian) + 2 * jnp.sum(difference * slope, axis=(1, 2))
 
 
 @partial(jax.jit, static_argnums=0)
 def _learned(
-    solver: LearnedRounding,
+    settings: LearnedRounding,
     grid: MatrixGrid,
     weights: jax.Array,
     original: jax.Array,
@@ -109,11 +101,11 @@ def _learned(
     slope: jax.Array,
 ) -> jax.Array:
     """The matrices with each number rounded up or down as learned; one program for all matrices of a shape."""
-    kind = as_enum(LearnedRoundImplType, solver.learned_round_impl_type)
-    impl, regularization = LEARNED_ROUND_IMPL[kind](), solver.regularization
+    kind = as_enum(LearnedRoundImplType, settings.learned_round_impl_type)
+    impl, regularization = LEARNED_ROUND_IMPL[kind](), settings.regularization
     if kind is LearnedRoundImplType.IDENTITY:
         regularization = 0.0
-    begin = solver.warmup * solver.steps
+    begin = settings.warmup * settings.steps
     steps = weights / grid.scale + grid.zero_point
     fractions: list[jax.Array] = []
 
@@ -125,11 +117,11 @@ def _learned(
 
     def rounded(value: jax.Array, hard: bool) -> jax.Array:
         codes = grid.grid.unbounded(steps, lambda x: impl.round_to(x, impl(value, hard)))
-        return (_bounded(codes, grid.grid) - grid.zero_point) * grid.scale
+        return (tensor_clamp(codes, *grid.grid.bounds) - grid.zero_point) * grid.scale
 
     def loss(value: jax.Array, step: jax.Array) -> jax.Array:
-        done = jnp.clip((step - begin) / max(solver.steps - begin, 1.0), 0.0, 1.0)
-        exponent = solver.beta[0] + (solver.beta[1] - solver.beta[0]) * done
+        done = jnp.clip((step - begin) / max(settings.steps - begin, 1.0), 0.0, 1.0)
+        exponent = settings.beta[0] + (settings.beta[1] - settings.beta[0]) * done
         weight = jnp.where(step < begin, 0.0, regularization)
         error = jnp.sum(_errors(rounded(value, False) - original, hessian, slope))
         return error + weight * _undecided(impl(value, False), exponent)
@@ -141,15 +133,9 @@ def _learned(
             updates, adam = optimizer.update(gradient, adam)
         return jax.tree.map(jnp.add, value, updates), adam
 
-    optimizer, start = optax.adam(solver.learning_rate), impl.start_at(fractions[0])
-    learned, _ = jax.lax.fori_loop(0, solver.steps, descend, (start, optimizer.init(start)))
+    optimizer, start = optax.adam(settings.learning_rate), impl.start_at(fractions[0])
+    learned, _ = jax.lax.fori_loop(0, settings.steps, descend, (start, optimizer.init(start)))
     return rounded(learned, True)
-
-
-def _bounded(codes: jax.Array, grid: Grid) -> jax.Array:
-    """Codes within the grid; the gradient passes where they are, its ends included."""
-    low, high = grid.bounds
-    return jnp.where(codes < low, low, jnp.where(codes > high, high, codes))
 
 
 def _undecided(share: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -216,7 +202,7 @@ class AutoRound:
         """See `Solver`."""
         descent = Descent(problem, self)
         # One program for all matrices of a shape, whose quantizers differ in numbers alone.
-        argument = replace(problem, measure=as_argument(problem.measure), known_sharing=None)
+        argument = replace(problem, measure=solver.as_argument(problem.measure), known_sharing=None)
         offsets = _best(self, argument)
         grid = descent.measured(offsets)
         return Solution(grid.nearest(descent.quantized(offsets)), grid.scale, grid.zero_point)
@@ -227,20 +213,20 @@ class Descent:
 
     Args:
         problem: of integers.
-        solver: the hyperparameters.
+        settings: the hyperparameters.
 
     Raises:
         ValueError: see `AutoRound`.
     """
 
-    def __init__(self, problem: Problem, solver: AutoRound) -> None:
+    def __init__(self, problem: Problem, settings: AutoRound) -> None:
         grid = problem.measure(problem.weights).grid
         if not grid.is_integer:
             raise ValueError(
                 f"AutoRound learns how integers are rounded, and the quantizer's grid is a {type(grid).__name__}.\n"
                 "  cure: GPTQ(), which serves every grid, or an integer quantizer"
             )
-        self.grid, self.problem, self.solver = grid, problem, solver
+        self.grid, self.problem, self.settings = grid, problem, settings
         self.hessian = problem.statistics.mean("hessian")
         columns = problem.weights.shape[-1]
         self.group_size = min(problem.group_size or columns, columns)
@@ -266,18 +252,18 @@ class Descent:
         integer = jax.lax.stop_gradient(jnp.round(grid.zero_point))
         steps = self.problem.weights / grid.scale + offsets.value + (grid.zero_point - integer)
         steps = steps + jax.lax.stop_gradient(jnp.round(steps) - steps) + integer
-        return (_bounded(steps, self.grid) - grid.zero_point) * grid.scale
+        return (tensor_clamp(steps, *self.grid.bounds) - grid.zero_point) * grid.scale
 
     def loss(self, offsets: Offsets) -> jax.Array:
         """The mean squared error of the output, added over the stack."""
         wrong = self.quantized(offsets) - self.problem.original
-        return jnp.sum(squared_errors(wrong, self.hessian)) / wrong.shape[1]
+        return jnp.sum(solver.squared_errors(wrong, self.hessian)) / wrong.shape[1]
 
     def step(self, offsets: Offsets, count: ArrayLike) -> tuple[Offsets, Offsets, jax.Array, Offsets]:
         """One step: what comes next, the offsets within their bounds, and their loss and gradient."""
-        steps = self.solver.steps
-        rate = 1 / steps if self.solver.learning_rate is None else self.solver.learning_rate
-        range_rate = rate if self.solver.range_rate is None else self.solver.range_rate
+        steps = self.settings.steps
+        rate = 1 / steps if self.settings.learning_rate is None else self.settings.learning_rate
+        range_rate = rate if self.settings.range_rate is None else self.settings.range_rate
         bounded = Offsets(offsets.value, jnp.clip(offsets.low, 0, 1), jnp.clip(offsets.high, 0, 1))
         loss, gradient = jax.value_and_grad(self.loss)(bounded)
         left = 1 - jnp.asarray(count, jnp.float32) / steps
@@ -290,9 +276,9 @@ _State = tuple[Offsets, Offsets, jax.Array]
 
 
 @partial(jax.jit, static_argnums=0)
-def _best(solver: AutoRound, problem: Problem) -> Offsets:
+def _best(settings: AutoRound, problem: Problem) -> Offsets:
     """The offsets with the least loss on the way."""
-    descent = Descent(problem, solver)
+    descent = Descent(problem, settings)
 
     def descend(count: jax.Array, state: _State) -> _State:
         offsets, best, least = state
@@ -302,4 +288,4 @@ def _best(solver: AutoRound, problem: Problem) -> Offsets:
         return after, best, jnp.where(better, loss, least)
 
     start = descent.start()
-    return jax.lax.fori_loop(0, solver.steps, descend, (start, start, jnp.float32(jnp.inf)))[1]
+    return jax.lax.fori_loop(0, settings.steps, descend, (start, start, jnp.float32(jnp.inf)))[1]

@@ -7,17 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.statistics.half_quadratic_search import half_quadratic, shrink_lp
-from jqinject.recipes.solvers import columns, greedy
-from jqinject.recipes.solvers.solver import (
-    MatrixGrid,
-    Problem,
-    Solution,
-    Solver,
-    above_zero,
-    at_least,
-    check_arguments,
-    squared_errors,
-)
+from jqinject.recipes.solvers import greedy, solver
+from jqinject.recipes.solvers.solver import MatrixGrid, Problem, Solution, Solver
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         smallest = (0 < self.smallest < 1, "between 0 and 1", 0.5)
-        check_arguments(self, smallest=smallest, steps=at_least(self.steps, 1, 10))
+        solver.check_arguments(self, smallest=smallest, steps=solver.at_least(self.steps, 1, 10))
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -73,7 +64,7 @@ class Clip:
 
         def errors(grid: MatrixGrid) -> jax.Array:
             difference = grid.nearest(weights) - weights
-            return shared.sums(difference * jnp.matmul(difference, within, precision=columns.HIGHEST))
+            return shared.sums(difference * jnp.matmul(difference, within, precision=solver.HIGHEST))
 
         start = problem.measure(weights).spread(weights.shape)
         best, least = jnp.ones(shared.count), errors(start)
@@ -81,7 +72,7 @@ class Clip:
             cost = errors(clipped(jnp.full(shared.count, share, jnp.float32)))
             best, least = jnp.where(cost < least, share, best), jnp.minimum(cost, least)
         grids = (clipped(best), start)
-        costs = [squared_errors(grid.nearest(weights) - weights, hessian).sum() for grid in grids]
+        costs = [solver.squared_errors(grid.nearest(weights) - weights, hessian).sum() for grid in grids]
         better = grids[0] if bool(costs[0] < costs[1]) else start
         return self.solver(replace(problem, measure=lambda _: better))
 
@@ -162,12 +153,12 @@ class HQO:
     steps: int = 1000
 
     def __post_init__(self) -> None:
-        check_arguments(
+        solver.check_arguments(
             self,
-            beta=above_zero(self.beta, 1.0),
-            kappa=above_zero(self.kappa, 1.01),
-            lp_norm=above_zero(self.lp_norm),
-            steps=above_zero(self.steps, 1000),
+            beta=solver.above_zero(self.beta, 1.0),
+            kappa=solver.above_zero(self.kappa, 1.01),
+            lp_norm=solver.above_zero(self.lp_norm),
+            steps=solver.above_zero(self.steps, 1000),
         )
 
     def __call__(self, problem: Problem) -> Solution:

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from jqinject.ops import Grid, quantize_on_grid
 
+HIGHEST = jax.lax.Precision.HIGHEST
 Expected = tuple[bool, str, object]
 """Whether an argument fits, what fits, and an example of it."""
 
@@ -146,12 +147,11 @@ class Statistics:
 
 @partial(jax.jit, static_argnums=0)
 def _sums(names: tuple[str, ...], x: jax.Array, y: jax.Array, own: jax.Array | None) -> Statistics:
-    highest = jax.lax.Precision.HIGHEST
     stack, samples = x.shape[:2]
     count = jnp.full((stack,), samples, jnp.float32) if own is None else own.sum(axis=1)
     compute = {
-        "hessian": lambda: jnp.einsum("sni,snj->sij", y, y, precision=highest),
-        "cross": lambda: jnp.einsum("sni,snj->sij", x, y, precision=highest),
+        "hessian": lambda: jnp.einsum("sni,snj->sij", y, y, precision=HIGHEST),
+        "cross": lambda: jnp.einsum("sni,snj->sij", x, y, precision=HIGHEST),
         "magnitude": lambda: jnp.abs(x).sum(axis=1),
         "largest": lambda: _within(x, own, -jnp.inf).max(axis=1, initial=-jnp.inf),
         "smallest": lambda: _within(x, own, jnp.inf).min(axis=1, initial=jnp.inf),
@@ -194,14 +194,6 @@ class MatrixGrid:
         """The grid with a scale and a zero point for each number."""
         return jax.tree.map(lambda x: jnp.broadcast_to(x, shape), self)
 
-    def columns(self, at: object) -> MatrixGrid:
-        """The grid of some columns; scales are for each number.
-
-        Args:
-            at: a slice.
-        """
-        return jax.tree.map(lambda x: x[..., at], self)
-
     def ordered(self, order: jax.Array) -> MatrixGrid:
         """The grid with its columns in another order; scales are for each number.
 
@@ -223,6 +215,50 @@ def ordered(x: jax.Array, order: jax.Array) -> jax.Array:
         order: places of columns, `(stack, columns)`.
     """
     return jnp.take_along_axis(x, order[:, None], axis=-1)
+
+
+def by_importance(hessian: jax.Array, act_order: bool) -> jax.Array:
+    """Places of the columns in the order in which they are rounded, `(stack, columns)`.
+
+    Args:
+        hessian: `(stack, columns, columns)`.
+        act_order: whether the columns with the largest `hessian[j, j]` come first; as they are otherwise.
+    """
+    diagonal = diagonal_of(hessian)
+    if act_order:
+        return jnp.argsort(-diagonal, axis=1, stable=True)
+    return jnp.broadcast_to(jnp.arange(diagonal.shape[1]), diagonal.shape)
+
+
+def diagonal_of(matrices: jax.Array) -> jax.Array:
+    """The diagonals of a stack of matrices, `(stack, columns)`."""
+    return jnp.diagonal(matrices, axis1=-2, axis2=-1)
+
+
+def on_diagonal(matrices: jax.Array, more: jax.Array) -> jax.Array:
+    """Matrices with something added to each diagonal: a number for each matrix, or one for each place."""
+    eye = jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+    return matrices + eye * (more[:, None, None] if more.ndim == 1 else more[:, None])
+
+
+def both_ordered(matrices: jax.Array, order: jax.Array) -> jax.Array:
+    """Matrices with their rows and their columns in another order, `(stack, columns)`."""
+    return ordered(jnp.take_along_axis(matrices, order[:, :, None], axis=1), order)
+
+
+def without_dead_inputs(hessian: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A Hessian with 1 on its diagonal for inputs that were always 0, and weights of 0 for these."""
+    dead = diagonal_of(hessian) == 0
+    return on_diagonal(hessian, dead.astype(hessian.dtype)), jnp.where(dead[:, None], 0.0, weights)
+
+
+def inverse_factor(hessian: jax.Array) -> jax.Array:
+    """The upper triangular `U` with `U^T U = hessian^-1`; nan if a Hessian is not positive definite."""
+    # H = R R^T with R upper triangular is the Cholesky factorization of H with its rows and columns reversed; then
+    # H^-1 = (R^-1)^T R^-1. H itself is not inverted.
+    reversed_factor = jnp.linalg.cholesky(hessian[..., ::-1, ::-1])
+    eye = jnp.broadcast_to(jnp.eye(hessian.shape[-1], dtype=hessian.dtype), hessian.shape)
+    return jax.lax.linalg.triangular_solve(reversed_factor[..., ::-1, ::-1], eye, left_side=True, lower=False)
 
 
 Measure = Callable[[jax.Array], MatrixGrid]
@@ -336,7 +372,8 @@ class Solution:
 
 def squared_errors(wrong: jax.Array, hessian: jax.Array) -> jax.Array:
     """`tr(D H D^T)` of each matrix, `(stack,)`."""
-    return jnp.sum(wrong * jnp.matmul(wrong, hessian, precision=jax.lax.Precision.HIGHEST), axis=(1, 2))
+    # One product of matrices and a sum: an einsum of three operands may choose a far larger intermediate result.
+    return jnp.sum(wrong * jnp.matmul(wrong, hessian, precision=HIGHEST), axis=(1, 2))
 
 
 def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> float:
@@ -352,9 +389,5 @@ def output_error(difference: jax.Array, weights: jax.Array, statistics: Statisti
 
 @jax.jit
 def _relative(difference: jax.Array, weights: jax.Array, hessian: jax.Array) -> jax.Array:
-    def size(w: jax.Array) -> jax.Array:
-        # One product of matrices and a sum: an einsum of three operands may choose a far larger intermediate result.
-        return (jnp.matmul(w, hessian, precision=jax.lax.Precision.HIGHEST) * w).sum()
-
-    total = size(weights)
-    return size(difference) / jnp.where(total > 0, total, 1.0)
+    total = squared_errors(weights, hessian).sum()
+    return squared_errors(difference, hessian).sum() / jnp.where(total > 0, total, 1.0)

@@ -164,6 +164,7 @@ class FlatProgram:
         steps: the operations, in order.
         constants: values of slots that are constants of the program.
         state: values of slots that hold the model's parameters and state.
+        values: of these slots, and of those that depend on them alone, as far as they were computed.
         parameters: path of the parameter in each slot that holds one.
         shapes: of all values.
         made_by: slot -> what makes it, and as which of its outputs.
@@ -195,7 +196,7 @@ class FlatProgram:
         self._contractions: collections.Counter[tuple[str, str]] = collections.Counter()
         self.outputs = tuple(self._inline(program.body, self.inputs, ""))
         self.returned = self.outputs[: program.output_tree.num_leaves]
-        self._values = {**self.constants, **self.state}
+        self.values = {**self.constants, **self.state}
         self._find_sites()
 
     def readers(self, slot: Slot) -> list[FlatStep]:
@@ -245,11 +246,22 @@ class FlatProgram:
 
     def value(self, slot: Slot) -> jax.Array:
         """The value of a slot that depends on parameters, state and constants alone."""
-        return self.evaluated(slot, self._values)
+        return self.evaluated(slot, self.values)
+
+    def forget(self, end: int) -> None:
+        """Let go of values of parameters that no step from one on reads: they are computed again if they are asked for.
+
+        Args:
+            end: index of the step.
+        """
+        computed = self.values.keys() - self.constants.keys() - self.state.keys()
+        for slot in computed:
+            if self.last_uses.get(slot, -1) < end:
+                del self.values[slot]
 
     def value_with(self, slot: Slot, parameter: Slot, number: float) -> jax.Array:
         """The same value if all numbers of one parameter were `number`."""
-        values = {s: x for s, x in self._values.items() if parameter not in self.owners.get(s, ())}
+        values = {s: x for s, x in self.values.items() if parameter not in self.owners.get(s, ())}
         values[parameter] = jnp.full_like(self.state[parameter], number)
         return self.evaluated(slot, values)
 

@@ -6,6 +6,7 @@ import itertools
 import operator
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,90 +22,54 @@ QuantizeInput = Callable[[ContractionSite, jax.Array], jax.Array]
 Values = dict[Slot, jax.Array]
 
 
-class _LooksIntoEverything:
-    """A policy of a trace in which every module is looked into."""
-
-    follows_parameters = True
-
-    def is_leaf(self, module: nnx.Module) -> bool:
-        """No module is a leaf."""
-        return False
-
-
-class _Traced:
-    """All calls with arguments of the same shapes: their program, and how far they have come in it.
-
-    Attributes:
-        flat: the program.
-        fixed: the values that depend on parameters alone.
-        at: index of the step that comes next.
-        batches: the calls.
-    """
-
-    def __init__(self, flat: FlatProgram) -> None:
-        self.flat, self.at = flat, 0
-        self.fixed: Values = {**flat.constants, **flat.state}
-        self.batches: list[Batch] = []
-
-    def run_to(self, end: int) -> None:
-        """Run the steps before one."""
-        for index in range(self.at, end):
-            step = self.flat.steps[index]
-            if step.outputs and step.outputs[0] in self.flat.fixed:
-                self.flat.evaluated(step.outputs[0], self.fixed)
-            else:
-                for batch in self.batches:
-                    batch.run(step)
-            self.leave(index)
-
-    def leave(self, index: int) -> None:
-        """Go on behind a step that was run, and let go of values that are not read any more."""
-        self.at = index + 1
-        flat, step = self.flat, self.flat.steps[index]
-        for slot in (*step.inputs, *step.outputs):
-            is_given = slot in flat.constants or slot in flat.state
-            if flat.last_uses.get(slot, -1) <= index and not is_given:
-                self.fixed.pop(slot, None)
-                for batch in self.batches:
-                    batch.floats.pop(slot, None)
-                    batch.quantized.pop(slot, None)
-
-    def to_host(self) -> None:
-        """Put what waits into the host's memory."""
-        for batch in self.batches:
-            for values in (batch.floats, batch.quantized):
-                values.maps[0] = jax.device_get(values.maps[0])
-
-
 class Batch:
     """One call on its way through the program.
 
     Args:
-        traced: the program.
+        flat: the program.
         call: with the values of its inputs that are no state.
 
     Attributes:
-        flat: the program.
         floats, quantized: the values of the float and of the quantized model, above those that depend on parameters
-            alone.
+            alone, which batches with a program share.
+        at: index of the step that comes next.
     """
 
-    def __init__(self, traced: _Traced, call: Call) -> None:
-        self.flat = flat = traced.flat
+    def __init__(self, flat: FlatProgram, call: Call) -> None:
+        self.flat, self.at = flat, 0
         slots = [slot for slot in flat.inputs if slot not in flat.state]
         arrays = dict(zip(slots, call.arrays, strict=True))
-        self.floats, self.quantized = ChainMap({**arrays}, traced.fixed), ChainMap(arrays, traced.fixed)
+        self.floats, self.quantized = ChainMap({**arrays}, flat.values), ChainMap(arrays, flat.values)
 
-    def run(self, step: FlatStep) -> None:
-        """Run a step in both models; once, if its inputs are the same."""
-        floats, quantized = (
-            [values[slot] for slot in step.inputs] for values in (self.floats, self.quantized)
-        )
-        results = step.run(*floats)
-        self.floats.update(zip(step.outputs, results, strict=True))
-        if not all(map(operator.is_, floats, quantized)):
-            results = step.run(*quantized)
-        self.quantized.update(zip(step.outputs, results, strict=True))
+    def run_to(self, end: int) -> None:
+        """Run the steps before one in both models; once, if their inputs are the same."""
+        for step in self.flat.steps[self.at : end]:
+            if step.outputs and step.outputs[0] in self.flat.fixed:
+                self.flat.value(step.outputs[0])
+            else:
+                floats, quantized = (
+                    [values[slot] for slot in step.inputs] for values in (self.floats, self.quantized)
+                )
+                results = step.run(*floats)
+                self.floats.update(zip(step.outputs, results, strict=True))
+                if not all(map(operator.is_, floats, quantized)):
+                    results = step.run(*quantized)
+                self.quantized.update(zip(step.outputs, results, strict=True))
+            self.leave()
+
+    def leave(self) -> None:
+        """Go on behind the step that comes next, and let go of the call's values that are not read any more."""
+        step = self.flat.steps[self.at]
+        for slot in (*step.inputs, *step.outputs):
+            if self.flat.last_uses.get(slot, -1) <= self.at:
+                for values in (self.floats, self.quantized):
+                    values.maps[0].pop(slot, None)
+        self.at += 1
+
+    def to_host(self) -> None:
+        """Put what waits into the host's memory."""
+        for values in (self.floats, self.quantized):
+            values.maps[0] = jax.device_get(values.maps[0])
 
 
 class Stream:
@@ -143,16 +108,14 @@ class Stream:
         self.quantize_input, self.transform_input = quantize_input, transform_input
         self.parameters: dict[str, jax.Array] = {}
         self.updates, self.on_host = dict(updates or {}), on_host
-        traces: dict[object, _Traced] = {}
+        programs: dict[object, FlatProgram] = {}
         self.batches: list[Batch] = []
         for call in calls:
             key = (call.frame, tuple((np.shape(x), np.dtype(x.dtype)) for x in call.arrays))
-            if key not in traces:
-                policy: Any = _LooksIntoEverything()
-                traces[key] = _Traced(FlatProgram(program_of_call(model, policy, call)))
-            self.batches.append(Batch(traces[key], call))
-            traces[key].batches.append(self.batches[-1])
-        self._traces = list(traces.values())
+            if key not in programs:
+                everything: Any = SimpleNamespace(is_leaf=lambda module: False)
+                programs[key] = FlatProgram(program_of_call(model, everything, call))
+            self.batches.append(Batch(programs[key], call))
         self.flat = self.batches[0].flat
 
     @property
@@ -167,22 +130,22 @@ class Stream:
     def __iter__(self) -> Iterator[Visit]:
         """Every site in turn; after each, the values go on to the next."""
         for index in range(len(self.sites)):
-            for traced in self._traces:
-                traced.run_to(traced.flat.sites[index].step)
+            for batch in self.batches:
+                batch.run_to(batch.flat.sites[index].step)
             visit = Visit(self, index)
             yield visit
             for batch in self.batches:
                 visit.contract(batch)
-            for traced in self._traces:
-                traced.leave(traced.flat.sites[index].step)
+                batch.leave()
                 if self.on_host:
-                    traced.to_host()
+                    batch.to_host()
+            for batch in self.batches:
+                batch.flat.forget(batch.at)
 
     def outputs(self) -> list[jax.Array]:
         """After the last site: outputs of the float model for the first batch."""
-        for traced in self._traces:
-            traced.run_to(len(traced.flat.steps))
         batch = self.batches[0]
+        batch.run_to(len(batch.flat.steps))
         return [batch.floats[slot] for slot in batch.flat.returned]
 
 
@@ -226,25 +189,6 @@ class Visit:
         """The site in the program that a batch goes through: another one for each shape of the batches."""
         return batch.flat.sites[self.index]
 
-    def outputs(
-        self, quantize_input: QuantizeInput | None, weight: jax.Array
-    ) -> Iterator[tuple[Batch, jax.Array, jax.Array]]:
-        """For each batch: the site's output in the float model, and what the same input gives when it is quantized.
-
-        Args:
-            quantize_input: what is contracted instead of the input; None for the input of the quantized model.
-            weight: the parameter that it is contracted with.
-        """
-        for batch in self.stream.batches:
-            site = self.site_in(batch)
-            floats, quantized = self._operands(batch, site)
-            raw = batch.quantized[site.activation]
-            if quantize_input is not None:
-                raw = batch.floats[site.activation]
-                quantized = quantize_input(site, raw)
-            output = self._with_update(batch, self._contracted(batch, weight, quantized), raw)
-            yield batch, self._contracted(batch, None, floats), output
-
     def statistics(self, *names: str) -> Statistics:
         """Sums over the inputs of all batches.
 
@@ -273,22 +217,32 @@ class Visit:
 
     def contract(self, batch: Batch) -> None:
         """Contract the site's operands, in both models."""
-        site = self.site_in(batch)
-        (slot,) = batch.flat.steps[site.step].outputs
-        floats, quantized = self._operands(batch, site)
-        raw = batch.quantized[site.activation]
-        output = batch.floats[slot] = self._contracted(batch, None, floats)
-        parameter = self.stream.parameters.get(site.path)
-        if parameter is not None or floats is not quantized:
-            output = self._contracted(batch, parameter, quantized)
-        if parameter is not None:
-            output = self._with_update(batch, output, raw)
+        (slot,) = batch.flat.steps[self.site_in(batch).step].outputs
+        batch.floats[slot], output = self.outputs(batch, self.stream.parameters.get(self.site.path))
         batch.quantized[slot] = output if self.correction is None else output + self.correction(batch, output)
 
-    def _with_update(self, batch: Batch, output: jax.Array, x: jax.Array) -> jax.Array:
-        """An output of the quantized model with that of the update beside its parameter, which contracts `x`."""
-        update = self.stream.updates.get(self.site.path)
-        return output if update is None else output + self._contracted(batch, update, x)
+    def outputs(
+        self, batch: Batch, parameter: jax.Array | None, quantize_input: QuantizeInput | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """The site's output in the float model, and in the quantized one.
+
+        Args:
+            batch: with the inputs.
+            parameter: what the quantized model contracts; None for the float model's.
+            quantize_input: from the float model's input to the quantized model's; None for its own.
+        """
+        site = self.site_in(batch)
+        floats, quantized = self._operands(batch, site)
+        raw = batch.quantized[site.activation]
+        if quantize_input is not None:
+            raw = batch.floats[site.activation]
+            quantized = quantize_input(site, raw)
+        before = after = self._contracted(batch, None, floats)
+        if parameter is not None or floats is not quantized:
+            after = self._contracted(batch, parameter, quantized)
+        # An update beside the parameter contracts inputs that are not quantized.
+        update = None if parameter is None else self.stream.updates.get(site.path)
+        return before, after if update is None else after + self._contracted(batch, update, raw)
 
     def _contracted(self, batch: Batch, parameter: jax.Array | None, x: jax.Array) -> jax.Array:
         """The output of the site: the contraction of an input with a parameter, None for the float model's."""
@@ -390,15 +344,13 @@ def _inside(visit: Visit, flat: FlatProgram, path: str) -> set[int]:
 
 
 def _reached(
-    flat: FlatProgram, weights: Collection[Slot], inside: Collection[int]
+    flat: FlatProgram, weights: Collection[Slot], inside: set[int]
 ) -> tuple[set[Slot], tuple[Slot, ...]]:
     """The slots that depend on some, by steps inside, and those of them that are read outside."""
-    changed, exits = {*weights}, dict[Slot, None]()
-    for index, step in enumerate(flat.steps):
-        own = [slot for slot in step.inputs if slot in changed]
-        if own and index in inside:
-            changed.update(step.outputs)
-        elif own:
-            exits.update(dict.fromkeys(slot for slot in own if slot not in weights))
-    exits.update(dict.fromkeys(slot for slot in flat.outputs if slot in changed and slot not in weights))
-    return changed - {*weights}, tuple(exits)
+    changed = {*weights}
+    for index in sorted(inside):
+        if changed & {*flat.steps[index].inputs}:
+            changed.update(flat.steps[index].outputs)
+    changed -= {*weights}
+    exits = (slot for slot in changed if slot in flat.outputs or not inside >= {*flat.touching[slot]})
+    return changed, tuple(sorted(exits))
