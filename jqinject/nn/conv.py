@@ -15,18 +15,8 @@ from jqinject.core.flax_internals import ParameterView
 from jqinject.dot import Affine, FrozenParam, affine_of, contraction_output, integer_conv
 from jqinject.dot.kernels.convolution import Convolution, Filters
 from jqinject.dot.tensors.choice import ChosenKernel
-from jqinject.nn.base import (
-    WITH_SCHEME,
-    ContractingLayer,
-    LayerArrays,
-    LayerGeometry,
-    Out,
-    QuantWeightLayer,
-    Results,
-    keywords,
-    promoted,
-    unallocated,
-)
+from jqinject.nn import base
+from jqinject.nn.base import keywords
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.program.jaxpr import Body, Equation
 from jqinject.proxy import GradQuantProxyFromInjector
@@ -112,23 +102,23 @@ class PlacedFilters:
 
     def contract(
         self,
-        layer: ContractingLayer,
+        layer: base.ContractingLayer,
         choice: ChosenKernel,
-        arrays: LayerArrays,
+        arrays: base.LayerArrays,
         grad_quant: GradQuantProxyFromInjector | None,
         out_sharding: object,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Convolve payloads by the forward of Flax; see `Placement`."""
         x, kernel, bias = arrays
         if isinstance(choice.rhs, FrozenParam):
-            kernel = unallocated(choice.rhs.shape, choice.rhs.dtype)
+            kernel = base.unallocated(choice.rhs.shape, choice.rhs.dtype)
         convolution = IntegerConvolution(choice, grad_quant)
         view = ParameterView(
             layer,
             {
                 "kernel": kernel,
                 "bias": bias,
-                "promote_dtype": partial(promoted, layer.promote_dtype),
+                "promote_dtype": partial(base.promoted, layer.promote_dtype),
                 layer.contraction_name: convolution,
             },
         )
@@ -178,7 +168,9 @@ class PlacedFilters:
 
 
 @cache
-def of_window(ndim: int, in_features: int, out_features: int, channel: int, is_summed: bool) -> LayerGeometry:
+def of_window(
+    ndim: int, in_features: int, out_features: int, channel: int, is_summed: bool
+) -> base.LayerGeometry:
     """Return the geometry of a kernel (*window, channels, channels) and channels last.
 
     Args:
@@ -187,7 +179,7 @@ def of_window(ndim: int, in_features: int, out_features: int, channel: int, is_s
         channel: the axis of the output channels.
         is_summed: whether a contraction of integers needs sums of the kernel.
     """
-    return LayerGeometry(
+    return base.LayerGeometry(
         ndim,
         channels=(channel,),
         sums=tuple(range(ndim - 1)) if is_summed else (),
@@ -199,7 +191,7 @@ def of_window(ndim: int, in_features: int, out_features: int, channel: int, is_s
 
 
 @final
-class QuantConv(QuantWeightLayer[Out], nnx.Conv):
+class QuantConv(base.QuantWeightLayer[base.Out], nnx.Conv):
     """`nnx.Conv` with quantizers: y = conv(x_q, W_q) + b_q, channels last, any number of spatial axes.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -244,7 +236,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         ((2, 5, 5, 8), (1, 1, 1, 8))
     """
 
-    options = WITH_SCHEME
+    options = base.WITH_SCHEME
     _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_name = "conv_general_dilated"
     contracts_at_once = False  # the forward of Flax does
@@ -254,7 +246,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         "fp8": "a contraction of 8-bit floats, which convolutions do not have",
     }
 
-    _results: "Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]"
+    _results: "base.Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -269,7 +261,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         self._init_layer(locals())
 
     @property
-    def geometry(self) -> LayerGeometry:
+    def geometry(self) -> base.LayerGeometry:
         """Integers need sums over the window and the input channels."""
         ndim = len(self.kernel_shape)
         return of_window(ndim, self.in_features, self.out_features, ndim - 1, True)
@@ -282,7 +274,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
 
 
 @final
-class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
+class QuantConvTranspose(base.QuantWeightLayer[base.Out], nnx.ConvTranspose):
     """`nnx.ConvTranspose` with quantizers: y = conv_transpose(x_q, W_q) + b_q, channels last.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -336,7 +328,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
     }
 
-    _results: "Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]"
+    _results: "base.Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -351,7 +343,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         self._init_layer(locals())
 
     @property
-    def geometry(self) -> LayerGeometry:
+    def geometry(self) -> base.LayerGeometry:
         """The output channels are the last axis of the kernel, the last but one where it is transposed."""
         ndim = len(self.kernel_shape)
         channel = ndim - (2 if self.transpose_kernel else 1)

@@ -7,8 +7,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
-from jqinject.core._protocols import ServedLayer, amax_history, number_format
+from jqinject.core import _protocols, check
 from jqinject.dot.tensors.backward_quantizer import (
     GradientFormat,
     quantize_gradient_by,
@@ -120,7 +119,7 @@ class OperandQuantProxyFromInjector(base.QuantProxyFromInjector):
     def __init__(
         self,
         injector: Any,
-        layer: ServedLayer,
+        layer: _protocols.ServedLayer,
         *,
         where: tuple[str, str] = ("", ""),
         **how: Any,
@@ -220,7 +219,7 @@ class GradQuantProxyFromInjector(FlowProxy):
     @property
     def makes_integers(self) -> bool:
         """Whether gradients become integers, as far as the quantizer states it."""
-        return self.is_quant_enabled and number_format(self.tensor_quant) is None
+        return self.is_quant_enabled and _protocols.number_format(self.tensor_quant) is None
 
     def gradient_format(self, y: jax.Array | jax.ShapeDtypeStruct) -> GradientFormat | None:
         """Return the numbers of the gradient of an output, for a contraction that takes them backward.
@@ -236,7 +235,7 @@ class GradQuantProxyFromInjector(FlowProxy):
             return GradientFormat.of_integers(
                 jax.eval_shape(self.quantize, jax.ShapeDtypeStruct(y.shape, y.dtype))
             )
-        form = number_format(self.tensor_quant) if self.is_quant_enabled else None
+        form = _protocols.number_format(self.tensor_quant) if self.is_quant_enabled else None
         if form is None or form.dtype not in CONTRACTED or reporting(self) is None:
             return None
         return GradientFormat(FloatGrid.of_dtype(form.dtype))
@@ -245,7 +244,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         self, said: metadata.QuantMetadata, handed: Mapping[str, object], quantizer: object
     ) -> metadata.QuantMetadata:
         why = why_not_backward(quantizer)
-        if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
+        if not why and _protocols.amax_history(quantizer) is not None and reporting(quantizer) is None:
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
         if why:
             raise TypeError(

@@ -6,22 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.core import (
-    AbsMaxRange,
-    CeilSte,
-    FixedRange,
-    FloatQuant,
-    NonzeroRange,
-    PowerOfTwoRestrictValue,
-    RescalingIntQuant,
-    RoundSte,
-    RoundToOddSte,
-    StochasticRoundSte,
-)
-from jqinject.dot import LocalAqt, Scheme
+from jqinject import core, dot, proxy
 from jqinject.inject import choices, this, value
 from jqinject.ops.float8_cast import float8_dtype
-from jqinject.proxy import OperandQuantProxyFromInjector
 from jqinject.quant.fragments import InRange
 
 FLOAT8_NAMES = {"e4m3": np.dtype("float8_e4m3fn"), "e5m2": np.dtype("float8_e5m2")}
@@ -93,9 +80,9 @@ class OperandInjector(InRange):
         Array([[6.632...]], dtype=float32)
     """
 
-    proxy_class = OperandQuantProxyFromInjector
+    proxy_class = proxy.OperandQuantProxyFromInjector
     bits = 8
-    calibration = AbsMaxRange
+    calibration = core.AbsMaxRange
     clipping_scale = None
     po2_scale = False
     preserve_zero = True
@@ -107,17 +94,17 @@ class OperandInjector(InRange):
     dequant_mode = "output"
     narrow_range = True
     scale_stop_grad = True
-    restrict_value_float_to_int_impl = CeilSte
-    calibration_impl = NonzeroRange
+    restrict_value_float_to_int_impl = core.CeilSte
+    calibration_impl = core.NonzeroRange
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
     random_bits = value(checked_rng_type)
 
-    @choices(RescalingIntQuant, FloatQuant)
+    @choices(core.RescalingIntQuant, core.FloatQuant)
     def tensor_quant(bits: object) -> Any:
         """None for no quantization."""
         if checked_bits(bits) is None:
             return None
-        return RescalingIntQuant if isinstance(bits, int) else FloatQuant
+        return core.RescalingIntQuant if isinstance(bits, int) else core.FloatQuant
 
     @value
     def bit_width(bits: object, preserve_zero: bool) -> int:
@@ -137,22 +124,22 @@ class OperandInjector(InRange):
         steps = 2.0 ** (bits - 1) - 0.5 * bool(preserve_zero) - 0.5 * bool(preserve_max_val)
         return steps if preserve_zero else 2.0 * steps
 
-    @choices(RoundSte, RoundToOddSte, StochasticRoundSte)
+    @choices(core.RoundSte, core.RoundToOddSte, core.StochasticRoundSte)
     def float_to_int_impl(bits: object, preserve_zero: bool, rng_type: str | None) -> Any:
         """To nearest, to half-integers, or at random."""
         if isinstance(bits, int) and not preserve_zero:
-            return RoundToOddSte
-        return RoundSte if checked_rng_type(rng_type) is None else StochasticRoundSte
+            return core.RoundToOddSte
+        return core.RoundSte if checked_rng_type(rng_type) is None else core.StochasticRoundSte
 
-    @choices(StochasticRoundSte)
+    @choices(core.StochasticRoundSte)
     def halves_to_int_impl(rng_type: Any) -> Any:
         """Stochastic rounding to half-integers."""
-        return None if checked_rng_type(rng_type) is None else StochasticRoundSte
+        return None if checked_rng_type(rng_type) is None else core.StochasticRoundSte
 
-    @choices(PowerOfTwoRestrictValue)
+    @choices(core.PowerOfTwoRestrictValue)
     def restrict_scaling_impl(po2_scale: object) -> Any:
         """None for any scale."""
-        return PowerOfTwoRestrictValue if po2_scale else None
+        return core.PowerOfTwoRestrictValue if po2_scale else None
 
     @value
     def shared_axes(module: Any, calibration_axes: Any) -> tuple[int, ...]:
@@ -176,7 +163,7 @@ _Operand = OperandInjector.let(
 )
 
 
-class ConfigV4(Scheme):
+class ConfigV4(dot.Scheme):
     """What `config_v4` returns, with its defaults. Inherit from it, or use `let`, to override a name.
 
     `fwd_bits` sets both forward operands, `fwd_lhs_bits` and `fwd_rhs_bits` one of them; likewise `dlhs_...` and
@@ -221,24 +208,24 @@ class ConfigV4(Scheme):
     dlhs_accumulator_dtype = jnp.int32
     drhs_accumulator_dtype = None
 
-    @choices(FixedRange, AbsMaxRange)
+    @choices(core.FixedRange, core.AbsMaxRange)
     def calibration(use_dummy_static_bound: object) -> Any:
         """For every operand: its largest magnitude, or a bound of 1."""
         if not isinstance(use_dummy_static_bound, bool):
             raise TypeError(
                 f"use_dummy_static_bound must be True or False, got {use_dummy_static_bound!r:.80}"
             )
-        return FixedRange if use_dummy_static_bound else AbsMaxRange
+        return core.FixedRange if use_dummy_static_bound else core.AbsMaxRange
 
     low, high = -1.0, 1.0
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
 
-    @choices(PowerOfTwoRestrictValue)
+    @choices(core.PowerOfTwoRestrictValue)
     def restrict_scaling_impl(po2_scale: object) -> Any:
         """For every operand."""
-        return PowerOfTwoRestrictValue if po2_scale else None
+        return core.PowerOfTwoRestrictValue if po2_scale else None
 
-    restrict_value_float_to_int_impl = CeilSte
+    restrict_value_float_to_int_impl = core.CeilSte
 
     fwd_lhs = _Operand.let(bits=(this << 1).fwd_lhs_bits)
     fwd_rhs = _Operand.let(bits=(this << 1).fwd_rhs_bits)
@@ -293,8 +280,8 @@ def config_v4(
     drhs_bits: Bits = None,
     use_dummy_static_bound: bool = False,
     rng_type: str | None = "jax.uniform",
-    dlhs_local_aqt: LocalAqt | None = None,
-    drhs_local_aqt: LocalAqt | None = None,
+    dlhs_local_aqt: dot.LocalAqt | None = None,
+    drhs_local_aqt: dot.LocalAqt | None = None,
     fwd_accumulator_dtype: DTypeLike | None = jnp.int32,
     dlhs_accumulator_dtype: DTypeLike | None = jnp.int32,
     drhs_accumulator_dtype: DTypeLike | None = None,
@@ -352,8 +339,8 @@ def fully_quantized(
     use_fwd_quant: bool = True,
     use_stochastic_rounding: bool = True,
     use_dummy_static_bound: bool = False,
-    dlhs_local_aqt: LocalAqt | None = None,
-    drhs_local_aqt: LocalAqt | None = None,
+    dlhs_local_aqt: dot.LocalAqt | None = None,
+    drhs_local_aqt: dot.LocalAqt | None = None,
 ) -> type[ConfigV4]:
     """All three contractions quantized, the backward ones reusing the forward pass's numbers.
 

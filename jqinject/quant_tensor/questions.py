@@ -5,8 +5,7 @@ Each class of quantized tensors is of one kind: its grid's, without or in groups
 
 from typing import Any, TypeGuard
 
-from jqinject.quant_tensor import array_methods, groupwise_tensors, quantized
-from jqinject.quant_tensor.public_tensors import CodebookQuantTensor, FloatQuantTensor, IntQuantTensor
+from jqinject.quant_tensor import array_methods, groupwise_tensors, public_tensors, quantized
 
 
 def is_quantized(x: object) -> TypeGuard[quantized.QuantTensor]:
@@ -27,17 +26,17 @@ def is_grouped(x: object) -> TypeGuard[groupwise_tensors.GroupwiseQuantTensor]:
     return is_quantized(x) and x.is_grouped
 
 
-def on_integers(x: Any) -> TypeGuard[IntQuantTensor]:
+def on_integers(x: Any) -> TypeGuard[public_tensors.IntQuantTensor]:
     """Whether its grid is integers, without groups."""
     return array_methods.kind_of(x) == "integers"
 
 
-def on_minifloats(x: Any) -> TypeGuard[FloatQuantTensor]:
+def on_minifloats(x: Any) -> TypeGuard[public_tensors.FloatQuantTensor]:
     """Whether its grid is minifloats, without groups."""
     return array_methods.kind_of(x) == "minifloats"
 
 
-def on_table(x: Any) -> TypeGuard[CodebookQuantTensor]:
+def on_table(x: Any) -> TypeGuard[public_tensors.CodebookQuantTensor]:
     """Whether its grid is a table, without groups."""
     return array_methods.kind_of(x) == "table"
 
