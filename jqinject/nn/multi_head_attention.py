@@ -340,10 +340,7 @@ def _noted(note: str) -> Generator[None]:
 
 
 def _quantize(
-    layer: Any,
-    arguments: Mapping[str, Any],
-    overrides: Mapping[str, object],
-    rngs: nnx.Rngs | None,
+    layer: Any, arguments: Mapping[str, Any], overrides: Mapping[str, object], rngs: nnx.Rngs | None
 ) -> None:
     change_class(layer, linear.QuantLinearGeneral)
     layer._init_quantizers(arguments, overrides, rngs)

@@ -160,7 +160,7 @@ class QuantRecurrentCell(base.QuantLayer[jax.Array]):
             weights = [layer._quantized_weight(None) for layer in layers]
             for name, layer, weight in zip(gate, layers, weights, strict=True):
                 self._check_bias_scale(layer, x)
-                bias = layer._quantized_bias(x, weights[0])
+                bias = layer.quant_bias(x, weights[0])
                 parameters[name] = (as_array(weight), None if bias is None else as_array(bias))
         return parameters
 
@@ -197,11 +197,7 @@ class QuantRecurrentCell(base.QuantLayer[jax.Array]):
 
     @abstractmethod
     def _step(
-        self,
-        quantizers: Quantizers,
-        parameters: Parameters,
-        carry: Any,
-        projected: Mapping[str, jax.Array],
+        self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
     ) -> CellOutput:
         """One step.
 

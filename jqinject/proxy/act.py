@@ -15,7 +15,7 @@ from jqinject.dot.tensors.backward_quantizer import (
     why_not_backward,
 )
 from jqinject.ops import FloatGrid
-from jqinject.proxy import base, layer_links, metadata
+from jqinject.proxy import answers, base, metadata
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, Operand, QuantTensor, as_array
 
 DEQUANT_MODES = ("output", "this_input", "other_input")
@@ -24,7 +24,7 @@ DEQUANT_MODES = ("output", "this_input", "other_input")
 class FlowProxy(base.QuantProxyFromInjector):
     """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare."""
 
-    reads = base.QuantProxyFromInjector.reads | {layer_links.PRE_TRANSFORM}
+    reads = base.QuantProxyFromInjector.reads | {answers.PRE_TRANSFORM}
 
     def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
         """Quantize an array that is no tensor of the model, without a transform; no state changes.
@@ -117,12 +117,7 @@ class OperandQuantProxyFromInjector(base.QuantProxyFromInjector):
     reads = base.QuantProxyFromInjector.reads | {"dequant_mode", "calibration_axes", "narrow_range"}
 
     def __init__(
-        self,
-        injector: Any,
-        layer: _protocols.ServedLayer,
-        *,
-        where: tuple[str, str] = ("", ""),
-        **how: Any,
+        self, injector: Any, layer: _protocols.ServedLayer, *, where: tuple[str, str] = ("", ""), **how: Any
     ) -> None:
         super().__init__(injector, layer, where=where, **how)
         mode = self.binding.resolve("dequant_mode", module=layer)
@@ -140,7 +135,7 @@ class OperandQuantProxyFromInjector(base.QuantProxyFromInjector):
         """
         if not self.is_quant_enabled:
             return x
-        layer_links.check_range(self, x)
+        answers.check_range(self, x)
         tensor = self._quantized(x)
         return tensor if self.keeps_payload else tensor.value
 
@@ -190,7 +185,7 @@ class GradQuantProxyFromInjector(FlowProxy):
 
     def quantize_gradient(self, g: Any) -> Any:
         """A gradient on its way back, after the `pre_transform`, as a QuantTensor; no more if quantization is off."""
-        g = layer_links.transformed(self, g)
+        g = answers.transformed(self, g)
         return self._quantized(g) if self.is_quant_enabled else g
 
     def on(self, y: jax.Array | QuantTensor) -> Any:
@@ -291,7 +286,7 @@ class TruncQuantProxyFromInjector(base.QuantProxyFromInjector):
         """
         if not self.is_quant_enabled:
             return x
-        layer_links.check_range(self, as_array(x))
+        answers.check_range(self, as_array(x))
         return self._seen(self._truncated(self.tensor_quant, x), x)
 
     def scale(self, x: IntQuantTensor) -> jax.Array | None:  # type: ignore[override]

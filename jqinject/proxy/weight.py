@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import Factors
-from jqinject.proxy import assembly, base, layer_links, metadata
-from jqinject.proxy.answers import said
+from jqinject.proxy import answers, assembly, base, metadata
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
@@ -92,7 +91,7 @@ class WeightQuantProxyFromInjector(base.QuantProxyFromInjector):
             ZeroWeightsWarning: the accumulator leaves no weight other than 0.
         """
         if self.is_quant_enabled:
-            weight = layer_links.first_parameters(self).weight.get_value()
+            weight = answers.first_parameters(self).weight.get_value()
             self.tensor_quant.check_input(weight, *self._more(quant_input))
 
     def kept_input(self) -> IntegerFormat | None:
@@ -137,11 +136,11 @@ class WeightQuantProxyFromInjector(base.QuantProxyFromInjector):
         """Quantize the weight as it is, without changing state; None if quantization is off."""
         if not self.is_quant_enabled:
             return None
-        return self._seen(self._pack(self._look()), layer_links.first_parameters(self).weight.get_value())
+        return self._seen(self._pack(self._look()), answers.first_parameters(self).weight.get_value())
 
     def _look(self, quant_input: object = None) -> Any:
         """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
-        layer = layer_links.first_parameters(self)
+        layer = answers.first_parameters(self)
         if quant_input is None and self.requires_quant_input:
             quant_input = layer.input_format()
         quantizer, weight = self._copy(), layer.weight.get_value()
@@ -191,7 +190,9 @@ class BiasQuantProxyFromInjector(base.QuantProxyFromInjector):
     parameter = "bias"
     reads: ClassVar[frozenset[str]] = base.QuantProxyFromInjector.reads | {"requires_input_scale"}
 
-    requires_input_scale: bool = said("requires_input_scale", "Whether the scale comes in with the input.")
+    requires_input_scale: bool = answers.said(
+        "requires_input_scale", "Whether the scale comes in with the input."
+    )
 
     def __call__(
         self,
@@ -223,7 +224,7 @@ class BiasQuantProxyFromInjector(base.QuantProxyFromInjector):
         try:
             scale = self._accumulator_scale(input, weight, weight_scale)
         except Exception as error:
-            metadata.note_quantizer(error, self)
+            metadata.note_quantizer(error, answers.name_of(self), self.tensor_quant)
             raise
         return self._quantized(x, scale)
 
@@ -232,7 +233,7 @@ class BiasQuantProxyFromInjector(base.QuantProxyFromInjector):
         input."""
         if not self.is_quant_enabled or self.requires_input_scale:
             return None
-        bias = layer_links.first_parameters(self).bias
+        bias = answers.first_parameters(self).bias
         return None if bias is None else self._pack(self._copy()(bias.get_value()))
 
     def zero_point(self, force_eval: bool = True) -> jax.Array | None:
