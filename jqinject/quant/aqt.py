@@ -1,5 +1,6 @@
 """AQT's vocabulary: `OperandInjector`, the quantizer of one operand, and ready-made schemes with AQT's keywords."""
 
+import inspect
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,6 +52,12 @@ def checked_rng_type(rng_type: str | None) -> int | None:
         names = ", ".join(map(repr, RANDOM_BITS))
         raise ValueError(f"rng_type must be one of {names} or None, got {rng_type!r}")
     return RANDOM_BITS[rng_type]
+
+
+@choices(core.PowerOfTwoRestrictValue)
+def scale_restriction(po2_scale: object) -> Any:
+    """`restrict_scaling_impl`; None for any scale."""
+    return core.PowerOfTwoRestrictValue if po2_scale else None
 
 
 class OperandInjector(InRange):
@@ -136,10 +143,7 @@ class OperandInjector(InRange):
         """Stochastic rounding to half-integers."""
         return None if checked_rng_type(rng_type) is None else core.StochasticRoundSte
 
-    @choices(core.PowerOfTwoRestrictValue)
-    def restrict_scaling_impl(po2_scale: object) -> Any:
-        """None for any scale."""
-        return core.PowerOfTwoRestrictValue if po2_scale else None
+    restrict_scaling_impl = scale_restriction
 
     @value
     def shared_axes(module: Any, calibration_axes: Any) -> tuple[int, ...]:
@@ -161,6 +165,27 @@ _Operand = OperandInjector.let(
     restrict_scaling_impl=(this << 1).restrict_scaling_impl,
     clip_gradient=(this << 1).clip_gradient,
 )
+
+
+def _checked_operand(name: str, *noise: str) -> Any:
+    """Return the `@value` function of an operand of a configuration: None for float; checked when it is read.
+
+    Args:
+        name: of the operand; its bits are under `NAME_bits`.
+        noise: the name of its random noise, if it may be rounded stochastically.
+    """
+
+    def quantized(**names: Any) -> Any:
+        for key in noise:
+            checked_rng_type(names[key])
+        operand, bits = names[name], names[f"{name}_bits"]
+        bits = operand.bits if "bits" in operand else bits
+        return None if checked_bits(bits) is None else operand
+
+    keys = (f"{name}_bits", name, *noise)
+    arguments = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in keys]
+    vars(quantized)["__signature__"] = inspect.Signature(arguments)
+    return value(quantized)
 
 
 class ConfigV4(dot.Scheme):
@@ -220,11 +245,7 @@ class ConfigV4(dot.Scheme):
     low, high = -1.0, 1.0
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
 
-    @choices(core.PowerOfTwoRestrictValue)
-    def restrict_scaling_impl(po2_scale: object) -> Any:
-        """For every operand."""
-        return core.PowerOfTwoRestrictValue if po2_scale else None
-
+    restrict_scaling_impl = scale_restriction
     restrict_value_float_to_int_impl = core.CeilSte
 
     fwd_lhs = _Operand.let(bits=(this << 1).fwd_lhs_bits)
@@ -234,28 +255,12 @@ class ConfigV4(dot.Scheme):
     drhs_lhs = _Operand.let(bits=(this << 1).drhs_lhs_bits, rng_type=(this << 1).vjp_lhs_rng_type)
     drhs_rhs = _Operand.let(bits=(this << 1).drhs_rhs_bits, rng_type=(this << 1).vjp_rhs_rng_type)
 
-    fprop_lhs = value(lambda fwd_lhs_bits, fwd_lhs: _quantized(fwd_lhs_bits, fwd_lhs))
-    fprop_rhs = value(lambda fwd_rhs_bits, fwd_rhs: _quantized(fwd_rhs_bits, fwd_rhs))
-    dgrad_grad = value(
-        lambda dlhs_lhs_bits, dlhs_lhs, vjp_lhs_rng_type: _quantized(
-            dlhs_lhs_bits, dlhs_lhs, vjp_lhs_rng_type
-        )
-    )
-    dgrad_rhs = value(
-        lambda dlhs_rhs_bits, dlhs_rhs, vjp_rhs_rng_type: _quantized(
-            dlhs_rhs_bits, dlhs_rhs, vjp_rhs_rng_type
-        )
-    )
-    wgrad_grad = value(
-        lambda drhs_lhs_bits, drhs_lhs, vjp_lhs_rng_type: _quantized(
-            drhs_lhs_bits, drhs_lhs, vjp_lhs_rng_type
-        )
-    )
-    wgrad_lhs = value(
-        lambda drhs_rhs_bits, drhs_rhs, vjp_rhs_rng_type: _quantized(
-            drhs_rhs_bits, drhs_rhs, vjp_rhs_rng_type
-        )
-    )
+    fprop_lhs = _checked_operand("fwd_lhs")
+    fprop_rhs = _checked_operand("fwd_rhs")
+    dgrad_grad = _checked_operand("dlhs_lhs", "vjp_lhs_rng_type")
+    dgrad_rhs = _checked_operand("dlhs_rhs", "vjp_rhs_rng_type")
+    wgrad_grad = _checked_operand("drhs_lhs", "vjp_lhs_rng_type")
+    wgrad_lhs = _checked_operand("drhs_rhs", "vjp_rhs_rng_type")
     accumulator_dtype = this.fwd_accumulator_dtype
     dgrad_accumulator_dtype = this.dlhs_accumulator_dtype
     wgrad_accumulator_dtype = this.drhs_accumulator_dtype
@@ -264,13 +269,6 @@ class ConfigV4(dot.Scheme):
     dgrad_use_fwd_quant = this.dlhs_use_fwd_quant
     wgrad_use_fwd_quant = this.drhs_use_fwd_quant
     conv_gradients = False
-
-
-def _quantized(bits: Any, operand: Any, rng_type: str | None = None) -> Any:
-    """Return an operand of a configuration, or None for float; checked when the scheme is read."""
-    checked_rng_type(rng_type)
-    bits = operand.bits if "bits" in operand else bits
-    return None if checked_bits(bits) is None else operand
 
 
 def config_v4(
@@ -318,18 +316,7 @@ def config_v4(
         >>> dot_general(x, x, (((1,), (1,)), ((), ())), config=config_v4(fwd_bits=4, rng_type=None))
         Array([[1.155...]], dtype=float32)
     """
-    return ConfigV4.let(
-        fwd_bits=fwd_bits,
-        dlhs_bits=dlhs_bits,
-        drhs_bits=drhs_bits,
-        use_dummy_static_bound=use_dummy_static_bound,
-        rng_type=rng_type,
-        dlhs_local_aqt=dlhs_local_aqt,
-        drhs_local_aqt=drhs_local_aqt,
-        fwd_accumulator_dtype=fwd_accumulator_dtype,
-        dlhs_accumulator_dtype=dlhs_accumulator_dtype,
-        drhs_accumulator_dtype=drhs_accumulator_dtype,
-    )
+    return ConfigV4.let(**locals())
 
 
 def fully_quantized(

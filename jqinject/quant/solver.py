@@ -1,6 +1,9 @@
-"""Which component each choice by enum selects: kinds, bit widths, rounding, clamping, and where scales come from.
+"""Solvers: one injector for each role, which turns choices by enum into components. A base of every quantizer.
 
-`selected` makes the rows that a table says; the functions below it check what does not go together.
+A row `name = function` means: unless `name` is declared, `function` computes it from the names of its arguments.
+`selected` makes the rows that a table says; the functions below it check what does not go together. What follows from
+the layer is in `solve_shapes`. Below the solvers there is for each role the quantizer that does not quantize: a layer
+that has it computes in float.
 """
 
 import inspect
@@ -11,11 +14,10 @@ from typing import Any, final
 
 import numpy as np
 
-from jqinject import core
+from jqinject import core, proxy
 from jqinject.inject import ExtendedInjector, choices, value
-from jqinject.quant import enums
+from jqinject.quant import enums, solve_shapes
 from jqinject.quant.enums import QuantType, RestrictValueType, ScalingImplType, ScalingPerOutputType
-from jqinject.quant.solver.solve_shapes import as_tuple, choosing
 
 _REQUIRED = inspect.Parameter.empty
 
@@ -71,7 +73,7 @@ def selected(
 
     argument = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
     vars(select)["__signature__"] = inspect.Signature([argument])
-    return choosing(select, *table.values())
+    return solve_shapes.choosing(select, *table.values())
 
 
 # The quantizer itself: its kind, its bit width, how it rounds and clamps.
@@ -119,7 +121,7 @@ def tensor_quant_from(table: Mapping[QuantType, Any]) -> Any:
             )
         return tensor_quant
 
-    return choosing(select, *table.values())
+    return solve_shapes.choosing(select, *table.values())
 
 
 @choices(core.PrescaledRestrictIntQuant, core.RescalingIntQuant)
@@ -206,7 +208,9 @@ class HeScalingInit:
         """The start value."""
         deviations = []
         for weight in self.tracked_parameter_list:
-            channels = math.prod(weight.shape[axis] for axis in as_tuple(self.output_channel_dim))
+            channels = math.prod(
+                weight.shape[axis] for axis in solve_shapes.as_tuple(self.output_channel_dim)
+            )
             fan_in = math.prod(weight.shape) // max(channels, 1)
             deviations.append(math.sqrt(2.0 / max(fan_in, 1)))
         return sum(deviations) / len(deviations)
@@ -377,3 +381,82 @@ class BlockChoices(ExtendedInjector):
     def restrict_scale_positive(restrict_scaling_type=None):
         """Whether scales are positive."""
         return enums.chooses(restrict_scaling_type, RestrictValueType.FP, RestrictValueType.POWER_OF_TWO)
+
+
+def _rows(*tables: type[ExtendedInjector]) -> dict[str, Any]:
+    """The declarations of some tables, for the body of a solver."""
+    return {name: spec.declared for table in tables for name, spec in table.__declared__.items()}
+
+
+class WeightQuantSolver(ExtendedInjector, defaults=True):
+    """Turns the choices by enum and the shape of the layer into the components of a weight quantizer."""
+
+    vars().update(_rows(Choices, ParameterChoices, BlockChoices))
+    vars().update(_rows(solve_shapes.Shapes, solve_shapes.WeightShapes))
+    proxy_class = proxy.WeightQuantProxyFromInjector
+    tensor_quant = tensor_quant_from(WEIGHT_TENSOR_QUANT)
+
+
+class ActQuantSolver(ExtendedInjector, defaults=True):
+    """Turns the choices by enum into the components of an activation quantizer."""
+
+    vars().update(_rows(Choices, ActChoices, BlockChoices))
+    vars().update(_rows(solve_shapes.Shapes, solve_shapes.ActShapes))
+    proxy_class = proxy.ActQuantProxyFromInjector
+    tensor_quant = tensor_quant_from(ACT_TENSOR_QUANT)
+    input_view_impl = solve_shapes.by_output(
+        core.Identity, core.Identity, core.DynamicOverSubChannelBlockView
+    )
+    group_dim, block_dim = -1, -2
+    block_width = solve_shapes.block_width
+
+
+class GradQuantSolver(ActQuantSolver, defaults=True):
+    """As for activations, and what is recorded belongs to the backward pass."""
+
+    proxy_class = proxy.GradQuantProxyFromInjector
+    amax_of_gradient = True
+
+
+class BiasQuantSolver(ExtendedInjector, defaults=True):
+    """Turns the choices by enum and the shape of the layer into the components of a bias quantizer."""
+
+    vars().update(_rows(Choices, ParameterChoices, solve_shapes.Shapes, solve_shapes.BiasShapes))
+    proxy_class = proxy.BiasQuantProxyFromInjector
+    tensor_quant = bias_tensor_quant
+    int_quant = selected("quant_type", INT_QUANT)
+
+
+class TruncQuantSolver(ExtendedInjector, defaults=True):
+    """Turns the choices by enum into the components of a quantizer of accumulators."""
+
+    vars().update(_rows(Choices, ActChoices, solve_shapes.Shapes, solve_shapes.ActShapes))
+    proxy_class = proxy.TruncQuantProxyFromInjector
+    tensor_quant = selected("quant_type", TRUNC_TENSOR_QUANT)
+    trunc_scaling_impl = selected("trunc_scaling_impl_type", TRUNC_SCALING_IMPL, default="msb")
+    trunc_int_scaling_impl = selected("restrict_scaling_type", POWER_OF_TWO_STEPS)
+
+
+class NoneWeightQuant(WeightQuantSolver):
+    """Float weights."""
+
+    quant_type = enums.QuantType.FP
+
+
+class NoneActQuant(ActQuantSolver):
+    """Float activations."""
+
+    quant_type = enums.QuantType.FP
+
+
+class NoneBiasQuant(BiasQuantSolver):
+    """Float biases."""
+
+    quant_type = enums.QuantType.FP
+    requires_input_scale = False
+
+
+class NoneTruncQuant(TruncQuantSolver):
+    """Accumulators with all their bits."""
+
+    quant_type = enums.QuantType.FP
