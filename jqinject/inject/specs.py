@@ -77,18 +77,13 @@ def arguments_of_class(cls: type) -> Arguments:
     return arguments
 
 
-def arguments_of_function(function: Callable[..., object]) -> Arguments:
-    """The names that a `@value` function asks for."""
-    return _read(function, skip_first=False)
-
-
 def _read_class(cls: type) -> Arguments:
     constructor = _constructor(cls)
     if constructor is None:
         return Arguments()
     owner = f"{cls.__qualname__}.{constructor.__name__}"
     try:
-        arguments = _read(constructor, skip_first=True)
+        arguments = arguments_of_function(constructor, skip_first=True)
     except (TypeError, ValueError):
         return Arguments(
             refused=f"{owner} does not tell its arguments. Wrap the call in a @value function, or declare an "
@@ -117,7 +112,8 @@ def signature(function: Callable[..., object]) -> inspect.Signature:
     return inspect.signature(function)
 
 
-def _read(function: Callable[..., object], *, skip_first: bool) -> Arguments:
+def arguments_of_function(function: Callable[..., object], *, skip_first: bool = False) -> Arguments:
+    """The names that a `@value` function asks for, or a constructor beside its first."""
     parameters = list(signature(function).parameters.values())
     if skip_first and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         parameters = parameters[1:]

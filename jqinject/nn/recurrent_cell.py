@@ -137,14 +137,6 @@ class QuantRecurrentCell(base.QuantLayer[jax.Array]):
         proxies = {slot.name: slot.__get__(self) for slot in base.slots_of(type(self))}
         return {name: proxy for name, proxy in proxies.items() if proxy is not None}
 
-    def _quant_input(self, inputs: object) -> object:
-        """The input, quantized by `io_quant`.
-
-        Args:
-            inputs: float array or QuantTensor.
-        """
-        return base.through(self.io_quant, inputs)
-
     def _quant_parameters(self, x: object) -> Parameters:
         """Layer -> its quantized kernel and bias, dequantized.
 
@@ -227,7 +219,7 @@ class QuantRecurrentCell(base.QuantLayer[jax.Array]):
             base.check_features(
                 self, state, {-1: self.hidden_features}, argument="hidden_features", what="a carry"
             )
-        x = self._quant_input(inputs)
+        x = base.through(self.io_quant, inputs)
         parameters = self._quant_parameters(x)
         result = self._step(self._quantizers(), parameters, carry, self._projected(parameters, as_array(x)))
         return result.carry, as_array(result.output)
