@@ -130,7 +130,7 @@ from jqinject.quant.minifloat.blocks import (
 )
 from jqinject.quant.minifloat.float8 import *
 from jqinject.quant.minifloat.scaled_float import *
-from jqinject.quant.solver import (
+from jqinject.quant.solver.roles import (
     NoneActQuant as NoneActQuant, NoneBiasQuant as NoneBiasQuant, NoneTruncQuant as NoneTruncQuant,
     NoneWeightQuant as NoneWeightQuant,
 )

@@ -12,11 +12,12 @@ from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import max_available_float as largest_below_codes
 from jqinject.quant import enums, solver
+from jqinject.quant.solver.roles import BIT_WIDTH_IMPL, selected
 
-EXPONENT_WIDTH_IMPL = solver.BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.ExponentWidthConst}
-MANTISSA_WIDTH_IMPL = solver.BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.MantissaWidthConst}
+EXPONENT_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.ExponentWidthConst}
+MANTISSA_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.MantissaWidthConst}
 # known beforehand where the mantissa's bits are
-MAX_MANTISSA = dict.fromkeys(solver.BIT_WIDTH_IMPL, core.ComputeMaxMantissa) | {
+MAX_MANTISSA = dict.fromkeys(BIT_WIDTH_IMPL, core.ComputeMaxMantissa) | {
     enums.BitWidthImplType.CONST: core.StaticMaxMantissa
 }
 # (bits, mantissa bits, exponent bits) -> mantissas that mean inf, or nan, with the largest exponent
@@ -37,7 +38,7 @@ class ExponentBitWidthClass(ExtendedInjector):
 
     exponent_bit_width_impl_type = (this << 1).exponent_bit_width_impl_type
     bit_width = (this << 1).exponent_bit_width
-    bit_width_impl = solver.selected("exponent_bit_width_impl_type", EXPONENT_WIDTH_IMPL)
+    bit_width_impl = selected("exponent_bit_width_impl_type", EXPONENT_WIDTH_IMPL)
 
 
 class MantissaBitWidthClass(ExtendedInjector):
@@ -45,8 +46,8 @@ class MantissaBitWidthClass(ExtendedInjector):
 
     mantissa_bit_width_impl_type = (this << 1).mantissa_bit_width_impl_type
     bit_width = (this << 1).mantissa_bit_width
-    bit_width_impl = solver.selected("mantissa_bit_width_impl_type", MANTISSA_WIDTH_IMPL)
-    compute_max_mantissa = solver.selected("mantissa_bit_width_impl_type", MAX_MANTISSA)
+    bit_width_impl = selected("mantissa_bit_width_impl_type", MANTISSA_WIDTH_IMPL)
+    compute_max_mantissa = selected("mantissa_bit_width_impl_type", MAX_MANTISSA)
 
 
 class FloatBase(ExtendedInjector):

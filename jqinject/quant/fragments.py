@@ -15,7 +15,7 @@ from jqinject import core
 from jqinject.inject import ExtendedInjector, choices, this
 from jqinject.ops.groups import checked_group_size
 from jqinject.quant import enums
-from jqinject.quant.solve_shapes import by_output
+from jqinject.quant.solver.solve_shapes import by_output
 
 
 class IntQuant(ExtendedInjector):

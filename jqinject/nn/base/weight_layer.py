@@ -326,7 +326,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
             arrays = arrays_of(choice, x, weight, bias)
             return placed.contract(self, choice, arrays, grad_quant, out_sharding)
         weight = self._quantized_weight(x) if isinstance(weight, FrozenParam) else weight
-        x, weight, bias = map(as_array, (x, weight, bias))
+        x, weight, bias = map(_array_of, (x, weight, bias))
         parameters = ParameterView(self, {self.weight_name: weight, "bias": bias})
         return self._parent_forward(parameters, x, out_sharding), None
 
@@ -432,3 +432,8 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         if self.frozen is not None:
             return of_input, "zero_point" in self.frozen.form.names
         return of_input, self.weight_quant.has_zero_point if slots.is_on(self.weight_quant) else None
+
+
+def _array_of(operand: Operand | None) -> Any:
+    """The floats of an operand; without a bias, None."""
+    return operand.value if isinstance(operand, QuantTensor) else operand

@@ -5,7 +5,8 @@ The names say the method: `MinMax` has a zero point, the others are symmetric. A
 """
 
 from jqinject import core, proxy
-from jqinject.quant import enums, fragments, solve_shapes
+from jqinject.quant import enums, fragments
+from jqinject.quant.solver import solve_shapes
 
 
 class CalibratedAct(fragments.InRange):

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from jqinject.ops import Grid
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
-from jqinject.quant.solver import LEARNED_ROUND_IMPL
+from jqinject.quant.solver.roles import LEARNED_ROUND_IMPL
 from jqinject.recipes.solvers.columns import HIGHEST
 from jqinject.recipes.solvers.solver import (
     MatrixGrid,

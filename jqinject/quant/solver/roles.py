@@ -16,8 +16,9 @@ import numpy as np
 
 from jqinject import core, proxy
 from jqinject.inject import ExtendedInjector, choices, value
-from jqinject.quant import enums, solve_shapes
+from jqinject.quant import enums
 from jqinject.quant.enums import QuantType, RestrictValueType, ScalingImplType, ScalingPerOutputType
+from jqinject.quant.solver import solve_shapes
 
 _REQUIRED = inspect.Parameter.empty
 
