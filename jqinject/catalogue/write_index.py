@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import jqinject.core
 from jqinject.catalogue import examples, index, pages
 from jqinject.catalogue.entries import components_of, entry_of_wiring, ready_made, summary_of
-from jqinject.inject import ExtendedInjector, explain, show
+from jqinject.inject import ExtendedInjector, errors, explain
 
 
 def entry_made(name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> index.Entry:
@@ -74,7 +74,7 @@ def explained_anew(name: str, overrides: Sequence[str]) -> str:
     """The text of `explain`, made from the classes. See `jqinject.catalogue.catalogue_command.explained`."""
     quantizer = _imported(name) if ":" in name else index.entry_of(name).quantizer
     values = dict(_override(text) for text in overrides)
-    changed = ", ".join(f"{name}={show.brief(value)}" for name, value in values.items())
+    changed = ", ".join(f"{name}={errors.brief(value)}" for name, value in values.items())
     return pages.described(entry_made(name, quantizer, values), changed)
 
 

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jqinject.demo import classifier, display
-from jqinject.demo.classifier import Classifier, Digits
 from jqinject.demo.recipes import RECIPES, RULE_RECIPES, DemoRecipe, RuleRecipe
 from jqinject.inject import explain
 from jqinject.model import calibrate, freeze, load_state, quantize
@@ -50,7 +49,7 @@ def run(
         The rows of the tables.
     """
     digits = classifier.load(seed)
-    floats = Classifier(None, rngs=nnx.Rngs(seed))
+    floats = classifier.Classifier(None, rngs=nnx.Rngs(seed))
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows, models = [], []
     with Progress(*columns, console=console) as progress:
@@ -59,7 +58,7 @@ def run(
         job.train(floats, float_epochs, task, FLOAT_LEARNING_RATE, seed)
         reference = classifier.accuracy(floats, digits)
         for recipe in recipes:
-            model = Classifier(recipe, rngs=nnx.Rngs(seed))
+            model = classifier.Classifier(recipe, rngs=nnx.Rngs(seed))
             load_state(model, nnx.state(floats, nnx.Param))
             models.append(model)
             rows.append(job.measured(model, recipe, reference))
@@ -77,7 +76,7 @@ def run(
 class _Job(NamedTuple):
     """What all models of the job are trained with."""
 
-    digits: Digits
+    digits: classifier.Digits
     seed: int
     progress: Progress
 
@@ -90,7 +89,7 @@ class _Job(NamedTuple):
         """Train a model, step by step of a bar."""
         classifier.train(model, self.digits, epochs, rate, seed, lambda: self.progress.advance(task))
 
-    def measured(self, model: Classifier, recipe: DemoRecipe, reference: float) -> display.Row:
+    def measured(self, model: classifier.Classifier, recipe: DemoRecipe, reference: float) -> display.Row:
         """The row of a classifier whose float weights are loaded."""
         task = self.task(recipe.name, recipe.epochs)
         classifier.calibrate(model, self.digits, self.seed)
@@ -105,7 +104,7 @@ class _Job(NamedTuple):
         bits = recipe.weight_bits, recipe.act_bits
         return display.Row(recipe.name, *bits, reference, loaded, trained, size, sqnr)
 
-    def by_rule(self, floats: Classifier, recipe: RuleRecipe, reference: float) -> display.RuleRow:
+    def by_rule(self, floats: classifier.Classifier, recipe: RuleRecipe, reference: float) -> display.RuleRow:
         """The row of the float model quantized by a rule."""
         task = self.task(recipe.name, recipe.epochs)
         model = quantize(floats, recipe.rule)

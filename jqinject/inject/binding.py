@@ -1,13 +1,155 @@
-"""`Binding`: an injector and its overrides as one frozen value, fit for the static part of a module."""
+"""`Binding`: an injector and its overrides as one frozen value, fit for the static part of a module.
 
-from collections.abc import Callable, Hashable, Mapping
+Keys that compare and hash by value decide whether two bindings are equal:
+
+| value                                  | its key                                             |
+|----------------------------------------|-----------------------------------------------------|
+| number, string, enum member, dtype     | the type and the value: `1`, `1.0` and `True` differ |
+| array (numpy, jax, ...)                | its type, shape, dtype and bytes                    |
+| list, tuple, set, dict                 | its type and the keys of its elements, in order     |
+| frozen dataclass, partial              | its type and the keys of its fields                 |
+| injector                               | see `injector_key`                                  |
+| other object with its own equality     | its type and itself                                 |
+| class, function, module, anything else | its identity                                        |
+"""
+
+import dataclasses
+import enum
+import functools
+import struct
+import types
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, final
 from weakref import WeakValueDictionary
 
-from jqinject.inject import keys, show
+import numpy as np
+
+from jqinject.inject.dependencies_library import This, Value
+from jqinject.inject.errors import ArrayLike, brief
 from jqinject.inject.injector import InjectorMeta
 from jqinject.inject.resolver import resolve
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Same:
+    """An object compared by identity, and kept alive so that its id stays unique."""
+
+    it: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.it is self.it
+
+    def __hash__(self) -> int:
+        return hash((Same, id(self.it)))
+
+
+def key_of(value: object) -> Hashable:
+    """The key of any value that can be declared or given.
+
+    >>> key_of([1, {"a": 2.0}]) == key_of([1, {"a": 2.0}]), key_of(1) == key_of(True)
+    (True, False)
+    """
+    for kinds, make in _TABLE:
+        if isinstance(value, kinds):
+            return make(value)
+    if dataclasses.is_dataclass(value) and getattr(type(value), "__dataclass_params__").frozen:  # noqa: B009
+        return type(value), tuple((f.name, key_of(getattr(value, f.name))) for f in dataclasses.fields(value))
+    return _own_equality(value)
+
+
+def injector_key(injector: InjectorMeta) -> Hashable:
+    """The key of an injector: its identity if made by a class statement, else the call that made it.
+
+    `Q.let(a=1).let(b=2)` has the key of `Q.let(a=1, b=2)`, and an injector without overrides that of its
+    class.
+    """
+    overrides: dict[str, object] = {}
+    while injector.__made_by__ and injector.__made_by__[0] == "let":
+        overrides = {**injector.__made_by__[2], **overrides}
+        injector = injector.__made_by__[1]
+    recipe = injector.__made_by__
+    root: Hashable = (recipe[0], *(key_of(part) for part in recipe[1:])) if recipe else injector
+    return (
+        (root, frozenset((name, key_of(value)) for name, value in overrides.items())) if overrides else root
+    )
+
+
+def snapshot(value: Any) -> Any:
+    """A value protected from later writes: numpy arrays become read-only copies, containers copies."""
+    if type(value) is np.ndarray:
+        copied = value.copy()
+        copied.setflags(write=False)
+        return copied
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(snapshot(item) for item in value)
+    if type(value) is dict:
+        return {name: snapshot(item) for name, item in value.items()}
+    return value
+
+
+def _typed(value: object) -> Hashable:
+    return type(value), value
+
+
+def _bits(value: float | complex) -> Hashable:
+    number = complex(value)
+    return type(value), struct.pack("dd", number.real, number.imag)
+
+
+def _array(value: object) -> Hashable:
+    try:
+        data = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # a tracer, a random key, an array on other hosts
+        return Same(value)
+    content = tuple(key_of(item) for item in data.ravel()) if data.dtype.hasobject else data.tobytes()
+    return type(value), data.shape, data.dtype, content, getattr(value, "weak_type", None)
+
+
+def _sequence(value: Iterable[object]) -> Hashable:
+    return type(value), tuple(key_of(item) for item in value)
+
+
+def _set(value: Iterable[object]) -> Hashable:
+    return type(value), frozenset(key_of(item) for item in value)
+
+
+def _mapping(value: Mapping[object, object]) -> Hashable:
+    return type(value), tuple((key_of(name), key_of(item)) for name, item in value.items())
+
+
+def _own_equality(value: object) -> Hashable:
+    cls = type(value)
+    if cls.__eq__ is object.__eq__ or cls.__hash__ is None:
+        return Same(value)
+    try:
+        hash(value)
+    except TypeError:
+        return Same(value)
+    return _typed(value)
+
+
+_TABLE: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
+    (InjectorMeta, injector_key),
+    (type, Same),
+    (enum.Enum, lambda value: (type(value), value.name, key_of(value.value))),
+    ((types.NoneType, bool, str, bytes, types.EllipsisType, np.dtype), _typed),
+    ((np.ndarray, np.generic, ArrayLike), _array),
+    (int, _typed),
+    ((float, complex), _bits),
+    ((list, tuple), _sequence),
+    ((set, frozenset), _set),
+    (Mapping, _mapping),
+    (slice, lambda value: (slice, key_of((value.start, value.stop, value.step)))),
+    (This, lambda value: (This, key_of(value.__expression__))),
+    (Value, lambda value: (Value, Same(value.__function__))),
+    (types.MethodType, lambda value: (types.MethodType, Same(value.__self__), Same(value.__func__))),
+    (
+        functools.partial,
+        lambda value: (type(value), key_of(value.func), key_of(value.args), key_of(value.keywords)),
+    ),
+)
+
 
 _Fact = TypeVar("_Fact")
 
@@ -18,7 +160,7 @@ class Binding:
 
     Two layers built in the same way hold equal bindings, so their graphdefs are equal and share one jit trace.
     Overrides compare with their types (`1`, `1.0` and `True` differ), arrays by shape, dtype and bytes,
-    containers element by element, classes and functions by identity; see `jqinject.inject.keys`. Numpy arrays
+    containers element by element, classes and functions by identity; see `key_of`. Numpy arrays
     and containers are copied, so that a later write to them reaches neither the binding nor its hash.
 
     >>> from jqinject.inject import Binding, ExtendedInjector
@@ -54,11 +196,11 @@ class Binding:
         if not isinstance(injector, InjectorMeta):
             raise TypeError(
                 "a binding takes an injector (a class that derives from ExtendedInjector), got "
-                f"{show.brief(injector)}"
+                f"{brief(injector)}"
             )
-        overrides_by_name = {name: keys.snapshot(value) for name, value in (overrides or {}).items()}
+        overrides_by_name = {name: snapshot(value) for name, value in (overrides or {}).items()}
         applied = injector.let(**overrides_by_name) if overrides_by_name else injector
-        key = keys.injector_key(applied)
+        key = injector_key(applied)
         named, overridden = map(MappingProxyType, (overrides_by_name, applied.__overrides__))
         vars(self).update(base=injector, overrides=named, injector=applied, overridden=overridden)
         vars(self).update(_key=key, _hash=hash(key), _facts={}, _derived=WeakValueDictionary())
@@ -88,7 +230,7 @@ class Binding:
 
     def let(self, **overrides: object) -> "Binding":
         """A binding with more overrides; the new ones win. Equal overrides give the same object, while it lives."""
-        key = frozenset((name, keys.key_of(value)) for name, value in overrides.items())
+        key = frozenset((name, key_of(value)) for name, value in overrides.items())
         derived = self._derived.get(key)
         if derived is None:
             derived = self._derived[key] = Binding(self.base, {**self.overrides, **overrides})
@@ -104,7 +246,7 @@ class Binding:
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
-            f"a binding is frozen: make another with binding.let(...), got {name} = {show.brief(value)}"
+            f"a binding is frozen: make another with binding.let(...), got {name} = {brief(value)}"
         )
 
     def __delattr__(self, name: str) -> NoReturn:
@@ -120,5 +262,5 @@ class Binding:
         return Binding, (self.base, dict(self.overrides))
 
     def __repr__(self) -> str:
-        overrides = "".join(f", {name}={show.brief(value)}" for name, value in self.overrides.items())
+        overrides = "".join(f", {name}={brief(value)}" for name, value in self.overrides.items())
         return f"Binding({self.base.__name__}{overrides})"

@@ -1,11 +1,17 @@
-"""The texts of wiring errors: what is missing, who needs it, and what was probably meant."""
+"""Texts of wiring: what is missing, who needs it, what was probably meant; and values in a few characters."""
 
+import abc
 import difflib
+import enum
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
-from jqinject.inject.dependencies_library import DependencyError
+import numpy as np
+
+from jqinject.inject import specs
+from jqinject.inject.dependencies_library import DependencyError, This
 
 _CAPITALIZED = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*")  # the words of a class's name
 _SLIP = 0.87  # by difflib's ratio: one letter of eight, or two of them swapped
@@ -81,3 +87,65 @@ def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
 def lines(first: str, *others: str) -> str:
     """An error text: the first line, then the other non-empty lines, indented."""
     return "\n  ".join([first, *(text for text in others if text)])
+
+
+class ArrayLike(abc.ABC):
+    """Any instance whose class has `__array__`, `dtype` and `shape` (numpy, jax); only the class is inspected.
+
+    A variable that forwards attribute reads to an array inside does not count: its array can change.
+
+    >>> import numpy as np
+    >>> isinstance(np.ones(2), ArrayLike), isinstance(np.float32, ArrayLike), isinstance([1.0], ArrayLike)
+    (True, False, False)
+    """
+
+    dtype: Any
+    shape: tuple[int, ...]
+
+    @classmethod
+    def __subclasshook__(cls, subclass: type) -> bool:
+        names = {name for base in subclass.__mro__ for name in base.__dict__}
+        return {"__array__", "dtype", "shape"} <= names
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, slice, range, type(Ellipsis))
+_LIMIT = 60
+
+
+def brief(value: object) -> str:
+    """A short text for any value; never the contents of an array, never the repr of a layer.
+
+    >>> import numpy as np
+    >>> brief(np.ones((64, 32), np.float32)), brief((1, "a")), brief(np.dtype("int8")), brief(dict)
+    ('float32[64,32]', "(1, 'a')", 'int8', 'dict')
+    """
+    text = _brief(value)
+    return text if len(text) <= _LIMIT else text[: _LIMIT - 3] + "..."
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, np.dtype):
+        return value.name
+    if isinstance(value, ArrayLike):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, This):
+        return specs.link_text(value)
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)):
+        return _container(value)
+    name = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else f"<{type(value).__name__}>"
+
+
+def _container(value: Collection[object]) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_brief(k)}: {_brief(v)}" for k, v in list(value.items())[:8]) + "}"
+    inside = ", ".join(_brief(item) for item in list(value)[:16])
+    if isinstance(value, tuple):
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    return f"[{inside}]" if isinstance(value, list) else f"{{{inside}}}"

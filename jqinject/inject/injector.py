@@ -2,12 +2,12 @@
 
 import copyreg
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar
 
 from jqinject.inject import errors, resolver, specs
-from jqinject.inject.dependencies_library import DependencyError, Injector, InjectorType
+from jqinject.inject.dependencies_library import DependencyError, Injector
 
 # The names that Python itself writes into a class body, 3.11 to 3.14.
 _PYTHONS_OWN = frozenset(
@@ -44,21 +44,8 @@ _NOTHING_DECLARED: dict[str, object] = {
 _HIDDEN = {*_NOTHING_DECLARED, "__wrapped__", "_subs_tree"}
 
 
-class InjectorMeta(InjectorType):
+class InjectorMeta(specs.InjectorClass):
     """The metaclass of injectors: collects declarations, resolves attributes, refuses changes."""
-
-    __dependencies__: Mapping[str, specs.Spec]
-    __declared__: Mapping[str, specs.Spec]
-    __defaults__: bool
-    __made_by__: tuple[Any, ...]
-    # The names that `let` redeclared on top of class statements, with the last value of each.
-    __overrides__: Mapping[str, object]
-    __around__: tuple["InjectorMeta", Mapping[str, object]] | tuple[()]
-    # The injectors that this one consists of: the first that declares a name decides it.
-    __deciders__: Sequence["InjectorMeta"]
-    # What functions of `@choices` selected from its plain names, and its `Binding` without overrides: both remembered.
-    __chosen__: dict[str, specs.Spec]
-    __binding__: Any
 
     def __new__(
         mcs, class_name: str, bases: tuple[type, ...], namespace: dict[str, object], *, defaults: bool = False

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Set
 
-from jqinject.inject import arguments, errors, functions, links, specs
+from jqinject.inject import errors, specs
 
 _LIBRARY = __name__.partition(".")[0]
 
@@ -53,20 +53,20 @@ def asked_at(injector: specs.InjectorClass, depth: int) -> frozenset[str]:
 
 def _pointed_at(spec: specs.Spec, depth: int) -> set[str]:
     steps = spec.target.__expression__
-    climbed = sum(1 for step in steps if step == links.PARENT)
+    climbed = sum(1 for step in steps if step == specs.PARENT)
     return {steps[climbed][1]} if climbed == depth else set()
 
 
 def arguments_asked(spec: specs.Spec) -> set[str]:
     """The names that a declared component or function asks for, including those of the classes it may return."""
     if spec.kind == "COMPONENT":
-        return set(arguments.arguments_of_class(spec.target).names)
+        return set(specs.arguments_of_class(spec.target).names)
     if spec.kind != "FUNCTION":
         return set()
-    requested = set(arguments.arguments_of_function(spec.target).names)
-    if isinstance(spec.declared, functions.ValueFunction):
+    requested = set(specs.arguments_of_function(spec.target).names)
+    if isinstance(spec.declared, specs.ValueFunction):
         for cls in spec.declared.choices or ():
-            requested.update(arguments.arguments_of_class(cls).names)
+            requested.update(specs.arguments_of_class(cls).names)
     return requested
 
 

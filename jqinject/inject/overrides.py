@@ -5,18 +5,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from itertools import combinations, product
 
-from jqinject.inject import arguments, errors, functions, show
+from jqinject.inject import errors, specs
 from jqinject.inject.explain import Reach, WiringPart, parts_of, reach_of
 from jqinject.inject.injector import override
 from jqinject.inject.names import arguments_asked, asked_at, requested_names
-from jqinject.inject.specs import InjectorClass, Spec
 
 Choices = tuple[tuple[str, object], ...]
 Condition = tuple[Choices, tuple[str, ...]]  # choices, and the further names that they need
 
 
 def check_overrides(
-    injector: InjectorClass,
+    injector: specs.InjectorClass,
     overrides: Iterable[str],
     *,
     also_read: Set[str] = frozenset(),
@@ -62,7 +61,7 @@ def check_overrides(
         raise TypeError("\n".join(texts))
 
 
-def check_lets(injector: InjectorClass, names: Iterable[str]) -> None:
+def check_lets(injector: specs.InjectorClass, names: Iterable[str]) -> None:
     """Refuse names that `let` declared in an injector, or one nested in it, and that the wiring does not read.
 
     A later `let` may replace what an earlier one declared, so a name passes if the injector of its own `let` reads it.
@@ -92,7 +91,7 @@ def check_lets(injector: InjectorClass, names: Iterable[str]) -> None:
         raise TypeError("\n".join(texts))
 
 
-def _idle_lets(injector: InjectorClass, part: WiringPart) -> Iterator[str]:
+def _idle_lets(injector: specs.InjectorClass, part: WiringPart) -> Iterator[str]:
     first = ".".join((injector.__name__, *part.path)) + ".let(...)"
     read = set(part.names)
     for let_injector in _top_lets(part.scope.injector):  # the last one first
@@ -107,14 +106,14 @@ def _idle_lets(injector: InjectorClass, part: WiringPart) -> Iterator[str]:
                 yield _unread(let_injector, name, part.reach, first, "")
 
 
-def _declared_beside(injector: InjectorClass, overrides: set[str]) -> set[str]:
+def _declared_beside(injector: specs.InjectorClass, overrides: set[str]) -> set[str]:
     """The names that class statements declare, or that `let` declares other than the overrides."""
     lets = _top_lets(injector)
     bodies = [cls for cls in injector.__deciders__ if cls not in lets]
     return {name for cls in bodies for name in cls.__declared__} | (set(injector.__overrides__) - overrides)
 
 
-def _top_lets(injector: InjectorClass) -> list[InjectorClass]:
+def _top_lets(injector: specs.InjectorClass) -> list[specs.InjectorClass]:
     recipe = injector.__made_by__
     if not recipe:
         return []
@@ -123,7 +122,7 @@ def _top_lets(injector: InjectorClass) -> list[InjectorClass]:
     return own + [cls for part in below for cls in _top_lets(part)]
 
 
-def _unknown(injector: InjectorClass, name: str, requested: Set[str], first: str, prefix: str) -> str:
+def _unknown(injector: specs.InjectorClass, name: str, requested: Set[str], first: str, prefix: str) -> str:
     inner = _nested_in(injector, name)
     return errors.lines(
         f"{first}: {prefix + name!r} would have no effect: nothing in {injector.__name__!r} declares or asks for "
@@ -133,7 +132,7 @@ def _unknown(injector: InjectorClass, name: str, requested: Set[str], first: str
     )
 
 
-def _nested_in(injector: InjectorClass, name: str) -> list[str]:
+def _nested_in(injector: specs.InjectorClass, name: str) -> list[str]:
     """The paths of nested injectors that know a name."""
     paths: list[str] = []
     for inner, spec in injector.__dependencies__.items():
@@ -144,7 +143,11 @@ def _nested_in(injector: InjectorClass, name: str) -> list[str]:
 
 
 def _unread(
-    injector: InjectorClass, name: str, reach: Callable[[InjectorClass], Reach], first: str, prefix: str
+    injector: specs.InjectorClass,
+    name: str,
+    reach: Callable[[specs.InjectorClass], Reach],
+    first: str,
+    prefix: str,
 ) -> str:
     conditions = _conditions(injector, name, reach)
     said = f"{name!r} is read when {_listed(conditions)}" if conditions else _who_asks(injector, name)
@@ -162,7 +165,7 @@ def _unread(
 
 
 def _conditions(
-    injector: InjectorClass, name: str, reach: Callable[[InjectorClass], Reach]
+    injector: specs.InjectorClass, name: str, reach: Callable[[specs.InjectorClass], Reach]
 ) -> list[Condition]:
     """The choices, one or two at a time, with which the wiring would read a name; preferably without further names."""
     options = _options(injector)
@@ -183,7 +186,7 @@ def _combined(options: Mapping[str, list[object]], count: int) -> Iterator[Choic
             yield tuple(zip(names, values, strict=True))
 
 
-def _options(injector: InjectorClass) -> dict[str, list[object]]:
+def _options(injector: specs.InjectorClass) -> dict[str, list[object]]:
     """The declared choices between a few values (enums, booleans), each with its other possible values."""
     alternatives: dict[str, list[object]] = {}
     for cls in injector.__deciders__:
@@ -212,10 +215,10 @@ def _listed(conditions: list[Condition]) -> str:
 
 
 def _shown(option: object) -> str:
-    return repr(str(option.value)) if isinstance(option, enum.StrEnum) else show.brief(option)
+    return repr(str(option.value)) if isinstance(option, enum.StrEnum) else errors.brief(option)
 
 
-def _who_asks(injector: InjectorClass, name: str) -> str:
+def _who_asks(injector: specs.InjectorClass, name: str) -> str:
     """For a name that no choice leads to: the unused declaration that would ask for it."""
     asking = {
         asker: sorted(_classes_asking(spec, name))
@@ -231,8 +234,8 @@ def _who_asks(injector: InjectorClass, name: str) -> str:
     return f"{name!r} is asked for by {' and '.join(shown[:4])}, not used here"
 
 
-def _classes_asking(spec: Spec, name: str) -> set[str]:
+def _classes_asking(spec: specs.Spec, name: str) -> set[str]:
     """The declared component, or those that a function chooses from, if they ask for a name."""
-    chosen = (spec.declared.choices or ()) if isinstance(spec.declared, functions.ValueFunction) else ()
+    chosen = (spec.declared.choices or ()) if isinstance(spec.declared, specs.ValueFunction) else ()
     classes = chosen if spec.kind == "FUNCTION" else (spec.target,)
-    return {cls.__name__ for cls in classes if name in arguments.arguments_of_class(cls).names}
+    return {cls.__name__ for cls in classes if name in specs.arguments_of_class(cls).names}

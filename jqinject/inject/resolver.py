@@ -10,11 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from jqinject.inject import errors, functions, links
-from jqinject.inject.arguments import Arguments
+from jqinject.inject import errors
 from jqinject.inject.dependencies_library import DependencyError, InjectorType, This
 from jqinject.inject.names import asked_at
-from jqinject.inject.specs import InjectorClass, Spec, is_component, is_ours, spec_of
+from jqinject.inject.specs import (
+    PARENT,
+    Arguments,
+    InjectorClass,
+    Spec,
+    Step,
+    ValueFunction,
+    check_link,
+    is_component,
+    is_ours,
+    link_text,
+    spec_of,
+)
 
 
 class _Mark:
@@ -77,7 +88,7 @@ class ResolvedName:
         if self.spec.kind == "COMPONENT":
             return f"{self.name} ({self.spec.target.__name__})"
         if self.spec.kind == "LINK":
-            return f"{self.name} (= {links.show(self.spec.target)})"
+            return f"{self.name} (= {link_text(self.spec.target)})"
         return f"{self.name} (@value)" if self.spec.kind == "FUNCTION" else self.name
 
 
@@ -133,7 +144,7 @@ class Resolution:
                 self._trace_nested(scope, spec.target)
                 return spec.target.__nested__(scope.injector, scope.given)
             result = self._call(scope, spec)
-            chooses = isinstance(spec.declared, functions.ValueFunction) and spec.declared.choices is not None
+            chooses = isinstance(spec.declared, ValueFunction) and spec.declared.choices is not None
             if not (chooses or isinstance(result, type | This)):
                 return result
             following = rewired(name, result)
@@ -206,10 +217,10 @@ class Resolution:
             return where.injector.__nested__(outer.injector, outer.given) if outer else where.injector
         return where
 
-    def _enter(self, scope: Scope, steps: tuple[links.Step, ...]) -> Any:
+    def _enter(self, scope: Scope, steps: tuple[Step, ...]) -> Any:
         """The end of a link: a value, or the scope of a nested injector."""
         rest = list(steps)
-        while rest and rest[0] == links.PARENT:
+        while rest and rest[0] == PARENT:
             if scope.outer is None:
                 raise DependencyError(
                     errors.lines(
@@ -300,7 +311,7 @@ def rewired(name: str, result: object) -> Spec:
     if isinstance(result, type) and is_component(name, result):
         return Spec("COMPONENT", result, result)
     if isinstance(result, This):
-        links.check_link(f"what @value {name!r} returned", result)
+        check_link(f"what @value {name!r} returned", result)
         return Spec("LINK", result, result)
     return Spec("PLAIN", result, result)
 

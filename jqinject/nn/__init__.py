@@ -18,9 +18,7 @@ from jqinject.nn.base import ContractionKind as ContractionKind
 from jqinject.nn.base import merge_bn as merge_bn
 from jqinject.nn.conv import QuantConv as QuantConv
 from jqinject.nn.conv import QuantConvTranspose as QuantConvTranspose
-from jqinject.nn.dot_product_attention import (
-    QuantScaledDotProductAttention as QuantScaledDotProductAttention,
-)
+from jqinject.nn.dot_product_attention import QuantScaledDotProductAttention as QuantScaledDotProductAttention
 from jqinject.nn.dot_product_attention import ScaledDotProductAttention as ScaledDotProductAttention
 from jqinject.nn.elementwise_weights import QuantEmbed as QuantEmbed
 from jqinject.nn.elementwise_weights import QuantScaleBias as QuantScaleBias

@@ -7,27 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqinject import quant
 from jqinject.inject import Binding
-from jqinject.nn.base import (
-    ACT,
-    GRAD,
-    INPUT,
-    LayerFacts,
-    Out,
-    QuantLayer,
-    Results,
-    binding_of,
-    is_on,
-    keywords,
-    through,
-)
+from jqinject.nn import base
+from jqinject.nn.base import keywords
 from jqinject.ops import packing, tensor_clamp
-from jqinject.quant import (
-    Int8ActPerTensorFloat,
-    Int8ActPerTensorFloatMinMaxInit,
-    QuantizerLike,
-    Uint8ActPerTensorFloat,
-)
 from jqinject.quant_tensor import (
     AnyQuantTensor,
     FloatQuantTensor,
@@ -41,7 +25,7 @@ from jqinject.quant_tensor import (
 )
 
 
-class QuantActLayer(QuantLayer[Out]):
+class QuantActLayer(base.QuantLayer[base.Out]):
     """Abstract: y = act_quant(f(input_quant(x))).
 
     Attributes:
@@ -51,16 +35,16 @@ class QuantActLayer(QuantLayer[Out]):
         keeps_scale: whether the function leaves a QuantTensor its scale, so that it needs no quantizer to return one.
     """
 
-    act_quant = ACT
-    input_quant = INPUT
-    grad_quant = GRAD
+    act_quant = base.ACT
+    input_quant = base.INPUT
+    grad_quant = base.GRAD
     function: ClassVar[Callable[[jax.Array], jax.Array]]
     keeps_scale: ClassVar[bool] = False
 
     def __init__(
         self,
-        act_quant: QuantizerLike = Uint8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
+        act_quant: quant.QuantizerLike = quant.Uint8ActPerTensorFloat,
+        input_quant: quant.QuantizerLike = None,
         *,
         rngs: nnx.Rngs | None = None,
         **more: Unpack[keywords.QuantReLUKeywords],
@@ -78,7 +62,7 @@ class QuantActLayer(QuantLayer[Out]):
     def _before_quantizer(self, x: jax.Array) -> jax.Array:
         return self._activation(x)
 
-    def __call__(self, x: Any) -> Out:
+    def __call__(self, x: Any) -> base.Out:
         """The activation function, then the quantizer.
 
         Args:
@@ -88,8 +72,8 @@ class QuantActLayer(QuantLayer[Out]):
             An array of the shape and dtype of `x`, or a QuantTensor with `return_quant_tensor`. Without any quantizer,
             what comes in as an array comes out as one.
         """
-        x = through(self.input_quant, x)
-        quantizes = is_on(self.act_quant)
+        x = base.through(self.input_quant, x)
+        quantizes = base.is_on(self.act_quant)
         y = self.act_quant(self._before_quantizer(as_array(x))) if quantizes else self._activation(x)
         if self.grad_quant is not None:
             y = self.grad_quant.on(y)
@@ -97,7 +81,7 @@ class QuantActLayer(QuantLayer[Out]):
 
 
 @final
-class QuantIdentity(QuantActLayer[Out]):
+class QuantIdentity(QuantActLayer[base.Out]):
     """A quantizer as a layer: y = act_quant(x). Without one, what comes in goes out.
 
     Args:
@@ -120,11 +104,11 @@ class QuantIdentity(QuantActLayer[Out]):
     input_quant = None
     keeps_scale = True
 
-    _results: "Results[QuantIdentity[jax.Array], QuantIdentity[AnyQuantTensor]]"
+    _results: "base.Results[QuantIdentity[jax.Array], QuantIdentity[AnyQuantTensor]]"
 
     def __init__(
         self,
-        act_quant: QuantizerLike = Int8ActPerTensorFloat,
+        act_quant: quant.QuantizerLike = quant.Int8ActPerTensorFloat,
         *,
         rngs: nnx.Rngs | None = None,
         **more: Unpack[keywords.QuantIdentityKeywords],
@@ -136,7 +120,7 @@ class QuantIdentity(QuantActLayer[Out]):
 
 
 @final
-class QuantReLU(QuantActLayer[Out]):
+class QuantReLU(QuantActLayer[base.Out]):
     """y = act_quant(max(x, 0)); by default unsigned 8 bits. Without a quantizer a QuantTensor keeps its scale.
 
     Args:
@@ -159,14 +143,14 @@ class QuantReLU(QuantActLayer[Out]):
 
     keeps_scale = True
 
-    _results: "Results[QuantReLU[jax.Array], QuantReLU[AnyQuantTensor]]"
+    _results: "base.Results[QuantReLU[jax.Array], QuantReLU[AnyQuantTensor]]"
 
     def _activation(self, x: Any) -> Any:
         return relu(x) if is_quantized(x) else jax.nn.relu(x)
 
 
 @final
-class QuantSigmoid(QuantActLayer[Out]):
+class QuantSigmoid(QuantActLayer[base.Out]):
     """y = act_quant(1 / (1 + exp(-x))); by default unsigned 8 bits.
 
     Args:
@@ -189,11 +173,11 @@ class QuantSigmoid(QuantActLayer[Out]):
 
     function = staticmethod(jax.nn.sigmoid)
 
-    _results: "Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]"
+    _results: "base.Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]"
 
 
 @final
-class QuantTanh(QuantActLayer[Out]):
+class QuantTanh(QuantActLayer[base.Out]):
     """y = act_quant(tanh(x)); by default signed 8 bits.
 
     Args:
@@ -216,12 +200,12 @@ class QuantTanh(QuantActLayer[Out]):
 
     function = staticmethod(jnp.tanh)
 
-    _results: "Results[QuantTanh[jax.Array], QuantTanh[AnyQuantTensor]]"
+    _results: "base.Results[QuantTanh[jax.Array], QuantTanh[AnyQuantTensor]]"
 
     def __init__(
         self,
-        act_quant: QuantizerLike = Int8ActPerTensorFloat,
-        input_quant: QuantizerLike = None,
+        act_quant: quant.QuantizerLike = quant.Int8ActPerTensorFloat,
+        input_quant: quant.QuantizerLike = None,
         *,
         rngs: nnx.Rngs | None = None,
         **more: Unpack[keywords.QuantReLUKeywords],
@@ -230,7 +214,7 @@ class QuantTanh(QuantActLayer[Out]):
 
 
 @final
-class QuantHardSwish(QuantActLayer[Out]):
+class QuantHardSwish(QuantActLayer[base.Out]):
     """y = act_quant(x * min(max(x + 3, 0), 6) / 6); by default unsigned 8 bits, which clip its few negative results.
 
     Args:
@@ -253,11 +237,11 @@ class QuantHardSwish(QuantActLayer[Out]):
 
     function = staticmethod(jax.nn.hard_swish)
 
-    _results: "Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]"
+    _results: "base.Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]"
 
 
 @final
-class QuantHardTanh(QuantActLayer[Out]):
+class QuantHardTanh(QuantActLayer[base.Out]):
     """y = act_quant(min(max(x, min_val), max_val)); by default signed 8 bits, the scale learned from the two bounds on.
 
     A quantizer that clamps already is not clamped twice: where one is on, its own range decides. Without a quantizer a
@@ -285,19 +269,19 @@ class QuantHardTanh(QuantActLayer[Out]):
 
     keeps_scale = True
 
-    _results: "Results[QuantHardTanh[jax.Array], QuantHardTanh[AnyQuantTensor]]"
+    _results: "base.Results[QuantHardTanh[jax.Array], QuantHardTanh[AnyQuantTensor]]"
 
     def __init__(
         self,
-        act_quant: QuantizerLike = Int8ActPerTensorFloatMinMaxInit,
-        input_quant: QuantizerLike = None,
+        act_quant: quant.QuantizerLike = quant.Int8ActPerTensorFloatMinMaxInit,
+        input_quant: quant.QuantizerLike = None,
         *,
         min_val: float | None = None,
         max_val: float | None = None,
         rngs: nnx.Rngs | None = None,
         **more: Unpack[keywords.QuantHardTanhKeywords],
     ) -> None:
-        binding = binding_of(act_quant)
+        binding = base.binding_of(act_quant)
         self.min_val, self.max_val = _bounds(binding, min_val, max_val)
         if not self.min_val < self.max_val:
             raise ValueError(
@@ -307,8 +291,8 @@ class QuantHardTanh(QuantActLayer[Out]):
         bounds = {name: vars(self)[name] for name, bound in explicit.items() if bound is not None}
         self._init_declared(locals(), {**bounds, **more})
 
-    def _facts(self) -> LayerFacts:
-        return LayerFacts(offered={"act_quant": {"min_val": self.min_val, "max_val": self.max_val}})
+    def _facts(self) -> base.LayerFacts:
+        return base.LayerFacts(offered={"act_quant": {"min_val": self.min_val, "max_val": self.max_val}})
 
     def _activation(self, x: object) -> Any:
         value = as_array(x)
@@ -336,7 +320,7 @@ MOST_BITS = 8
 
 
 @final
-class QuantCheckpoint(QuantLayer[jax.Array]):
+class QuantCheckpoint(base.QuantLayer[jax.Array]):
     """`y = act_quant(x)`, kept for the backward pass as payload and scale.
 
     Put it at the beginning of a block that is rematerialised with `jqinject.checkpoint_policies.save_quantized`: what
@@ -374,13 +358,13 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
         (4,)
     """
 
-    act_quant = ACT
-    grad_quant = GRAD
+    act_quant = base.ACT
+    grad_quant = base.GRAD
     options = ()
 
     def __init__(
         self,
-        act_quant: QuantizerLike,
+        act_quant: quant.QuantizerLike,
         *,
         rngs: nnx.Rngs | None = None,
         **more: Unpack[keywords.QuantCheckpointKeywords],
@@ -405,7 +389,7 @@ class QuantCheckpoint(QuantLayer[jax.Array]):
             ValueError: `act_quant` does not quantize, or to more than 8 bits, or to a learned number of bits.
         """
         floats = as_array(x)
-        return through(self.grad_quant, _kept_small(floats, self.act_quant(floats)))
+        return base.through(self.grad_quant, _kept_small(floats, self.act_quant(floats)))
 
 
 def _kept_small(x: jax.Array, quantized: object) -> jax.Array:

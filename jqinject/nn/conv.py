@@ -2,183 +2,27 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Unpack, final
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import auto_axes
 
 from jqinject.core.flax_internals import ParameterView
-from jqinject.dot import Affine, FrozenParam, affine_of, contraction_output, integer_conv
-from jqinject.dot.kernels.convolution import Convolution, Filters
+from jqinject.dot import FrozenParam
 from jqinject.dot.tensors.choice import ChosenKernel
-from jqinject.nn.base import (
-    WITH_SCHEME,
-    ContractingLayer,
-    LayerArrays,
-    LayerGeometry,
-    Out,
-    QuantWeightLayer,
-    Results,
-    keywords,
-    promoted,
-    unallocated,
-)
+from jqinject.nn import base
+from jqinject.nn.base import keywords
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.program.jaxpr import Body, Equation
-from jqinject.proxy import GradQuantProxyFromInjector
-from jqinject.quant_tensor import AnyQuantTensor, IntQuantTensor, QuantTensor, as_array
-
-
-@dataclass
-class IntegerConvolution:
-    """In the place of `lax.conv_general_dilated`: convolves integers.
-
-    Attributes:
-        choice: the row of the table for input and kernel.
-        grad_quant: quantizer of the output's gradient, or None.
-        token: of the last call: its cotangent is the scale of the gradient; None for a gradient of floats.
-    """
-
-    choice: ChosenKernel
-    grad_quant: GradQuantProxyFromInjector | None = None
-    token: jax.Array | None = None
-
-    def __call__(
-        self,
-        lhs: jax.Array,
-        rhs: jax.Array,
-        window_strides: Any,
-        padding: Any,
-        *,
-        precision: Any = None,
-        preferred_element_type: Any = None,
-        out_sharding: Any = None,
-        **options: Any,
-    ) -> jax.Array:
-        """The convolution; gradients go to the arrays."""
-        dtype = preferred_element_type or lhs.dtype
-        options["out_sharding"] = asked(out_sharding, lhs, rhs)
-        convolution = Convolution.of(lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options)
-        left, right = self.choice.operands((lhs, rhs))
-        left = replace(left, integers=self._integers(left.integers, lhs))
-        gradient = None
-        if self.grad_quant is not None and self.grad_quant.makes_integers:
-            out = jax.eval_shape(convolution, lhs, jnp.zeros(rhs.shape, lhs.dtype))
-            form = self.grad_quant.gradient_format(out)
-            gradient = None if form is None else form.in_one()
-        y, self.token = integer_conv(convolution, left, right, gradient)
-        return with_sharding(y, out_sharding)
-
-    def _integers(self, integers: Any, lhs: jax.Array) -> Affine:
-        """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
-        x = self.choice.lhs
-        scale, zero = x.scale.reshape(()), x.zero_point.reshape(())
-        if lhs.size == x.size:
-            no_zero = integers.zero_point is None
-            return Affine(integers.payload.reshape(lhs.shape), scale, None if no_zero else zero)
-        return affine_of(x.set(value=lhs, scale=scale, zero_point=zero))
-
-
-@dataclass(frozen=True)
-class PlacedFilters:
-    """How a window moves over an input, channels last; see `Placement`.
-
-    Attributes:
-        dims: where scales may vary; None where floats alone are convolved.
-        channel: the axis of the kernel with the output channels.
-        free_axes: axes of the input that are neither in the window nor summed.
-        terms: number of products that one element of the output sums.
-        filters: number of output channels of each input channel in a depthwise convolution; else 0.
-    """
-
-    dims: Filters | None
-    channel: int
-    free_axes: tuple[int, ...]
-    terms: int
-    filters: int = 0
-
-    @classmethod
-    def of(
-        cls, layer: "QuantConv | QuantConvTranspose", ndim: int, terms: int, is_contracted: bool, filters: int
-    ) -> "PlacedFilters":
-        """Place the window of a layer on an input of `ndim` axes."""
-        channel, free_axes = layer.geometry.channels[0], tuple(range(ndim - (layer.weight_ndim - 1)))
-        dims = Filters(None, channel, shifted=False) if is_contracted and layer.mask is None else None
-        return cls(dims, channel, (*free_axes, ndim - 1) if filters else free_axes, terms, filters)
-
-    def contract(
-        self,
-        layer: ContractingLayer,
-        choice: ChosenKernel,
-        arrays: LayerArrays,
-        grad_quant: GradQuantProxyFromInjector | None,
-        out_sharding: object,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Convolve payloads by the forward of Flax; see `Placement`."""
-        x, kernel, bias = arrays
-        if isinstance(choice.rhs, FrozenParam):
-            kernel = unallocated(choice.rhs.shape, choice.rhs.dtype)
-        convolution = IntegerConvolution(choice, grad_quant)
-        view = ParameterView(
-            layer,
-            {
-                "kernel": kernel,
-                "bias": bias,
-                "promote_dtype": partial(promoted, layer.promote_dtype),
-                layer.contraction_name: convolution,
-            },
-        )
-        return layer._parent_forward(view, x, out_sharding), convolution.token
-
-    def scales_on_weight(
-        self, x: IntQuantTensor, weight: IntQuantTensor
-    ) -> tuple[IntQuantTensor, IntQuantTensor]:
-        """Move the scales of input channels that have filters of their own to these."""
-        if x.scale.size == 1 or not self.filters or x.scale.size != x.scale.shape[-1]:
-            return x, weight
-        if x.scale.size != x.shape[-1]:
-            return x, weight
-        scales = jnp.repeat(x.scale.reshape(-1), self.filters)
-        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scales)
-
-    def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> None:
-        """Return None: bias and kernel have their channels along one axis each."""
-
-    def output(
-        self,
-        y: jax.Array,
-        operands: tuple[QuantTensor, QuantTensor],
-        bias: Any,
-        bias_on_grid: bool | None,
-        zero_points: tuple[bool | None, bool | None],
-    ) -> IntQuantTensor | jax.Array:
-        """Return the output with the scale of its sums; see `Placement`."""
-        x, weight = operands
-        is_on_grid: bool | jax.Array | None = bias_on_grid
-        if bias_on_grid and weight.scale.size != 1:
-            # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
-            # are those of the accumulator before the bias: Brevitas's convention for convolutions. The value is the
-            # same either way.
-            is_on_grid = jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
-        return contraction_output(
-            y,
-            x,
-            weight,
-            terms=self.terms,
-            rhs_channel_axis=self.channel,
-            lhs_free_axes=self.free_axes,
-            bias=bias,
-            bias_on_grid=is_on_grid,
-            zero_points=zero_points,
-        )
+from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
 @cache
-def of_window(ndim: int, in_features: int, out_features: int, channel: int, is_summed: bool) -> LayerGeometry:
+def of_window(
+    ndim: int, in_features: int, out_features: int, channel: int, is_summed: bool
+) -> base.LayerGeometry:
     """Return the geometry of a kernel (*window, channels, channels) and channels last.
 
     Args:
@@ -187,7 +31,7 @@ def of_window(ndim: int, in_features: int, out_features: int, channel: int, is_s
         channel: the axis of the output channels.
         is_summed: whether a contraction of integers needs sums of the kernel.
     """
-    return LayerGeometry(
+    return base.LayerGeometry(
         ndim,
         channels=(channel,),
         sums=tuple(range(ndim - 1)) if is_summed else (),
@@ -199,7 +43,7 @@ def of_window(ndim: int, in_features: int, out_features: int, channel: int, is_s
 
 
 @final
-class QuantConv(QuantWeightLayer[Out], nnx.Conv):
+class QuantConv(base.QuantWeightLayer[base.Out], nnx.Conv):
     """`nnx.Conv` with quantizers: y = conv(x_q, W_q) + b_q, channels last, any number of spatial axes.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -244,7 +88,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         ((2, 5, 5, 8), (1, 1, 1, 8))
     """
 
-    options = WITH_SCHEME
+    options = base.WITH_SCHEME
     _flax_contraction = staticmethod(jax.lax.conv_general_dilated)
     contraction_name = "conv_general_dilated"
     contracts_at_once = False  # the forward of Flax does
@@ -254,7 +98,7 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         "fp8": "a contraction of 8-bit floats, which convolutions do not have",
     }
 
-    _results: "Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]"
+    _results: "base.Results[QuantConv[jax.Array], QuantConv[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -269,20 +113,20 @@ class QuantConv(QuantWeightLayer[Out], nnx.Conv):
         self._init_layer(locals())
 
     @property
-    def geometry(self) -> LayerGeometry:
+    def geometry(self) -> base.LayerGeometry:
         """Integers need sums over the window and the input channels."""
         ndim = len(self.kernel_shape)
         return of_window(ndim, self.in_features, self.out_features, ndim - 1, True)
 
-    def _placed(self, shape: tuple[int, ...]) -> PlacedFilters:
+    def _placed(self, shape: tuple[int, ...]) -> base.PlacedFilters:
         # In a depthwise convolution an output channel sums over one input channel, whose scale multiplies its filter.
         filters = self.out_features // self.in_features if self.weight_shape[-2] == 1 else 0
         terms = math.prod(self.weight_shape) // max(self.out_channels, 1)
-        return PlacedFilters.of(self, len(shape), terms, True, filters)
+        return base.PlacedFilters.of(self.geometry, len(shape), terms, self.mask is None, filters)
 
 
 @final
-class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
+class QuantConvTranspose(base.QuantWeightLayer[base.Out], nnx.ConvTranspose):
     """`nnx.ConvTranspose` with quantizers: y = conv_transpose(x_q, W_q) + b_q, channels last.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -336,7 +180,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         "fp8": "a contraction of 8-bit floats, which transposed convolutions do not have",
     }
 
-    _results: "Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]"
+    _results: "base.Results[QuantConvTranspose[jax.Array], QuantConvTranspose[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -351,7 +195,7 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         self._init_layer(locals())
 
     @property
-    def geometry(self) -> LayerGeometry:
+    def geometry(self) -> base.LayerGeometry:
         """The output channels are the last axis of the kernel, the last but one where it is transposed."""
         ndim = len(self.kernel_shape)
         channel = ndim - (2 if self.transpose_kernel else 1)
@@ -372,8 +216,9 @@ class QuantConvTranspose(QuantWeightLayer[Out], nnx.ConvTranspose):
         added = sum(math.ceil(size / stride) for size, stride in zip(window, strides, strict=True))
         return max(self.in_features * math.prod(places), self.out_features * added)
 
-    def _placed(self, shape: tuple[int, ...]) -> PlacedFilters:
-        return PlacedFilters.of(self, len(shape), self._terms(), not self.transpose_kernel, 0)
+    def _placed(self, shape: tuple[int, ...]) -> base.PlacedFilters:
+        is_contracted = self.mask is None and not self.transpose_kernel
+        return base.PlacedFilters.of(self.geometry, len(shape), self._terms(), is_contracted)
 
     def _choice(self, x: object, weight: object, integer_gradient: bool) -> ChosenKernel | None:
         # Flax hands no sharding to its convolution: along explicit axes floats are convolved.

@@ -12,23 +12,12 @@ from jqinject.core.flax_internals import promote_dtype as default_promote_dtype
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.tensors.choice import check_choice, checked_contraction, choose
 from jqinject.dot.tensors.contract import contract_as
-from jqinject.nn.base import (
-    CONTRACTION,
-    RETURN,
-    Arguments,
-    ContractionKind,
-    Out,
-    QuantLayer,
-    Results,
-    act_slot,
-    is_on,
-    keywords,
-    through,
-)
+from jqinject.nn import base
+from jqinject.nn.base import keywords
 from jqinject.quant_tensor import AnyQuantTensor, Operand, as_array
 
-Q_SCALED, K_TRANSPOSED, V = act_slot("q_scaled_"), act_slot("k_transposed_"), act_slot("v_")
-SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS = act_slot("softmax_input_"), act_slot("attn_output_weights_")
+Q_SCALED, K_TRANSPOSED, V = base.act_slot("q_scaled_"), base.act_slot("k_transposed_"), base.act_slot("v_")
+SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS = base.act_slot("softmax_input_"), base.act_slot("attn_output_weights_")
 # In the order in which attention computes.
 IN_ATTENTION = (Q_SCALED, K_TRANSPOSED, SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS, V)
 
@@ -57,7 +46,7 @@ class AttentionCall(NamedTuple):
     precision: Any = None
     module: Any = None
     scale: float | None = None
-    contraction: ContractionKind = "auto"
+    contraction: base.ContractionKind = "auto"
 
 
 def attention(
@@ -80,7 +69,7 @@ def attention(
     """
     _check(query, key, value, call)
     weights = _weights(query, key, proxies, call)
-    weights = through(proxies.get("attn_output_weights_quant"), weights)
+    weights = base.through(proxies.get("attn_output_weights_quant"), weights)
     if call.module is not None:
         call.module.sow(nnx.Intermediate, "attention_weights", as_array(weights))
     *_, kv_heads, features = value.shape
@@ -99,7 +88,7 @@ def _weights(query: jax.Array, key: Operand, proxies: Mapping[str, Any], call: A
         if call.scale is None
         else query * jnp.asarray(call.scale, dtype)
     )
-    q = through(proxies.get("q_scaled_quant"), scaled)
+    q = base.through(proxies.get("q_scaled_quant"), scaled)
     wide = dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
     if query.shape[-2] == key.shape[-2]:
         logits = _contract("...qhd,...khd->...hqk", q, key, wide, call)
@@ -109,7 +98,7 @@ def _weights(query: jax.Array, key: Operand, proxies: Mapping[str, Any], call: A
     if call.bias is not None:
         logits = logits + call.bias.astype(wide)
     # Before the mask: masked products must not enter a range.
-    logits = as_array(through(proxies.get("softmax_input_quant"), logits))
+    logits = as_array(base.through(proxies.get("softmax_input_quant"), logits))
     allowed = _allowed(call, logits.shape)
     if allowed is not None:
         logits = jnp.where(allowed, logits, jnp.finfo(dtype).min.astype(wide))
@@ -177,7 +166,7 @@ def _check(query: Operand, key: Operand, value: Operand, call: AttentionCall) ->
         raise ValueError(f"attention: dropout_rate has to be in [0, 1), got {call.dropout_rate!r}")
 
 
-SDPA_OUTPUT = act_slot("sdpa_output_")
+SDPA_OUTPUT = base.act_slot("sdpa_output_")
 # The keywords that the quantized attention has in common with Flax's.
 SHARED_OPTIONS = frozenset(AttentionCall._fields) - {"scale", "contraction"}
 Process = Callable[..., jax.Array]
@@ -241,7 +230,7 @@ class ScaledDotProductAttention(nnx.Module):
 
 
 @final
-class QuantScaledDotProductAttention(QuantLayer[Out]):
+class QuantScaledDotProductAttention(base.QuantLayer[base.Out]):
     """Scaled dot-product attention with quantizers of all it contracts.
 
     `out_q(w_q(softmax(s_q(q_q(q / sqrt(d)) k_q(k)^T))) v_q(v))`, with the quantizers named below. In evaluation,
@@ -285,12 +274,10 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
     attn_output_weights_quant = ATTN_OUTPUT_WEIGHTS
     v_quant = V
     sdpa_output_quant = SDPA_OUTPUT
-    options = (RETURN, CONTRACTION)
-    contraction: ContractionKind
+    options = (base.RETURN, base.CONTRACTION)
+    contraction: base.ContractionKind
 
-    _results: (
-        "Results[QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]]"
-    )
+    _results: "base.Results[QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -306,12 +293,14 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         self.pre_process_v = pre_process_v
         self._init_layer(locals())
 
-    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
+    def _init_quantizers(
+        self, arguments: base.Arguments, overrides: base.Arguments, rngs: nnx.Rngs | None
+    ) -> None:
         self.contraction = checked_contraction("QuantScaledDotProductAttention", arguments["contraction"])
         super()._init_quantizers(arguments, overrides, rngs)
 
     def _check_scale_to_return(self) -> None:
-        if not is_on(self.sdpa_output_quant):
+        if not base.is_on(self.sdpa_output_quant):
             raise self._no_scale_to_return("sdpa_output_quant")
 
     def __call__(
@@ -333,7 +322,7 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         *,
         scale: float | None = None,
         input_positions: jax.Array | None = None,
-    ) -> Out:
+    ) -> base.Out:
         """Attention; arguments as for `nnx.dot_product_attention`.
 
         Args:
@@ -356,7 +345,7 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
         options = {name: argument for name, argument in locals().items() if name in SHARED_OPTIONS}
         operands = (as_array(query), as_array(key), as_array(value))
         query, key, value = pre_processed(self, *operands, input_positions)
-        if scale is None and not any(is_on(slot.__get__(self)) for slot in IN_ATTENTION):
+        if scale is None and not any(base.is_on(slot.__get__(self)) for slot in IN_ATTENTION):
             out: Any = nnx.dot_product_attention(
                 query, key, value, dtype=dtype, promote_dtype=promote_dtype, **options
             )
@@ -364,9 +353,9 @@ class QuantScaledDotProductAttention(QuantLayer[Out]):
             query, key, value = promote_dtype((query, key, value), dtype=dtype)
             call = AttentionCall(**options, scale=scale, contraction=self.contraction)
             proxies = {slot.name: slot.__get__(self) for slot in IN_ATTENTION}
-            key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)
+            key, value = base.through(self.k_transposed_quant, key), base.through(self.v_quant, value)
             out = attention(query, key, value, proxies, call)
-        out = through(self.sdpa_output_quant, out)
+        out = base.through(self.sdpa_output_quant, out)
         return out if self.return_quant_tensor else as_array(out)
 
 

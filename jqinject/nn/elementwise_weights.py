@@ -10,16 +10,7 @@ from flax.typing import Dtype
 
 from jqinject.core.flax_internals import ParameterView, promote_dtype
 from jqinject.dot import without_zero_points
-from jqinject.nn.base import (
-    ACT_INPUT,
-    RETURN,
-    LayerGeometry,
-    Out,
-    QuantWeightLayer,
-    Results,
-    check_features,
-    factors_of,
-)
+from jqinject.nn import base
 from jqinject.nn.base.keywords import QuantEmbedKeywords, QuantScaleBiasKeywords
 from jqinject.quant_tensor import (
     AnyQuantTensor,
@@ -36,7 +27,7 @@ from jqinject.quant_tensor import (
 
 
 @final
-class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
+class QuantEmbed(base.QuantWeightLayer[base.Out], nnx.Embed):
     """`nnx.Embed` with a quantized table: y = E_q[inputs].
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -75,7 +66,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
     bias_quant = None
     input_quant = None
     weight_name = "embedding"
-    options = (RETURN,)
+    options = (base.RETURN,)
     takes_batch_norm = False
     _flax_attend = staticmethod(nnx.Embed.attend)
     contraction_needs = {
@@ -83,7 +74,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         "fp8": "a contraction of 8-bit floats, which a lookup is not",
     }
 
-    _results: "Results[QuantEmbed[jax.Array], QuantEmbed[AnyQuantTensor]]"
+    _results: "base.Results[QuantEmbed[jax.Array], QuantEmbed[AnyQuantTensor]]"
 
     def __init__(
         self, num_embeddings: int, features: int, *, rngs: nnx.Rngs, **more: Unpack[QuantEmbedKeywords]
@@ -91,7 +82,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         self._init_layer(locals())
 
     @property
-    def geometry(self) -> LayerGeometry:
+    def geometry(self) -> base.LayerGeometry:
         """A table has a channel for each row."""
         return _of_table(self.features)
 
@@ -108,7 +99,7 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
         Raises:
             ValueError: the query has other features than the table.
         """
-        check_features(self, query, {-1: self.features}, argument="features", what="a query")
+        base.check_features(self, query, {-1: self.features}, argument="features", what="a query")
         table: Any = ParameterView(self, {"embedding": as_array(self._quantized_weight(None))})
         return self._flax_attend(table, as_array(query), out_sharding=out_sharding)
 
@@ -141,8 +132,8 @@ class QuantEmbed(QuantWeightLayer[Out], nnx.Embed):
 
 
 @cache
-def _of_table(features: int) -> LayerGeometry:
-    return LayerGeometry(2, channels=(0,), output_channels=(features,))
+def _of_table(features: int) -> base.LayerGeometry:
+    return base.LayerGeometry(2, channels=(0,), output_channels=(features,))
 
 
 def _rows_in_groups(y: jax.Array, table: GroupwiseQuantTensor, x: jax.Array) -> GroupwiseQuantTensor:
@@ -155,7 +146,7 @@ def _rows_in_groups(y: jax.Array, table: GroupwiseQuantTensor, x: jax.Array) -> 
 
 
 @final
-class QuantScaleBias(QuantWeightLayer[Out]):
+class QuantScaleBias(base.QuantWeightLayer[base.Out]):
     """y = x_q * s_q + b_q, with one s and one b for each channel.
 
     A quantizer argument is an injector, a proxy to share (`other.weight_quant`), or None. Further keywords
@@ -192,14 +183,14 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         Array([[1., 2., 3.]], dtype=float32)
     """
 
-    options = (RETURN, ACT_INPUT)
+    options = (base.RETURN, base.ACT_INPUT)
     weight_name = "scale"
     contraction_needs = {
         "int": "a contraction of integers, which a product of elements is not",
         "fp8": "a contraction of 8-bit floats, which a product of elements is not",
     }
 
-    _results: "Results[QuantScaleBias[jax.Array], QuantScaleBias[AnyQuantTensor]]"
+    _results: "base.Results[QuantScaleBias[jax.Array], QuantScaleBias[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -242,7 +233,7 @@ class QuantScaleBias(QuantWeightLayer[Out]):
             >>> jnp.allclose(layer(jnp.ones((3, 2))), norm(jnp.ones((3, 2))))
             Array(True, dtype=bool)
         """
-        factor, summand = factors_of(norm)
+        factor, summand = base.factors_of(norm)
         axis = norm.axis
         if not isinstance(axis, int):
             raise ValueError(f"QuantScaleBias has channels along one axis, got a batch norm with axis={axis}")
@@ -254,12 +245,12 @@ class QuantScaleBias(QuantWeightLayer[Out]):
         return layer
 
     @property
-    def geometry(self) -> LayerGeometry:
+    def geometry(self) -> base.LayerGeometry:
         """A weight has channels alone; those of the input are known where `axis` counts from the end."""
         return _of_channels(self.num_features, self.axis)
 
     def _check_features(self, inputs: object) -> None:
-        check_features(self, inputs, {self.axis: self.num_features}, argument="num_features")
+        base.check_features(self, inputs, {self.axis: self.num_features}, argument="num_features")
 
     def _expanded_shape(self, ndim: int) -> tuple[int, ...]:
         shape = [1] * ndim
@@ -286,6 +277,6 @@ class QuantScaleBias(QuantWeightLayer[Out]):
 
 
 @cache
-def _of_channels(count: int, axis: int) -> LayerGeometry:
+def _of_channels(count: int, axis: int) -> base.LayerGeometry:
     shape = (count, *(1,) * (-axis - 1)) if axis < 0 else None
-    return LayerGeometry(1, input_channels=shape, output_channels=shape)
+    return base.LayerGeometry(1, input_channels=shape, output_channels=shape)

@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject import core
+from jqinject import core, dot
 from jqinject.core._protocols import ServedLayer, block_width, grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
-from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, without_groups
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
@@ -37,7 +36,7 @@ def numbers_of(layer: ServedLayer, sliced_from: int = SLICED_FROM) -> Any:
     return None if stack_of((layer,)) else _numbers(layer, sliced_from)
 
 
-def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM) -> FrozenParam:
+def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM) -> dot.FrozenParam:
     """The low-bit numbers of a layer or a site whose weight is quantized.
 
     Args:
@@ -60,7 +59,7 @@ def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM
     else:
         frozen = _checked(layer, _numbers(layer, sliced_from) if numbers is None else numbers)
     form = replace(frozen.form, block_width=block_width(layer.weight_quant.tensor_quant))
-    return FrozenParam.holding(frozen.numbers, form, layer.weight.get_metadata())
+    return dot.FrozenParam.holding(frozen.numbers, form, layer.weight.get_metadata())
 
 
 def _numbers(layer: Any, sliced_from: int) -> tuple[Any, Any]:
@@ -105,10 +104,10 @@ def compiled_numbers(
     return make(proxy, weight) if sliced is None else sliced
 
 
-def _checked(layer: object, numbers: tuple[Any, Any]) -> FrozenParam:
+def _checked(layer: object, numbers: tuple[Any, Any]) -> dot.FrozenParam:
     """The numbers; numbers that are not the quantizer's own raise its error."""
     frozen, valid = numbers
-    usable = isinstance(frozen, FrozenParam) and (not is_concrete(valid) or bool(valid))
+    usable = isinstance(frozen, dot.FrozenParam) and (not is_concrete(valid) or bool(valid))
     return frozen if usable else _eager_numbers(layer, _cut(layer, ()))
 
 
@@ -124,7 +123,7 @@ def _cut(layer: Any, stack: tuple[int, ...]) -> Cut | None:
     return None if cut is None else replace(cut, axis=axis)
 
 
-def _eager_numbers(layer: Any, cut: Cut | None) -> FrozenParam:
+def _eager_numbers(layer: Any, cut: Cut | None) -> dot.FrozenParam:
     proxy = layer.weight_quant
     quantized = _quantized(proxy, layer.weight[...], _known_input(layer))
     return _frozen(proxy, quantized, layer.summed_axes, layer.axes_of_sums(), cut)
@@ -140,9 +139,9 @@ def _frozen(
     summed: tuple[int, ...],
     axes_of_sums: tuple[int, ...] | None,
     cut: Cut | None,
-) -> FrozenParam:
+) -> dot.FrozenParam:
     forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
-    return FrozenParam.of(quantized, summed, None, proxy.has_zero_point, axes_of_sums, forms, cut)
+    return dot.FrozenParam.of(quantized, summed, None, proxy.has_zero_point, axes_of_sums, forms, cut)
 
 
 def _known_input(layer: Any) -> Any:
@@ -194,7 +193,7 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, uncut: tup
     if cutting is None:
         return None
     frozen, _ = make(proxy, weight)  # XLA drops the numbers that are taken from the slices
-    if not isinstance(frozen, FrozenParam):
+    if not isinstance(frozen, dot.FrozenParam):
         return None
     proxy._hold(Committed(_of_any_shape(quantizer), record))
     graphdef, state = nnx.split(proxy, graph=True)
@@ -215,7 +214,7 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, uncut: tup
     empty = {name: jnp.zeros(x.shape, _bits_dtype(x.dtype)) for name, x in uncut_numbers.items()}
     cut, valid = jax.lax.fori_loop(0, cutting.number, step, (empty, jnp.bool_(True)))
     cut = {name: jax.lax.bitcast_convert_type(bits, uncut_numbers[name].dtype) for name, bits in cut.items()}
-    return FrozenParam.holding({**frozen.numbers, **cut}, frozen.form), valid
+    return dot.FrozenParam.holding({**frozen.numbers, **cut}, frozen.form), valid
 
 
 def is_sliceable(quantizer: object) -> bool:
@@ -378,7 +377,7 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
         part = jnp.asarray(cutting.of_host(array, i), like.dtype)
         frozen_part, fits = numbers_of_part(own, part)
         numbers, valid = jax.block_until_ready((_put_all(i, numbers, frozen_part.numbers), valid & fits))
-    return FrozenParam.holding(numbers, frozen.form), valid
+    return dot.FrozenParam.holding(numbers, frozen.form), valid
 
 
 def _private_copy(layer: Any) -> Any:

@@ -9,18 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.nn.base import (
-    INPUT,
-    OUTPUT,
-    Arguments,
-    Out,
-    QuantLayer,
-    QuantTensorLayer,
-    Results,
-    hold_proxies,
-    keywords,
-    through,
-)
+from jqinject.nn import base
+from jqinject.nn.base import keywords
 from jqinject.ops.ste import round_ste
 from jqinject.quant import Int8ActPerTensorFloat, QuantizerLike
 from jqinject.quant_tensor import (
@@ -35,7 +25,7 @@ from jqinject.quant_tensor import (
 from jqinject.quant_tensor.arithmetic import add
 
 
-class QuantMergeLayer(QuantLayer[Out]):
+class QuantMergeLayer(base.QuantLayer[base.Out]):
     """Abstract: y = output_quant(merge(input_quant(a), input_quant(b), ...)), with one quantizer for all inputs.
 
     Attributes:
@@ -43,8 +33,8 @@ class QuantMergeLayer(QuantLayer[Out]):
         return_quant_tensor: whether the output is a QuantTensor.
     """
 
-    input_quant = INPUT
-    output_quant = OUTPUT
+    input_quant = base.INPUT
+    output_quant = base.OUTPUT
 
     def __init__(
         self,
@@ -57,7 +47,9 @@ class QuantMergeLayer(QuantLayer[Out]):
     ) -> None:
         self._init_layer(locals())
 
-    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
+    def _init_quantizers(
+        self, arguments: base.Arguments, overrides: base.Arguments, rngs: nnx.Rngs | None
+    ) -> None:
         arguments = dict(arguments)
         if not arguments.pop("tie_input_output_quant"):
             super()._init_quantizers(arguments, overrides, rngs)
@@ -69,9 +61,9 @@ class QuantMergeLayer(QuantLayer[Out]):
             )
         self.return_quant_tensor = arguments["return_quant_tensor"]
         input_quant, output_quant = arguments["input_quant"], arguments["output_quant"]
-        slot, unused, quantizer = INPUT, OUTPUT, input_quant
+        slot, unused, quantizer = base.INPUT, base.OUTPUT, input_quant
         if input_quant is None:
-            slot, unused, quantizer = OUTPUT, INPUT, output_quant
+            slot, unused, quantizer = base.OUTPUT, base.INPUT, output_quant
         idle = [name for name in overrides if name.startswith(unused.prefix)]
         if idle or (input_quant is not None and output_quant not in (None, input_quant)):
             raise ValueError(
@@ -79,16 +71,16 @@ class QuantMergeLayer(QuantLayer[Out]):
                 + (f" ({', '.join(idle)})" if idle else "")
                 + f".\n  cure: {unused.name}=None, and overrides that start with {slot.prefix}"
             )
-        hold_proxies(self, {slot.name: quantizer}, overrides, rngs, slots=(slot,))
+        base.hold_proxies(self, {slot.name: quantizer}, overrides, rngs, slots=(slot,))
         proxy = slot.__get__(self)
         if proxy is not None:
             setattr(self, unused.name, proxy)
 
     def _quantized(self, x: object) -> Any:
-        return through(self.input_quant, x if is_quantized(x) else jnp.asarray(x))
+        return base.through(self.input_quant, x if is_quantized(x) else jnp.asarray(x))
 
     def _output(self, y: object) -> Any:
-        y = through(self.output_quant, y)
+        y = base.through(self.output_quant, y)
         if not self.return_quant_tensor:
             return as_array(y)
         if not is_quantized(y):
@@ -100,7 +92,7 @@ class QuantMergeLayer(QuantLayer[Out]):
 
 
 @final
-class QuantEltwiseAdd(QuantMergeLayer[Out]):
+class QuantEltwiseAdd(QuantMergeLayer[base.Out]):
     """A residual sum: y = output_quant(input_quant(a) + input_quant(b)).
 
     Both operands have one quantizer, so that in evaluation their integers count in the same steps and add as integers.
@@ -128,9 +120,9 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
         (Array([ 0.7, -0. ], dtype=float32), 8)
     """
 
-    _results: "Results[QuantEltwiseAdd[jax.Array], QuantEltwiseAdd[AnyQuantTensor]]"
+    _results: "base.Results[QuantEltwiseAdd[jax.Array], QuantEltwiseAdd[AnyQuantTensor]]"
 
-    def __call__(self, input: Any, other: Any) -> Out:
+    def __call__(self, input: Any, other: Any) -> base.Out:
         """The sum.
 
         Args:
@@ -150,7 +142,7 @@ class QuantEltwiseAdd(QuantMergeLayer[Out]):
 
 
 @final
-class QuantConcat(QuantMergeLayer[Out]):
+class QuantConcat(QuantMergeLayer[base.Out]):
     """Tensors joined along an axis, on one grid: y = output_quant(concatenate([input_quant(x) for x in tensors])).
 
     Args:
@@ -174,9 +166,9 @@ class QuantConcat(QuantMergeLayer[Out]):
         Array([ 4, -8,  7], dtype=int8)
     """
 
-    _results: "Results[QuantConcat[jax.Array], QuantConcat[AnyQuantTensor]]"
+    _results: "base.Results[QuantConcat[jax.Array], QuantConcat[AnyQuantTensor]]"
 
-    def __call__(self, tensors: Sequence[Any], axis: int = -1) -> Out:
+    def __call__(self, tensors: Sequence[Any], axis: int = -1) -> base.Out:
         """The tensors joined.
 
         Args:
@@ -201,7 +193,7 @@ METHODS = ("nearest", "bilinear")
 
 
 @final
-class QuantUpsample(QuantTensorLayer[Out]):
+class QuantUpsample(base.QuantTensorLayer[base.Out]):
     """`x` enlarged along its spatial axes, channels last. A QuantTensor keeps scale, zero point and bit width.
 
     "nearest" repeats elements: output i is input floor(i * r), where r = n / m, or 1 / scale_factor. "bilinear"
@@ -230,7 +222,7 @@ class QuantUpsample(QuantTensorLayer[Out]):
         Array([0, 1, 3, 4], dtype=int8)
     """
 
-    _results: "Results[QuantUpsample[jax.Array], QuantUpsample[Any]]"
+    _results: "base.Results[QuantUpsample[jax.Array], QuantUpsample[Any]]"
 
     def __init__(
         self,
@@ -257,7 +249,7 @@ class QuantUpsample(QuantTensorLayer[Out]):
         self.align_corners = align_corners
         self.return_quant_tensor = return_quant_tensor
 
-    def __call__(self, x: Any) -> Out:
+    def __call__(self, x: Any) -> base.Out:
         """The enlarged tensor.
 
         Args:

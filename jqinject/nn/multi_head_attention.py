@@ -12,29 +12,8 @@ from jax.typing import DTypeLike
 
 from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.dot.tensors.choice import checked_contraction
-from jqinject.nn import kv_cache, linear
-from jqinject.nn.base import (
-    BIAS,
-    CONTRACTION,
-    GRAD,
-    INPUT,
-    OUTPUT,
-    RETURN,
-    WEIGHT,
-    Arguments,
-    ContractionKind,
-    LayerFacts,
-    Out,
-    QuantLayer,
-    Results,
-    Slot,
-    act_slot,
-    check_features,
-    hold_proxies,
-    is_on,
-    keywords,
-    through,
-)
+from jqinject.nn import base, kv_cache, linear
+from jqinject.nn.base import keywords
 from jqinject.nn.dot_product_attention import (
     ATTN_OUTPUT_WEIGHTS,
     IN_ATTENTION,
@@ -47,13 +26,13 @@ from jqinject.nn.dot_product_attention import (
 )
 from jqinject.quant_tensor import AnyQuantTensor, Operand
 
-IN_PROJ_INPUT = act_slot("in_proj_input_")
+IN_PROJ_INPUT = base.act_slot("in_proj_input_")
 IN_PROJ, OUT_PROJ = "in_proj_", "out_proj_"
 PROJECTION_SLOTS = tuple(
     replace(slot, name=side + slot.name, prefix=side + slot.prefix, argument="")
     for side, slots in (
-        (IN_PROJ, (INPUT, WEIGHT, BIAS, GRAD)),
-        (OUT_PROJ, (INPUT, WEIGHT, BIAS, OUTPUT, GRAD)),
+        (IN_PROJ, (base.INPUT, base.WEIGHT, base.BIAS, base.GRAD)),
+        (OUT_PROJ, (base.INPUT, base.WEIGHT, base.BIAS, base.OUTPUT, base.GRAD)),
     )
     for slot in slots
 )
@@ -63,7 +42,7 @@ CACHED = {K_TRANSPOSED: "cached_key", V: "cached_value"}
 
 
 @final
-class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
+class QuantMultiHeadAttention(base.QuantLayer[base.Out], nnx.MultiHeadAttention):
     """`nnx.MultiHeadAttention` with quantizers of its projections and of all that attention contracts.
 
     Parameters, their paths and shapes are those of `nnx.MultiHeadAttention`, so that float checkpoints load. Quantizer
@@ -134,20 +113,20 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     softmax_input_quant = SOFTMAX_INPUT
     attn_output_weights_quant = ATTN_OUTPUT_WEIGHTS
     v_quant = V
-    options = (RETURN, CONTRACTION)
+    options = (base.RETURN, base.CONTRACTION)
     packed_in_proj: bool = False
-    contraction: ContractionKind = "auto"
+    contraction: base.ContractionKind = "auto"
     cached_key_scale: nnx.Cache[jax.Array] | None = None
     cached_key_zero_point: nnx.Cache[jax.Array] | None = None
     cached_value_scale: nnx.Cache[jax.Array] | None = None
     cached_value_zero_point: nnx.Cache[jax.Array] | None = None
 
     @classmethod
-    def override_slots(cls) -> tuple[Slot, ...]:
+    def override_slots(cls) -> tuple[base.Slot, ...]:
         """Those of the projections, and those within attention."""
         return (*PROJECTION_SLOTS, *IN_ATTENTION)
 
-    _results: "Results[QuantMultiHeadAttention[jax.Array], QuantMultiHeadAttention[AnyQuantTensor]]"
+    _results: "base.Results[QuantMultiHeadAttention[jax.Array], QuantMultiHeadAttention[AnyQuantTensor]]"
 
     def __init__(
         self,
@@ -164,7 +143,9 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
     ) -> None:
         self._init_layer(locals())
 
-    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
+    def _init_quantizers(
+        self, arguments: base.Arguments, overrides: base.Arguments, rngs: nnx.Rngs | None
+    ) -> None:
         self.contraction = checked_contraction("QuantMultiHeadAttention", arguments["contraction"])
         self.packed_in_proj = arguments["packed_in_proj"] and self.in_kv_features == self.in_features
         if self.packed_in_proj and not nnx.set_graph_mode.current_value():
@@ -177,10 +158,10 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         of_projections = {slot.name: arguments[slot.name] for slot in PROJECTION_SLOTS}
         own = {n: value for n, value in overrides.items() if not n.startswith((IN_PROJ, OUT_PROJ))}
         self._hold_projections(of_projections, overrides, arguments["return_quant_tensor"], rngs)
-        hold_proxies(self, within, own, rngs, slots=IN_ATTENTION)
+        base.hold_proxies(self, within, own, rngs, slots=IN_ATTENTION)
 
-    def _facts(self) -> LayerFacts:
-        return LayerFacts(tuple(self.query.kernel.shape[:-3]), {IN_PROJ_INPUT.name: (self.in_features,)})
+    def _facts(self) -> base.LayerFacts:
+        return base.LayerFacts(tuple(self.query.kernel.shape[:-3]), {IN_PROJ_INPUT.name: (self.in_features,)})
 
     def _hold_projections(
         self,
@@ -203,7 +184,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
                 IN_PROJ + n: in_overrides.pop(n) for n in list(in_overrides) if n.startswith("input_")
             }
             quantizer = {IN_PROJ_INPUT.name: of_in.pop("input_quant")}
-            hold_proxies(self, quantizer, of_input, rngs, slots=(IN_PROJ_INPUT,))
+            base.hold_proxies(self, quantizer, of_input, rngs, slots=(IN_PROJ_INPUT,))
         packed = "packed " if self.packed_in_proj else ""
         cure = " (packed_in_proj=False gives each its own quantizers)" if packed else ""
         of_them = f"in the {packed}projections of queries, keys and values, whose keywords start with {IN_PROJ}{cure}"
@@ -239,7 +220,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
         decode: bool | None = None,
         is_causal: bool = False,
         **options: Any,
-    ) -> Out:
+    ) -> base.Out:
         """Attention of `inputs_q` to `inputs_k` and `inputs_v`.
 
         Args:
@@ -259,7 +240,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             ValueError: inputs that do not fit; decoding without a cache, or more than one position.
         """
         inputs = self._quantized_inputs(inputs_q, inputs_k, inputs_v)
-        if not any(is_on(slot.__get__(self)) for slot in IN_ATTENTION):
+        if not any(base.is_on(slot.__get__(self)) for slot in IN_ATTENTION):
             y: Any = self._flax_forward(self, *inputs, decode=decode, is_causal=is_causal, **options)
             return y
         decodes = self.decode if decode is None else decode
@@ -273,10 +254,10 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
 
     def _quantized_inputs(self, q: object, k: object, v: object) -> tuple[object, object, object]:
         """The inputs as packed projections take them, each quantized once; which of them are None stays."""
-        check_features(self, q, {-1: self.in_features})
+        base.check_features(self, q, {-1: self.in_features})
         for x in (k, v):
             if x is not None:
-                check_features(self, x, {-1: self.in_kv_features}, argument="in_kv_features")
+                base.check_features(self, x, {-1: self.in_kv_features}, argument="in_kv_features")
         if self.in_proj_input_quant is None:
             return q, k, v
         quantized: dict[int, object] = {id(None): None}
@@ -293,7 +274,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             )
         dtype = options.pop("dtype")
         query, key, value = self.qkv_promote_dtype((query, key, value), dtype=dtype)
-        key, value = through(self.k_transposed_quant, key), through(self.v_quant, value)
+        key, value = base.through(self.k_transposed_quant, key), base.through(self.v_quant, value)
         if decodes:
             key, value, options["mask"] = self._through_cache(key, value, options["mask"])
             options["is_causal"] = False
@@ -309,14 +290,14 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
             input_shape: (*batch, positions, in_features): of the whole sequence.
             dtype: of keys and values where they are floats.
         """
-        if not any(is_on(slot.__get__(self)) for slot in CACHED):
+        if not any(base.is_on(slot.__get__(self)) for slot in CACHED):
             super().init_cache(input_shape, dtype)
             return
         *batch, length, _ = input_shape
         position = jnp.zeros((*batch, 1, self.num_kv_heads, self.head_dim), dtype)
         for slot, name in CACHED.items():
             proxy = slot.__get__(self)
-            quantized = nnx.eval_shape(through, None if proxy is None else nnx.clone(proxy), position)
+            quantized = nnx.eval_shape(base.through, None if proxy is None else nnx.clone(proxy), position)
             fields = kv_cache.empty(quantized, _has_zero_point(proxy), length)
             for field in kv_cache.FIELDS:
                 variable = nnx.Cache(fields[field]) if field in fields else None
@@ -345,7 +326,7 @@ class QuantMultiHeadAttention(QuantLayer[Out], nnx.MultiHeadAttention):
 
 
 def _has_zero_point(proxy: Any) -> bool:
-    return is_on(proxy) and proxy.has_zero_point
+    return base.is_on(proxy) and proxy.has_zero_point
 
 
 @contextmanager
@@ -359,10 +340,7 @@ def _noted(note: str) -> Generator[None]:
 
 
 def _quantize(
-    layer: Any,
-    arguments: Mapping[str, Any],
-    overrides: Mapping[str, object],
-    rngs: nnx.Rngs | None,
+    layer: Any, arguments: Mapping[str, Any], overrides: Mapping[str, object], rngs: nnx.Rngs | None
 ) -> None:
     change_class(layer, linear.QuantLinearGeneral)
     layer._init_quantizers(arguments, overrides, rngs)

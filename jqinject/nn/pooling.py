@@ -7,17 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.nn.base import (
-    INPUT,
-    OUTPUT,
-    TRUNC,
-    Arguments,
-    Out,
-    QuantTensorLayer,
-    Results,
-    keywords,
-    through,
-)
+from jqinject.nn import base
+from jqinject.nn.base import keywords
 from jqinject.quant import RoundTo8bit
 from jqinject.quant_tensor import (
     IntQuantTensor,
@@ -32,7 +23,7 @@ from jqinject.quant_tensor import (
 Padding: TypeAlias = str | Sequence[tuple[int, int]]
 
 
-class QuantWindowLayer(QuantTensorLayer[Out]):
+class QuantWindowLayer(base.QuantTensorLayer[base.Out]):
     """Abstract: a layer that moves a window over spatial axes.
 
     Attributes:
@@ -44,7 +35,7 @@ class QuantWindowLayer(QuantTensorLayer[Out]):
     strides: tuple[int, ...] | None
     padding: Padding
 
-    def _init_pool(self, arguments: Arguments) -> None:
+    def _init_pool(self, arguments: base.Arguments) -> None:
         """Check the window, then make the quantizers.
 
         Args:
@@ -71,15 +62,15 @@ class QuantWindowLayer(QuantTensorLayer[Out]):
         return avg_pool(x, self.window_shape, self.strides, self.padding)
 
 
-class QuantPoolLayer(QuantWindowLayer[Out]):
+class QuantPoolLayer(QuantWindowLayer[base.Out]):
     """Abstract: y = output_quant(pool(input_quant(x))), channels last.
 
     Attributes:
         input_quant, output_quant: proxies, or None.
     """
 
-    input_quant = INPUT
-    output_quant = OUTPUT
+    input_quant = base.INPUT
+    output_quant = base.OUTPUT
 
     def __init__(
         self,
@@ -92,7 +83,7 @@ class QuantPoolLayer(QuantWindowLayer[Out]):
     ) -> None:
         self._init_pool(locals())
 
-    def __call__(self, x: Any) -> Out:
+    def __call__(self, x: Any) -> base.Out:
         """The pooled tensor.
 
         Args:
@@ -105,12 +96,12 @@ class QuantPoolLayer(QuantWindowLayer[Out]):
         Raises:
             ValueError: the window has more axes than `x` has spatial ones, or scales vary along one of them.
         """
-        y = through(self.output_quant, self._pooled(through(self.input_quant, x)))
+        y = base.through(self.output_quant, self._pooled(base.through(self.input_quant, x)))
         return y if self.return_quant_tensor else as_array(y)
 
 
 @final
-class QuantMaxPool(QuantPoolLayer[Out]):
+class QuantMaxPool(QuantPoolLayer[base.Out]):
     """The largest element of every window; scale, zero point and bit width stay.
 
     Args:
@@ -135,14 +126,14 @@ class QuantMaxPool(QuantPoolLayer[Out]):
         ((1, 2, 2, 1), 8)
     """
 
-    _results: "Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]"
+    _results: "base.Results[QuantMaxPool[jax.Array], QuantMaxPool[Any]]"
 
     def _pooled(self, x: Operand) -> Any:
         return max_pool(x, self.window_shape, self.strides, self.padding)
 
 
 @final
-class QuantAvgPool(QuantPoolLayer[Out]):
+class QuantAvgPool(QuantPoolLayer[base.Out]):
     """The mean of every window. A QuantTensor's integers are summed: scale / k, bits = ceil(log2((2^b - 1) k)).
 
     Args:
@@ -169,7 +160,7 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         ((1, 2, 2, 1), 10)
     """
 
-    _results: "Results[QuantAvgPool[jax.Array], QuantAvgPool[Any]]"
+    _results: "base.Results[QuantAvgPool[jax.Array], QuantAvgPool[Any]]"
 
     def __init__(
         self,
@@ -192,16 +183,16 @@ class QuantAvgPool(QuantPoolLayer[Out]):
         return super()._pooled(as_array(x)) / super()._pooled(present)
 
 
-class QuantTruncLayer(QuantWindowLayer[Out]):
+class QuantTruncLayer(QuantWindowLayer[base.Out]):
     """Abstract: y = trunc_quant(mean(x)), where the integers of the mean are sums.
 
     Attributes:
         trunc_quant: the proxy, or None.
     """
 
-    trunc_quant = TRUNC.by_default(RoundTo8bit)
+    trunc_quant = base.TRUNC.by_default(RoundTo8bit)
 
-    def __call__(self, x: Any) -> Out:
+    def __call__(self, x: Any) -> base.Out:
         """The means of the windows, with the integers of `trunc_quant`.
 
         Args:
@@ -223,12 +214,12 @@ class QuantTruncLayer(QuantWindowLayer[Out]):
                     "return_quant_tensor=False here, to pool in float"
                 )
             return self._pooled(as_array(x))
-        y = through(self.trunc_quant, self._pooled(x))
+        y = base.through(self.trunc_quant, self._pooled(x))
         return y if self.return_quant_tensor else as_array(y)
 
 
 @final
-class TruncAvgPool(QuantTruncLayer[Out]):
+class TruncAvgPool(QuantTruncLayer[base.Out]):
     """The mean of every window of an `IntQuantTensor`: the sums of its integers, cut to fewer bits by `trunc_quant`.
 
     For k elements in a window the integers are sums of k and have ceil(log2((2**b - 1) * k)) bits; the scale is that of
@@ -257,7 +248,7 @@ class TruncAvgPool(QuantTruncLayer[Out]):
         ([3, 11], [1.5, 5.5])
     """
 
-    _results: "Results[TruncAvgPool[jax.Array], TruncAvgPool[IntQuantTensor]]"
+    _results: "base.Results[TruncAvgPool[jax.Array], TruncAvgPool[IntQuantTensor]]"
 
     def __init__(
         self,
@@ -272,7 +263,7 @@ class TruncAvgPool(QuantTruncLayer[Out]):
 
 
 @final
-class TruncAvgPool2d(QuantTruncLayer[Out]):
+class TruncAvgPool2d(QuantTruncLayer[base.Out]):
     """`TruncAvgPool` for images: (*batch, height, width, channels).
 
     Source: Brevitas's `TruncAvgPool2d`; differs from Brevitas: channels last, and the arguments of `nnx.avg_pool`:
@@ -298,7 +289,7 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
         ((1, 2, 2, 3), 200, 8)
     """
 
-    _results: "Results[TruncAvgPool2d[jax.Array], TruncAvgPool2d[IntQuantTensor]]"
+    _results: "base.Results[TruncAvgPool2d[jax.Array], TruncAvgPool2d[IntQuantTensor]]"
 
     def __init__(
         self,
@@ -315,7 +306,7 @@ class TruncAvgPool2d(QuantTruncLayer[Out]):
 
 
 @final
-class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
+class TruncAdaptiveAvgPool2d(QuantTruncLayer[base.Out]):
     """`TruncAvgPool2d` with windows that leave `output_size` along height and width.
 
     Source: Brevitas's `TruncAdaptiveAvgPool2d`; differs from Brevitas: channels last, and sizes that do not divide
@@ -338,7 +329,7 @@ class TruncAdaptiveAvgPool2d(QuantTruncLayer[Out]):
         (1, 1, 1, 3)
     """
 
-    _results: "Results[TruncAdaptiveAvgPool2d[jax.Array], TruncAdaptiveAvgPool2d[IntQuantTensor]]"
+    _results: "base.Results[TruncAdaptiveAvgPool2d[jax.Array], TruncAdaptiveAvgPool2d[IntQuantTensor]]"
 
     def __init__(
         self,

@@ -8,27 +8,13 @@ import jax
 from flax import nnx
 
 from jqinject.core.flax_internals import ParameterView, change_class
-from jqinject.nn.base import (
-    BIAS,
-    WEIGHT,
-    Arguments,
-    LayerFacts,
-    QuantLayer,
-    Slot,
-    act_slot,
-    check_features,
-    hold_proxies,
-    slots_of,
-    split_overrides,
-    through,
-)
-from jqinject.nn.linear import QuantLinear
+from jqinject.nn import base, linear
 from jqinject.proxy import BiasQuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array, on_integers
 
 IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
-    act_slot(prefix) for prefix in ("io_", "gate_acc_", "sigmoid_", "tanh_", "cell_state_")
+    base.act_slot(prefix) for prefix in ("io_", "gate_acc_", "sigmoid_", "tanh_", "cell_state_")
 )
 Activation = Callable[[jax.Array], jax.Array]
 Quantizers = Mapping[str, Callable[[jax.Array], object]]
@@ -49,7 +35,7 @@ class CellOutput(NamedTuple):
     memory: Any = None
 
 
-class QuantRecurrentCell(QuantLayer[jax.Array]):
+class QuantRecurrentCell(base.QuantLayer[jax.Array]):
     """Abstract: a recurrent cell of Flax with quantizers.
 
     A class says in `gates` which layers make each gate's sum, and by its slots where activations are quantized.
@@ -66,19 +52,21 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
     gate_fn: Activation
 
     @classmethod
-    def override_slots(cls) -> tuple[Slot, ...]:
+    def override_slots(cls) -> tuple[base.Slot, ...]:
         """Those of weights and biases, which the layers of the cell hold, and its own."""
-        return (WEIGHT, BIAS, *slots_of(cls))
+        return (base.WEIGHT, base.BIAS, *base.slots_of(cls))
 
-    def _held_slots(self) -> tuple[Slot, ...]:
+    def _held_slots(self) -> tuple[base.Slot, ...]:
         """Its own places for quantizers that this cell fills."""
-        return slots_of(type(self))
+        return base.slots_of(type(self))
 
     def _held_gates(self) -> list[tuple[str, str]]:
         """The pairs of layers that this cell has."""
         return [(of_input, of_hidden) for of_input, of_hidden in self.gates.items() if of_input in vars(self)]
 
-    def _init_quantizers(self, arguments: Arguments, overrides: Arguments, rngs: nnx.Rngs | None) -> None:
+    def _init_quantizers(
+        self, arguments: base.Arguments, overrides: base.Arguments, rngs: nnx.Rngs | None
+    ) -> None:
         """Make the quantizers, once the layers are there.
 
         Args:
@@ -86,27 +74,27 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             overrides: the user's further keywords.
             rngs: for quantizers that draw random numbers.
         """
-        split_overrides(
+        base.split_overrides(
             self, self.override_slots(), overrides
         )  # refuses unknown ones before anything is made
         for name in {"gate_fn", "activation_fn"} & vars(self).keys():
             setattr(self, name, PICKLABLE.get(vars(self)[name], vars(self)[name]))
         self._quantize_layers(arguments, overrides, rngs)
-        slots, of_layers = self._held_slots(), (WEIGHT.prefix, BIAS.prefix)
+        slots, of_layers = self._held_slots(), (base.WEIGHT.prefix, base.BIAS.prefix)
         quantizers = {slot.argument: arguments[slot.argument] for slot in slots}
         own = {name: override for name, override in overrides.items() if not name.startswith(of_layers)}
         shares_sums = arguments.get("shared_intra_layer_gate_acc_quant", False)
         first, *others = [slot for slot in slots if slot.argument == GATE_ACC.name]
         shared = others if shares_sums else []
-        hold_proxies(self, quantizers, own, rngs, slots=[slot for slot in slots if slot not in shared])
+        base.hold_proxies(self, quantizers, own, rngs, slots=[slot for slot in slots if slot not in shared])
         proxy = first.__get__(self)
         for slot in shared if proxy is not None else []:
             setattr(self, slot.name, proxy)
 
-    def _facts(self) -> LayerFacts:
+    def _facts(self) -> base.LayerFacts:
         # There are as many channels as hidden features, in the input too or it is not known.
-        hidden = [s for s in slots_of(type(self)) if s != IO or self.in_features == self.hidden_features]
-        return LayerFacts(channel_shapes={slot.name: (self.hidden_features,) for slot in hidden})
+        hidden = [s for s in base.slots_of(type(self)) if s != IO or self.in_features == self.hidden_features]
+        return base.LayerFacts(channel_shapes={slot.name: (self.hidden_features,) for slot in hidden})
 
     def _quantize_layers(
         self, arguments: Mapping[str, Any], overrides: Mapping[str, object], rngs: nnx.Rngs | None
@@ -114,7 +102,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         """Let the layers of Flax be ours; both layers of a gate share one weight quantizer."""
         of_weights, of_biases = (
             {name: override for name, override in overrides.items() if name.startswith(slot.prefix)}
-            for slot in (WEIGHT, BIAS)
+            for slot in (base.WEIGHT, base.BIAS)
         )
         gates, quantizer = self._held_gates(), arguments["weight_quant"]
         if of_biases and all(vars(self)[name].bias is None for gate in gates for name in gate):
@@ -128,7 +116,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             if layer.bias is not None:
                 quantizers["bias_quant"] = arguments["bias_quant"]
                 declared = {**declared, **of_biases}
-            change_class(layer, QuantLinear)
+            change_class(layer, linear.QuantLinear)
             layer._init_quantizers(quantizers, declared, rngs)
 
         taken = arguments.get("input_layers", {})
@@ -146,16 +134,8 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
 
     def _quantizers(self) -> Quantizers:
         """The quantizers of activations, by attribute; those that there are not are missing."""
-        proxies = {slot.name: slot.__get__(self) for slot in slots_of(type(self))}
+        proxies = {slot.name: slot.__get__(self) for slot in base.slots_of(type(self))}
         return {name: proxy for name, proxy in proxies.items() if proxy is not None}
-
-    def _quant_input(self, inputs: object) -> object:
-        """The input, quantized by `io_quant`.
-
-        Args:
-            inputs: float array or QuantTensor.
-        """
-        return through(self.io_quant, inputs)
 
     def _quant_parameters(self, x: object) -> Parameters:
         """Layer -> its quantized kernel and bias, dequantized.
@@ -172,7 +152,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             weights = [layer._quantized_weight(None) for layer in layers]
             for name, layer, weight in zip(gate, layers, weights, strict=True):
                 self._check_bias_scale(layer, x)
-                bias = layer._quantized_bias(x, weights[0])
+                bias = layer.quant_bias(x, weights[0])
                 parameters[name] = (as_array(weight), None if bias is None else as_array(bias))
         return parameters
 
@@ -191,7 +171,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
         """x @ kernel + bias of one layer, computed as Flax does."""
         kernel, bias = parameters[name]
         parameter_view: Any = ParameterView(vars(self)[name], {"kernel": kernel, "bias": bias})
-        return QuantLinear._flax_forward(parameter_view, x)
+        return linear.QuantLinear._flax_forward(parameter_view, x)
 
     def _projected(self, parameters: Parameters, x: jax.Array) -> Mapping[str, jax.Array]:
         """The part of every gate's sum that comes from the input.
@@ -209,11 +189,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
 
     @abstractmethod
     def _step(
-        self,
-        quantizers: Quantizers,
-        parameters: Parameters,
-        carry: Any,
-        projected: Mapping[str, jax.Array],
+        self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
     ) -> CellOutput:
         """One step.
 
@@ -238,12 +214,12 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
             ValueError: input or carry have other features than the cell; a bias takes its scale from an input that is
                 not quantized.
         """
-        check_features(self, inputs, {-1: self.in_features})
+        base.check_features(self, inputs, {-1: self.in_features})
         for state in carry if isinstance(carry, tuple) else (carry,):
-            check_features(
+            base.check_features(
                 self, state, {-1: self.hidden_features}, argument="hidden_features", what="a carry"
             )
-        x = self._quant_input(inputs)
+        x = base.through(self.io_quant, inputs)
         parameters = self._quant_parameters(x)
         result = self._step(self._quantizers(), parameters, carry, self._projected(parameters, as_array(x)))
         return result.carry, as_array(result.output)
@@ -251,7 +227,7 @@ class QuantRecurrentCell(QuantLayer[jax.Array]):
 
 def quantized(quantizers: Quantizers, name: str, x: jax.Array) -> Any:
     """What a quantizer makes of an array: a QuantTensor, or the array without one."""
-    return through(quantizers.get(name), x)
+    return base.through(quantizers.get(name), x)
 
 
 def value_of(quantizers: Quantizers, name: str, x: jax.Array) -> jax.Array:

@@ -58,7 +58,10 @@ class QuantLSTMStep(QuantRecurrentCell):
             sums = jnp.split(sums[0], 4, axis=-1)
         of_input, *of_forget, of_cell, of_output = sums
         i = self._gate(quantizers, "input", of_input)
-        f = self._gate(quantizers, "forget", of_forget[0]) if of_forget else self._open(quantizers, i) - i
+        if of_forget:
+            f = self._gate(quantizers, "forget", of_forget[0])
+        else:  # coupled gates add up to 1 as the quantizer of the input gate represents it
+            f = value_of(quantizers, "input_sigmoid_quant", jnp.ones_like(i)) - i
         g = value_of(quantizers, "cell_acc_quant", of_cell)
         g = value_of(quantizers, "cell_tanh_quant", self.activation_fn(g))
         o = self._gate(quantizers, "output", of_output)
@@ -69,10 +72,6 @@ class QuantLSTMStep(QuantRecurrentCell):
         shown = value_of(quantizers, "hidden_state_tanh_quant", self.activation_fn(c))
         output = quantized(quantizers, "io_quant", o * shown)
         return CellOutput((c, as_array(output)), output, new_memory)
-
-    def _open(self, quantizers: Quantizers, like: jax.Array) -> jax.Array:
-        """1 as the quantizer of the input gate represents it: what the coupled gates add up to."""
-        return value_of(quantizers, "input_sigmoid_quant", jnp.ones_like(like))
 
 
 @final

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Unpack, final
+from typing import Any, ClassVar, Unpack, final
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,8 @@ from jax.typing import DTypeLike
 
 from jqinject.core.flax_internals import canonicalize_dtype
 from jqinject.nn import recurrent_cell, recurrent_cells
-from jqinject.nn.base import Arguments, Out, QuantLayer, Results, Slot, check_features, keywords
+from jqinject.nn.base import Arguments, Out, QuantLayer, Results, Slot, check_features, keywords, through
 from jqinject.quant_tensor import AnyQuantTensor, Operand, as_array, concatenate, on_integers
-
-
-class CellSequence(NamedTuple):
-    """What a cell makes of a sequence.
-
-    Attributes:
-        outputs: the hidden states of all steps, an `IntQuantTensor` where they are quantized.
-        output: the last one.
-        memory: the last cell state; None of cells without one.
-    """
-
-    outputs: Any
-    output: Any
-    memory: Any
 
 
 def run(
@@ -38,7 +24,7 @@ def run(
     time_axis: int,
     reverse: bool,
     quantize_input: bool,
-) -> CellSequence:
+) -> tuple[Any, Any, Any]:
     """Run a cell along the time axis of its input.
 
     Args:
@@ -48,8 +34,12 @@ def run(
         time_axis: which axis is time: 0 or 1.
         reverse: begin with the last step.
         quantize_input: whether the input goes through `io_quant`.
+
+    Returns:
+        The hidden states of all steps, an `IntQuantTensor` where they are quantized; the last one; and the last cell
+        state, None of cells without one.
     """
-    x = cell._quant_input(inputs) if quantize_input else inputs
+    x = through(cell.io_quant, inputs) if quantize_input else inputs
     parameters = cell._quant_parameters(x)
     array = as_array(x)
     carry = _initial_carry(cell, array, initial, time_axis)
@@ -78,9 +68,8 @@ def run(
     metadata = [x.mean(axis=0) if output.training else x[0] for x in metadata]
     outputs = jax.tree.unflatten(structures[0], [jnp.moveaxis(values, 0, time_axis), *metadata])
     if not isinstance(carry, tuple):
-        return CellSequence(outputs, output, None)
-    memory = jax.tree.unflatten(structures[1], [carry[0], *(x[last] for x in of_memory)])
-    return CellSequence(outputs, output, memory)
+        return outputs, output, None
+    return outputs, output, jax.tree.unflatten(structures[1], [carry[0], *(x[last] for x in of_memory)])
 
 
 def _initial_carry(
@@ -207,7 +196,7 @@ class QuantRecurrentStack(QuantLayer[Out]):
         for number, cells in enumerate(self.layers):
             sequences = []
             for direction, cell in enumerate(cells):
-                sequence = run(
+                hidden, output, memory = run(
                     cell,
                     inputs,
                     tuple(None if states is None else states[len(outputs)] for states in initial),
@@ -215,9 +204,9 @@ class QuantRecurrentStack(QuantLayer[Out]):
                     reverse=direction == 1,
                     quantize_input=number == 0,
                 )
-                sequences.append(sequence.outputs)
-                outputs.append(sequence.output[None])
-                memories.append(None if sequence.memory is None else sequence.memory[None])
+                sequences.append(hidden)
+                outputs.append(output[None])
+                memories.append(None if memory is None else memory[None])
             inputs = sequences[0] if len(sequences) == 1 else concatenate(sequences, axis=-1)
         return inputs, outputs, memories
 

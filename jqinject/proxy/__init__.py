@@ -9,6 +9,10 @@ from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInj
 from jqinject.proxy.act import GradQuantProxyFromInjector as GradQuantProxyFromInjector
 from jqinject.proxy.act import OperandQuantProxyFromInjector as OperandQuantProxyFromInjector
 from jqinject.proxy.act import TruncQuantProxyFromInjector as TruncQuantProxyFromInjector
+from jqinject.proxy.answers import check_range as check_range
+from jqinject.proxy.answers import complete as complete
+from jqinject.proxy.answers import links_of as links_of
+from jqinject.proxy.answers import transformed as transformed
 from jqinject.proxy.assembly import Committed as Committed
 from jqinject.proxy.assembly import QuantizerReplacedWarning as QuantizerReplacedWarning
 from jqinject.proxy.assembly import beside_weights as beside_weights
@@ -18,12 +22,6 @@ from jqinject.proxy.assembly import stack_of as stack_of
 from jqinject.proxy.assembly import write as write
 from jqinject.proxy.base import QuantizerLike as QuantizerLike
 from jqinject.proxy.base import QuantProxyFromInjector as QuantProxyFromInjector
-from jqinject.proxy.layer_links import check_range as check_range
-from jqinject.proxy.layer_links import complete as complete
-from jqinject.proxy.layer_links import linked_layers as linked_layers
-from jqinject.proxy.layer_links import links_of as links_of
-from jqinject.proxy.layer_links import relink as relink
-from jqinject.proxy.layer_links import transformed as transformed
 from jqinject.proxy.weight import BiasQuantProxyFromInjector as BiasQuantProxyFromInjector
 from jqinject.proxy.weight import IntegerFormat as IntegerFormat
 from jqinject.proxy.weight import WeightQuantProxyFromInjector as WeightQuantProxyFromInjector

@@ -7,8 +7,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
-from jqinject.core._protocols import ServedLayer, amax_history, number_format
+from jqinject.core import _protocols, check
 from jqinject.dot.tensors.backward_quantizer import (
     GradientFormat,
     quantize_gradient_by,
@@ -16,7 +15,7 @@ from jqinject.dot.tensors.backward_quantizer import (
     why_not_backward,
 )
 from jqinject.ops import FloatGrid
-from jqinject.proxy import base, layer_links, metadata
+from jqinject.proxy import answers, base, metadata
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, Operand, QuantTensor, as_array
 
 DEQUANT_MODES = ("output", "this_input", "other_input")
@@ -25,7 +24,7 @@ DEQUANT_MODES = ("output", "this_input", "other_input")
 class FlowProxy(base.QuantProxyFromInjector):
     """Abstract: quantizes what flows, not a parameter, after the `pre_transform` that its injector may declare."""
 
-    reads = base.QuantProxyFromInjector.reads | {layer_links.PRE_TRANSFORM}
+    reads = base.QuantProxyFromInjector.reads | {answers.PRE_TRANSFORM}
 
     def trial(self, x: jax.Array, force_eval: bool = True) -> Any:
         """Quantize an array that is no tensor of the model, without a transform; no state changes.
@@ -118,12 +117,7 @@ class OperandQuantProxyFromInjector(base.QuantProxyFromInjector):
     reads = base.QuantProxyFromInjector.reads | {"dequant_mode", "calibration_axes", "narrow_range"}
 
     def __init__(
-        self,
-        injector: Any,
-        layer: ServedLayer,
-        *,
-        where: tuple[str, str] = ("", ""),
-        **how: Any,
+        self, injector: Any, layer: _protocols.ServedLayer, *, where: tuple[str, str] = ("", ""), **how: Any
     ) -> None:
         super().__init__(injector, layer, where=where, **how)
         mode = self.binding.resolve("dequant_mode", module=layer)
@@ -141,7 +135,7 @@ class OperandQuantProxyFromInjector(base.QuantProxyFromInjector):
         """
         if not self.is_quant_enabled:
             return x
-        layer_links.check_range(self, x)
+        answers.check_range(self, x)
         tensor = self._quantized(x)
         return tensor if self.keeps_payload else tensor.value
 
@@ -191,7 +185,7 @@ class GradQuantProxyFromInjector(FlowProxy):
 
     def quantize_gradient(self, g: Any) -> Any:
         """A gradient on its way back, after the `pre_transform`, as a QuantTensor; no more if quantization is off."""
-        g = layer_links.transformed(self, g)
+        g = answers.transformed(self, g)
         return self._quantized(g) if self.is_quant_enabled else g
 
     def on(self, y: jax.Array | QuantTensor) -> Any:
@@ -220,7 +214,7 @@ class GradQuantProxyFromInjector(FlowProxy):
     @property
     def makes_integers(self) -> bool:
         """Whether gradients become integers, as far as the quantizer states it."""
-        return self.is_quant_enabled and number_format(self.tensor_quant) is None
+        return self.is_quant_enabled and _protocols.number_format(self.tensor_quant) is None
 
     def gradient_format(self, y: jax.Array | jax.ShapeDtypeStruct) -> GradientFormat | None:
         """Return the numbers of the gradient of an output, for a contraction that takes them backward.
@@ -236,7 +230,7 @@ class GradQuantProxyFromInjector(FlowProxy):
             return GradientFormat.of_integers(
                 jax.eval_shape(self.quantize, jax.ShapeDtypeStruct(y.shape, y.dtype))
             )
-        form = number_format(self.tensor_quant) if self.is_quant_enabled else None
+        form = _protocols.number_format(self.tensor_quant) if self.is_quant_enabled else None
         if form is None or form.dtype not in CONTRACTED or reporting(self) is None:
             return None
         return GradientFormat(FloatGrid.of_dtype(form.dtype))
@@ -245,7 +239,7 @@ class GradQuantProxyFromInjector(FlowProxy):
         self, said: metadata.QuantMetadata, handed: Mapping[str, object], quantizer: object
     ) -> metadata.QuantMetadata:
         why = why_not_backward(quantizer)
-        if not why and amax_history(quantizer) is not None and reporting(quantizer) is None:
+        if not why and _protocols.amax_history(quantizer) is not None and reporting(quantizer) is None:
             why = "its amaxes are recorded by forward passes (amax_of_gradient is False)"
         if why:
             raise TypeError(
@@ -292,7 +286,7 @@ class TruncQuantProxyFromInjector(base.QuantProxyFromInjector):
         """
         if not self.is_quant_enabled:
             return x
-        layer_links.check_range(self, as_array(x))
+        answers.check_range(self, as_array(x))
         return self._seen(self._truncated(self.tensor_quant, x), x)
 
     def scale(self, x: IntQuantTensor) -> jax.Array | None:  # type: ignore[override]

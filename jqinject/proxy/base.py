@@ -23,12 +23,12 @@ import numpy as np
 from flax import nnx
 
 from jqinject import inject
-from jqinject.core import Quantized, Quantizer, QuantStat, transforms
+from jqinject.core import Quantized, Quantizer, QuantStat
 from jqinject.core._protocols import ServedLayer, groups_of, needs_input_format
 from jqinject.core.component import Component, set_view
 from jqinject.ops.cut import cut_in_place
 from jqinject.ops.groups import fitting_size
-from jqinject.proxy import answers, assembly, layer_links, metadata
+from jqinject.proxy import answers, assembly, metadata
 from jqinject.quant_tensor import Operand, QuantTensor, as_array, in_groups
 
 
@@ -42,18 +42,11 @@ class QuantProxyFromInjector(answers.Answers):
     See `Answers` for what it can be asked.
 
     Attributes:
-        observing: set it to collect statistics only: the QuantTensor has the scale, and the tensor's own value.
         record: scale and zero point of the weight at the time of `commit`; None if not committed.
-        served_layers: how many layers share it.
         keeps_payload: whether training contracts the payload; else it contracts floats.
-        role: what it quantizes: "weight", "bias", "activation", "operand", "gradient", "accumulator", or "parameter" if
-            unset.
         parameter: the attribute of its layers, "weight" or "bias", that the quantizer is assembled from; empty if none.
         reads: the names of the injector that a class of proxies reads itself, so that they may be overridden although
             the quantizer does not ask for them.
-        use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
-        pre_transform: comes before a quantizer of what flows; None without one.
-        transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
 
     Args:
         injector: an `ExtendedInjector`, or a binding of one.
@@ -70,14 +63,8 @@ class QuantProxyFromInjector(answers.Answers):
         ValueError: the injector does not say whether its integers are `signed`.
     """
 
-    # Class attributes until set, so that what few proxies need costs the others nothing.
-    observing: bool = False
     keeps_payload: bool = False
     record: QuantStat | None = None
-    served_layers: int = 1
-    pre_transform: transforms.Transform | None = None
-    transform_axes: tuple[int, ...] = (-1,)
-    role: ClassVar[str] = "parameter"
     parameter: ClassVar[str] = ""
     reads: ClassVar[frozenset[str]] = frozenset({"tensor_quant", "proxy_class", "signed"})
 
@@ -113,15 +100,15 @@ class QuantProxyFromInjector(answers.Answers):
             # A misspelt override is the likelier cause than the name that is missing because of it.
             check(also_read=self.reads | metadata.METADATA | trace)
             raise
-        if layer_links.PRE_TRANSFORM in self.reads and binding.declares(layer_links.PRE_TRANSFORM):
-            layer_links.declare_transform(self, layer, stack, trace, handed)
-        if names and not names.keys() <= (read := metadata.read_by(self, quantizer, trace)):
+        if answers.PRE_TRANSFORM in self.reads and binding.declares(answers.PRE_TRANSFORM):
+            answers.declare_transform(self, layer, stack, trace, handed)
+        if names and not names.keys() <= (read := self._names_read(quantizer, trace)):
             check(read=read, passed=handed)
         if not binding.once(inject.unasked_names) <= (requested := self.reads | metadata.METADATA | trace):
             inject.check_declarations(binding.injector, also_requested=requested)
         attributes["quant_metadata"] = self._read_metadata(said, handed, quantizer)
         self._hold(quantizer)
-        layer_links.remember(self, layer_links.LINKS, layer_links.Links(layer))
+        answers.remember(self, answers.LINKS, answers.Links(layer))
 
     @property
     def training(self) -> bool:
@@ -134,7 +121,7 @@ class QuantProxyFromInjector(answers.Answers):
         return self.record is not None
 
     tracked_modules = property(
-        layer_links.linked_layers, doc="The layers known to hold this proxy, first to last."
+        answers.linked_layers, doc="The layers known to hold this proxy, first to last."
     )
 
     def depends_on_layers(self) -> bool:
@@ -170,9 +157,9 @@ class QuantProxyFromInjector(answers.Answers):
 
     def _known(self, layers: tuple[ServedLayer, ...]) -> tuple[ServedLayer, ...]:
         """All layers that share the proxy, these among them, as an assembly needs them."""
-        if layers and self.served_layers != (count := len(layer_links.relink(self, layers))):
+        if layers and self.served_layers != (count := len(answers.relink(self, layers))):
             self.served_layers = count  # set needlessly it would be another graph, and a retrace
-        return assembly.beside_weights(layer_links.known_layers(self))
+        return assembly.beside_weights(answers.known_layers(self))
 
     def add_tracked_module(self, layer: ServedLayer) -> None:
         """Let one more layer share this proxy, and assemble it again for all of them.
@@ -188,7 +175,7 @@ class QuantProxyFromInjector(answers.Answers):
         """
         if layer is None:
             raise TypeError("add_tracked_module takes a layer, got None")
-        holders = layer_links.known_layers(self)
+        holders = answers.known_layers(self)
         if any(layer is holder for holder in holders):
             return
         if not nnx.set_graph_mode.current_value():
@@ -198,7 +185,7 @@ class QuantProxyFromInjector(answers.Answers):
                 "weight_quant=MyQuantizer instead of weight_quant=other.weight_quant"
             )
         self._assemble_for(assembly.beside_weights((*holders, layer)), self.committed)
-        layer_links.relink(self, (layer,))
+        answers.relink(self, (layer,))
         self.served_layers = len(holders) + 1
 
     def _assemble_for(self, layers: tuple[ServedLayer, ...], committed: bool) -> bool:
@@ -251,15 +238,31 @@ class QuantProxyFromInjector(answers.Answers):
         handed = {"module": layers[0] if len(layers) == 1 else layers, "tracked_parameter_list": tracked}
         return handed if rngs is None else {**handed, "rngs": rngs}
 
+    def _names_read(self, quantizer: object, traced: set[str]) -> set[str]:
+        """The names that the proxy and its quantizer read, as it is wired.
+
+        Args:
+            quantizer: what was assembled.
+            traced: the names that were asked for meanwhile.
+        """
+        read, binding = traced | self.reads, self.binding
+        if binding.declares("proxy_class"):
+            binding.resolve("proxy_class", trace=read)
+        if quantizer is not None and not metadata.is_ours(type(quantizer)):
+            read |= metadata.METADATA | {"group_size", "group_dim"}
+        if not metadata.is_ours(type(self)) and "reads" not in vars(type(self)):
+            read |= inject.declared_names(binding.base)  # any of which it may read when it is called
+        return read
+
     def assembled_anew(self) -> tuple[tuple[ServedLayer, ...], Any]:
         """Return the layers, and a quantizer assembled from them as they are, which the proxy does not hold."""
-        layers = assembly.beside_weights(layer_links.known_layers(self))
+        layers = assembly.beside_weights(answers.known_layers(self))
         return layers, self._build(layers)
 
     def check_layers_known(self, layer: ServedLayer) -> None:
         """Raise a ValueError if not all the layers that share the proxy are known, `layer` being one of them."""
-        layer_links.relink(self, (layer,))
-        layer_links.known_layers(self)
+        answers.relink(self, (layer,))
+        answers.known_layers(self)
 
     def _read_metadata(
         self, said: metadata.QuantMetadata, handed: Mapping[str, Any], quantizer: object
@@ -326,12 +329,12 @@ class QuantProxyFromInjector(answers.Answers):
             there is a `pre_transform`.
         """
         if self.pre_transform is not None:
-            x = layer_links.transformed(self, as_array(x))
+            x = answers.transformed(self, as_array(x))
         if self.tensor_quant is None or self.disable_quant:
             return x
         array = x.value if isinstance(x, QuantTensor) else x
-        if self.use_running_average and not hasattr(self, layer_links.CHECKED):
-            layer_links.check_range(self, array)
+        if self.use_running_average and not hasattr(self, answers.CHECKED):
+            answers.check_range(self, array)
         return self._quantized(array)
 
     def _quantized(self, x: jax.Array, *more: object) -> Any:
@@ -353,7 +356,7 @@ class QuantProxyFromInjector(answers.Answers):
             plain = not self.observing and self.quant_metadata.group_size is None
             return tensor if plain and tensor.ndim == np.ndim(x) else self._seen(tensor, x)
         except Exception as error:
-            metadata.note_quantizer(error, self)
+            metadata.note_quantizer(error, answers.name_of(self), self.tensor_quant)
             raise
 
     def quantize(self, x: jax.Array, /, *more: object) -> Any:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from jqinject.core import Packable, Quantized, components_in
-from jqinject.inject import Binding, ExtendedInjector, check_overrides, declared_names
+from jqinject.inject import Binding, ExtendedInjector, check_overrides
 from jqinject.ops import IntGrid
-from jqinject.proxy.layer_links import Linked, name_of
 
 _LIBRARY = __name__.partition(".")[0]
 _FOREIGN = (_LIBRARY, "builtins", "functools", "jax", "jaxlib", "flax", "numpy")  # not parts of a user's own
@@ -48,9 +47,9 @@ def packable(result: object, quantizer: object, signed: bool | None) -> Packable
     )
 
 
-def note_quantizer(error: Exception, proxy: Linked) -> None:
-    """Add to an error which quantizer was at work."""
-    note = f"in {name_of(proxy)}{_own_parts(proxy.tensor_quant)}"
+def note_quantizer(error: Exception, where: str, quantizer: object) -> None:
+    """Add to an error which quantizer was at work, and where it is."""
+    note = f"in {where}{_own_parts(quantizer)}"
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
 
@@ -69,24 +68,6 @@ def _own_parts(quantizer: object) -> str:
 
 
 METADATA = frozenset({"narrow_range", "float_to_int_impl_type"})  # what proxies report about quantizers
-
-
-def read_by(proxy: Linked, quantizer: object, traced: set[str]) -> set[str]:
-    """The names that a proxy and its quantizer read, as it is wired.
-
-    Args:
-        proxy: the proxy.
-        quantizer: what was assembled.
-        traced: the names that were asked for meanwhile.
-    """
-    read, binding = traced | proxy.reads, proxy.binding
-    if binding.declares("proxy_class"):
-        binding.resolve("proxy_class", trace=read)
-    if quantizer is not None and not is_ours(type(quantizer)):
-        read |= METADATA | {"group_size", "group_dim"}
-    if not is_ours(type(proxy)) and "reads" not in vars(type(proxy)):
-        read |= declared_names(binding.base)  # any of which it may read when it is called
-    return read
 
 
 def check_names(

@@ -8,10 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core._protocols import Factors
-from jqinject.proxy import assembly, metadata
-from jqinject.proxy.answers import said
-from jqinject.proxy.base import QuantProxyFromInjector
-from jqinject.proxy.layer_links import first_parameters
+from jqinject.proxy import answers, assembly, base, metadata
 from jqinject.quant_tensor import GroupwiseQuantTensor, IntQuantTensor, QuantTensor
 
 
@@ -27,7 +24,7 @@ class IntegerFormat(NamedTuple):
     signed: bool
 
 
-class WeightQuantProxyFromInjector(QuantProxyFromInjector):
+class WeightQuantProxyFromInjector(base.QuantProxyFromInjector):
     """Quantizes the weight of a layer, or with one quantizer the weights of several.
 
     The quantizer depends on the weights: it is assembled with `module` (the layer, or the tuple of layers that share
@@ -55,7 +52,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
 
     role = "weight"
     parameter = "weight"
-    __call__ = QuantProxyFromInjector._parameter_quantized
+    __call__ = base.QuantProxyFromInjector._parameter_quantized
 
     def scale_(self) -> jax.Array | None:
         """The scale of each group, with 1 along the elements of a group; None if quantization is off."""
@@ -94,7 +91,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
             ZeroWeightsWarning: the accumulator leaves no weight other than 0.
         """
         if self.is_quant_enabled:
-            weight = first_parameters(self).weight.get_value()
+            weight = answers.first_parameters(self).weight.get_value()
             self.tensor_quant.check_input(weight, *self._more(quant_input))
 
     def kept_input(self) -> IntegerFormat | None:
@@ -139,11 +136,11 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
         """Quantize the weight as it is, without changing state; None if quantization is off."""
         if not self.is_quant_enabled:
             return None
-        return self._seen(self._pack(self._look()), first_parameters(self).weight.get_value())
+        return self._seen(self._pack(self._look()), answers.first_parameters(self).weight.get_value())
 
     def _look(self, quant_input: object = None) -> Any:
         """The quantizer's own result for its weight: on a copy, so that no state moves and no first call is used up."""
-        layer = first_parameters(self)
+        layer = answers.first_parameters(self)
         if quant_input is None and self.requires_quant_input:
             quant_input = layer.input_format()
         quantizer, weight = self._copy(), layer.weight.get_value()
@@ -172,7 +169,7 @@ class WeightQuantProxyFromInjector(QuantProxyFromInjector):
 
 
 @final
-class BiasQuantProxyFromInjector(QuantProxyFromInjector):
+class BiasQuantProxyFromInjector(base.QuantProxyFromInjector):
     """Quantizes a bias, in the steps of the accumulator or with a scale of its own.
 
     Where the injector says `requires_input_scale`, the scale is input scale * weight scale, so that the bias can be
@@ -191,9 +188,11 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
 
     role = "bias"
     parameter = "bias"
-    reads: ClassVar[frozenset[str]] = QuantProxyFromInjector.reads | {"requires_input_scale"}
+    reads: ClassVar[frozenset[str]] = base.QuantProxyFromInjector.reads | {"requires_input_scale"}
 
-    requires_input_scale: bool = said("requires_input_scale", "Whether the scale comes in with the input.")
+    requires_input_scale: bool = answers.said(
+        "requires_input_scale", "Whether the scale comes in with the input."
+    )
 
     def __call__(
         self,
@@ -225,7 +224,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         try:
             scale = self._accumulator_scale(input, weight, weight_scale)
         except Exception as error:
-            metadata.note_quantizer(error, self)
+            metadata.note_quantizer(error, answers.name_of(self), self.tensor_quant)
             raise
         return self._quantized(x, scale)
 
@@ -234,7 +233,7 @@ class BiasQuantProxyFromInjector(QuantProxyFromInjector):
         input."""
         if not self.is_quant_enabled or self.requires_input_scale:
             return None
-        bias = first_parameters(self).bias
+        bias = answers.first_parameters(self).bias
         return None if bias is None else self._pack(self._copy()(bias.get_value()))
 
     def zero_point(self, force_eval: bool = True) -> jax.Array | None:

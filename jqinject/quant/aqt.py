@@ -1,27 +1,15 @@
 """AQT's vocabulary: `OperandInjector`, the quantizer of one operand, and ready-made schemes with AQT's keywords."""
 
+import inspect
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.core import (
-    AbsMaxRange,
-    CeilSte,
-    FixedRange,
-    FloatQuant,
-    NonzeroRange,
-    PowerOfTwoRestrictValue,
-    RescalingIntQuant,
-    RoundSte,
-    RoundToOddSte,
-    StochasticRoundSte,
-)
-from jqinject.dot import LocalAqt, Scheme
+from jqinject import core, dot, proxy
 from jqinject.inject import choices, this, value
 from jqinject.ops.float8_cast import float8_dtype
-from jqinject.proxy import OperandQuantProxyFromInjector
 from jqinject.quant.fragments import InRange
 
 FLOAT8_NAMES = {"e4m3": np.dtype("float8_e4m3fn"), "e5m2": np.dtype("float8_e5m2")}
@@ -66,6 +54,12 @@ def checked_rng_type(rng_type: str | None) -> int | None:
     return RANDOM_BITS[rng_type]
 
 
+@choices(core.PowerOfTwoRestrictValue)
+def scale_restriction(po2_scale: object) -> Any:
+    """`restrict_scaling_impl`; None for any scale."""
+    return core.PowerOfTwoRestrictValue if po2_scale else None
+
+
 class OperandInjector(InRange):
     """One operand of one contraction, symmetric: `scale = calibration(x) / (2^(bits-1) - 0.5)`, never -2^(bits-1).
 
@@ -93,9 +87,9 @@ class OperandInjector(InRange):
         Array([[6.632...]], dtype=float32)
     """
 
-    proxy_class = OperandQuantProxyFromInjector
+    proxy_class = proxy.OperandQuantProxyFromInjector
     bits = 8
-    calibration = AbsMaxRange
+    calibration = core.AbsMaxRange
     clipping_scale = None
     po2_scale = False
     preserve_zero = True
@@ -107,17 +101,17 @@ class OperandInjector(InRange):
     dequant_mode = "output"
     narrow_range = True
     scale_stop_grad = True
-    restrict_value_float_to_int_impl = CeilSte
-    calibration_impl = NonzeroRange
+    restrict_value_float_to_int_impl = core.CeilSte
+    calibration_impl = core.NonzeroRange
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
     random_bits = value(checked_rng_type)
 
-    @choices(RescalingIntQuant, FloatQuant)
+    @choices(core.RescalingIntQuant, core.FloatQuant)
     def tensor_quant(bits: object) -> Any:
         """None for no quantization."""
         if checked_bits(bits) is None:
             return None
-        return RescalingIntQuant if isinstance(bits, int) else FloatQuant
+        return core.RescalingIntQuant if isinstance(bits, int) else core.FloatQuant
 
     @value
     def bit_width(bits: object, preserve_zero: bool) -> int:
@@ -137,22 +131,19 @@ class OperandInjector(InRange):
         steps = 2.0 ** (bits - 1) - 0.5 * bool(preserve_zero) - 0.5 * bool(preserve_max_val)
         return steps if preserve_zero else 2.0 * steps
 
-    @choices(RoundSte, RoundToOddSte, StochasticRoundSte)
+    @choices(core.RoundSte, core.RoundToOddSte, core.StochasticRoundSte)
     def float_to_int_impl(bits: object, preserve_zero: bool, rng_type: str | None) -> Any:
         """To nearest, to half-integers, or at random."""
         if isinstance(bits, int) and not preserve_zero:
-            return RoundToOddSte
-        return RoundSte if checked_rng_type(rng_type) is None else StochasticRoundSte
+            return core.RoundToOddSte
+        return core.RoundSte if checked_rng_type(rng_type) is None else core.StochasticRoundSte
 
-    @choices(StochasticRoundSte)
+    @choices(core.StochasticRoundSte)
     def halves_to_int_impl(rng_type: Any) -> Any:
         """Stochastic rounding to half-integers."""
-        return None if checked_rng_type(rng_type) is None else StochasticRoundSte
+        return None if checked_rng_type(rng_type) is None else core.StochasticRoundSte
 
-    @choices(PowerOfTwoRestrictValue)
-    def restrict_scaling_impl(po2_scale: object) -> Any:
-        """None for any scale."""
-        return PowerOfTwoRestrictValue if po2_scale else None
+    restrict_scaling_impl = scale_restriction
 
     @value
     def shared_axes(module: Any, calibration_axes: Any) -> tuple[int, ...]:
@@ -176,7 +167,28 @@ _Operand = OperandInjector.let(
 )
 
 
-class ConfigV4(Scheme):
+def _checked_operand(name: str, *noise: str) -> Any:
+    """Return the `@value` function of an operand of a configuration: None for float; checked when it is read.
+
+    Args:
+        name: of the operand; its bits are under `NAME_bits`.
+        noise: the name of its random noise, if it may be rounded stochastically.
+    """
+
+    def quantized(**names: Any) -> Any:
+        for key in noise:
+            checked_rng_type(names[key])
+        operand, bits = names[name], names[f"{name}_bits"]
+        bits = operand.bits if "bits" in operand else bits
+        return None if checked_bits(bits) is None else operand
+
+    keys = (f"{name}_bits", name, *noise)
+    arguments = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in keys]
+    vars(quantized)["__signature__"] = inspect.Signature(arguments)
+    return value(quantized)
+
+
+class ConfigV4(dot.Scheme):
     """What `config_v4` returns, with its defaults. Inherit from it, or use `let`, to override a name.
 
     `fwd_bits` sets both forward operands, `fwd_lhs_bits` and `fwd_rhs_bits` one of them; likewise `dlhs_...` and
@@ -221,24 +233,20 @@ class ConfigV4(Scheme):
     dlhs_accumulator_dtype = jnp.int32
     drhs_accumulator_dtype = None
 
-    @choices(FixedRange, AbsMaxRange)
+    @choices(core.FixedRange, core.AbsMaxRange)
     def calibration(use_dummy_static_bound: object) -> Any:
         """For every operand: its largest magnitude, or a bound of 1."""
         if not isinstance(use_dummy_static_bound, bool):
             raise TypeError(
                 f"use_dummy_static_bound must be True or False, got {use_dummy_static_bound!r:.80}"
             )
-        return FixedRange if use_dummy_static_bound else AbsMaxRange
+        return core.FixedRange if use_dummy_static_bound else core.AbsMaxRange
 
     low, high = -1.0, 1.0
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)
 
-    @choices(PowerOfTwoRestrictValue)
-    def restrict_scaling_impl(po2_scale: object) -> Any:
-        """For every operand."""
-        return PowerOfTwoRestrictValue if po2_scale else None
-
-    restrict_value_float_to_int_impl = CeilSte
+    restrict_scaling_impl = scale_restriction
+    restrict_value_float_to_int_impl = core.CeilSte
 
     fwd_lhs = _Operand.let(bits=(this << 1).fwd_lhs_bits)
     fwd_rhs = _Operand.let(bits=(this << 1).fwd_rhs_bits)
@@ -247,28 +255,12 @@ class ConfigV4(Scheme):
     drhs_lhs = _Operand.let(bits=(this << 1).drhs_lhs_bits, rng_type=(this << 1).vjp_lhs_rng_type)
     drhs_rhs = _Operand.let(bits=(this << 1).drhs_rhs_bits, rng_type=(this << 1).vjp_rhs_rng_type)
 
-    fprop_lhs = value(lambda fwd_lhs_bits, fwd_lhs: _quantized(fwd_lhs_bits, fwd_lhs))
-    fprop_rhs = value(lambda fwd_rhs_bits, fwd_rhs: _quantized(fwd_rhs_bits, fwd_rhs))
-    dgrad_grad = value(
-        lambda dlhs_lhs_bits, dlhs_lhs, vjp_lhs_rng_type: _quantized(
-            dlhs_lhs_bits, dlhs_lhs, vjp_lhs_rng_type
-        )
-    )
-    dgrad_rhs = value(
-        lambda dlhs_rhs_bits, dlhs_rhs, vjp_rhs_rng_type: _quantized(
-            dlhs_rhs_bits, dlhs_rhs, vjp_rhs_rng_type
-        )
-    )
-    wgrad_grad = value(
-        lambda drhs_lhs_bits, drhs_lhs, vjp_lhs_rng_type: _quantized(
-            drhs_lhs_bits, drhs_lhs, vjp_lhs_rng_type
-        )
-    )
-    wgrad_lhs = value(
-        lambda drhs_rhs_bits, drhs_rhs, vjp_rhs_rng_type: _quantized(
-            drhs_rhs_bits, drhs_rhs, vjp_rhs_rng_type
-        )
-    )
+    fprop_lhs = _checked_operand("fwd_lhs")
+    fprop_rhs = _checked_operand("fwd_rhs")
+    dgrad_grad = _checked_operand("dlhs_lhs", "vjp_lhs_rng_type")
+    dgrad_rhs = _checked_operand("dlhs_rhs", "vjp_rhs_rng_type")
+    wgrad_grad = _checked_operand("drhs_lhs", "vjp_lhs_rng_type")
+    wgrad_lhs = _checked_operand("drhs_rhs", "vjp_rhs_rng_type")
     accumulator_dtype = this.fwd_accumulator_dtype
     dgrad_accumulator_dtype = this.dlhs_accumulator_dtype
     wgrad_accumulator_dtype = this.drhs_accumulator_dtype
@@ -279,13 +271,6 @@ class ConfigV4(Scheme):
     conv_gradients = False
 
 
-def _quantized(bits: Any, operand: Any, rng_type: str | None = None) -> Any:
-    """Return an operand of a configuration, or None for float; checked when the scheme is read."""
-    checked_rng_type(rng_type)
-    bits = operand.bits if "bits" in operand else bits
-    return None if checked_bits(bits) is None else operand
-
-
 def config_v4(
     *,
     fwd_bits: Bits = 8,
@@ -293,8 +278,8 @@ def config_v4(
     drhs_bits: Bits = None,
     use_dummy_static_bound: bool = False,
     rng_type: str | None = "jax.uniform",
-    dlhs_local_aqt: LocalAqt | None = None,
-    drhs_local_aqt: LocalAqt | None = None,
+    dlhs_local_aqt: dot.LocalAqt | None = None,
+    drhs_local_aqt: dot.LocalAqt | None = None,
     fwd_accumulator_dtype: DTypeLike | None = jnp.int32,
     dlhs_accumulator_dtype: DTypeLike | None = jnp.int32,
     drhs_accumulator_dtype: DTypeLike | None = None,
@@ -331,18 +316,7 @@ def config_v4(
         >>> dot_general(x, x, (((1,), (1,)), ((), ())), config=config_v4(fwd_bits=4, rng_type=None))
         Array([[1.155...]], dtype=float32)
     """
-    return ConfigV4.let(
-        fwd_bits=fwd_bits,
-        dlhs_bits=dlhs_bits,
-        drhs_bits=drhs_bits,
-        use_dummy_static_bound=use_dummy_static_bound,
-        rng_type=rng_type,
-        dlhs_local_aqt=dlhs_local_aqt,
-        drhs_local_aqt=drhs_local_aqt,
-        fwd_accumulator_dtype=fwd_accumulator_dtype,
-        dlhs_accumulator_dtype=dlhs_accumulator_dtype,
-        drhs_accumulator_dtype=drhs_accumulator_dtype,
-    )
+    return ConfigV4.let(**locals())
 
 
 def fully_quantized(
@@ -352,8 +326,8 @@ def fully_quantized(
     use_fwd_quant: bool = True,
     use_stochastic_rounding: bool = True,
     use_dummy_static_bound: bool = False,
-    dlhs_local_aqt: LocalAqt | None = None,
-    drhs_local_aqt: LocalAqt | None = None,
+    dlhs_local_aqt: dot.LocalAqt | None = None,
+    drhs_local_aqt: dot.LocalAqt | None = None,
 ) -> type[ConfigV4]:
     """All three contractions quantized, the backward ones reusing the forward pass's numbers.
 

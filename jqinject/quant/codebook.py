@@ -5,9 +5,8 @@ gradient passes where `gradient_mask_impl` says, for numbers that rounding moved
 rotation before the quantizer, `jqinject.core.transforms.Hadamard`.
 """
 
-from jqinject import core
+from jqinject import core, ops
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.ops import NF4
 from jqinject.ops.grid import Codebook, half_integers, widest_gap
 from jqinject.quant import enums, fragments
 from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, FpOCPMixin
@@ -23,7 +22,7 @@ class NF4Quant(ExtendedInjector):
 
     tensor_quant = core.CodebookQuant
     tensor_clamp_impl = core.TensorClamp
-    codebook = NF4
+    codebook = ops.NF4
     signed = True
 
 

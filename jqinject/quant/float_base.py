@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
 from jqinject.ops import max_available_float as largest_below_codes
-from jqinject.quant import enums
-from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
-from jqinject.quant.solver.solve_components import BIT_WIDTH_IMPL, selected
+from jqinject.quant import enums, solver
+from jqinject.quant.solver.roles import BIT_WIDTH_IMPL, selected
 
 EXPONENT_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.ExponentWidthConst}
 MANTISSA_WIDTH_IMPL = BIT_WIDTH_IMPL | {enums.BitWidthImplType.CONST: core.MantissaWidthConst}
@@ -72,15 +71,15 @@ class FloatBase(ExtendedInjector):
     exponent_bias = value(lambda exponent_bit_width: 2 ** (exponent_bit_width - 1) - 1)
 
 
-class FloatWeightBase(FloatBase, WeightQuantSolver):
+class FloatWeightBase(FloatBase, solver.WeightQuantSolver):
     """Weights as minifloats, without a scale."""
 
 
-class FloatActBase(FloatBase, ActQuantSolver):
+class FloatActBase(FloatBase, solver.ActQuantSolver):
     """Activations as minifloats, without a scale."""
 
 
-class ScaledFloatWeightBase(FloatBase, WeightQuantSolver):
+class ScaledFloatWeightBase(FloatBase, solver.WeightQuantSolver):
     """Weights as minifloats, scale = max |w| / largest number, recomputed at every forward."""
 
     scaling_stats_op = enums.StatsOp.MAX
@@ -89,7 +88,7 @@ class ScaledFloatWeightBase(FloatBase, WeightQuantSolver):
     float_scaling_impl = core.FloatScaling
 
 
-class ScaledFloatActBase(FloatBase, ActQuantSolver):
+class ScaledFloatActBase(FloatBase, solver.ActQuantSolver):
     """Activations as minifloats, a learned scale that starts from max |x| over the first 300 training batches."""
 
     scaling_stats_op = enums.StatsOp.MAX
@@ -215,25 +214,25 @@ class PerOutputChannel(ExtendedInjector):
     scaling_per_output_type = enums.ScalingPerOutputType.CHANNEL
 
 
-class DelayedWeight(DelayedAmaxScaling, WeightQuantSolver):
+class DelayedWeight(DelayedAmaxScaling, solver.WeightQuantSolver):
     """Weights, their scale from the amaxes of earlier steps."""
 
 
-class DelayedAct(DelayedAmaxScaling, ActQuantSolver):
+class DelayedAct(DelayedAmaxScaling, solver.ActQuantSolver):
     """Activations, their scale from the amaxes of earlier steps."""
 
 
-class DelayedGrad(DelayedAmaxScaling, GradQuantSolver):
+class DelayedGrad(DelayedAmaxScaling, solver.GradQuantSolver):
     """Gradients, their scale from the amaxes of earlier steps."""
 
 
-class CurrentWeight(CurrentAmaxScaling, WeightQuantSolver):
+class CurrentWeight(CurrentAmaxScaling, solver.WeightQuantSolver):
     """Weights, their scale from the tensor itself."""
 
 
-class CurrentAct(CurrentAmaxScaling, ActQuantSolver):
+class CurrentAct(CurrentAmaxScaling, solver.ActQuantSolver):
     """Activations, their scale from the tensor itself."""
 
 
-class CurrentGrad(CurrentAmaxScaling, GradQuantSolver):
+class CurrentGrad(CurrentAmaxScaling, solver.GradQuantSolver):
     """Gradients, their scale from the tensor itself."""

@@ -7,7 +7,7 @@ average, and to nearest in evaluation mode.
 """
 
 from jqinject import core
-from jqinject.quant import enums, float_base
+from jqinject.quant import enums, float_base, solver
 from jqinject.quant.fragments import (
     DynamicPerRow,
     IntQuant,
@@ -16,10 +16,9 @@ from jqinject.quant.fragments import (
     PerTensorFloatScaling8bit,
 )
 from jqinject.quant.minifloat.blocks import MXActMixin, fraction_bits
-from jqinject.quant.solver import GradQuantSolver
 
 
-class DynamicMaxScaling(GradQuantSolver):
+class DynamicMaxScaling(solver.GradQuantSolver):
     """Gradients, scale = max |g| / largest number, of the current gradient."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
@@ -76,14 +75,14 @@ class Fp8e5m2OCPDynamicGradPerTensorFloatStochastic(Fp8e5m2OCPDynamicGradPerTens
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
-class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, GradQuantSolver):
+class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, solver.GradQuantSolver):
     """8-bit signed gradients, a power of two for each group of 32 along the last axis."""
 
     bit_width = 8
     mantissa_bit_width = fraction_bits
 
 
-class MXFloatGradBase(MXActMixin, float_base.FpOCPMixin, float_base.FloatBase, GradQuantSolver):
+class MXFloatGradBase(MXActMixin, float_base.FpOCPMixin, float_base.FloatBase, solver.GradQuantSolver):
     """OCP's minifloats, a power of two for each group of 32 along the last axis; declare the format."""
 
     scaling_stats_op = enums.StatsOp.MAX

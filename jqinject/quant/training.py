@@ -8,13 +8,11 @@ codes and scales these are; NVIDIA, "Pretraining Large Language Models with NVFP
 Native FP4 Training Can Be Optimal for Large Language Models", algorithm 1.
 """
 
-from jqinject import core
-from jqinject.dot import Scheme
+from jqinject import core, dot
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.quant import aqt, codebook, enums, float_base, fragments
+from jqinject.quant import aqt, codebook, enums, float_base, fragments, solver
 from jqinject.quant.minifloat import blocks, float8
-from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
 
 
 class StraightThrough(ExtendedInjector):
@@ -44,7 +42,7 @@ class MXTraining(BlockTraining):
     scale_rounding = enums.ScaleRounding.RCEIL
 
 
-class MXFP8TrainingWeight(float_base.Fp8e4m3Mixin, MXTraining, WeightQuantSolver):
+class MXFP8TrainingWeight(float_base.Fp8e4m3Mixin, MXTraining, solver.WeightQuantSolver):
     """e4m3 weights in blocks of 32 along what is summed over, a power of two for each, rounded up.
 
     Example:
@@ -56,33 +54,33 @@ class MXFP8TrainingWeight(float_base.Fp8e4m3Mixin, MXTraining, WeightQuantSolver
     """
 
 
-class MXFP8TrainingAct(float_base.Fp8e4m3Mixin, MXTraining, ActQuantSolver):
+class MXFP8TrainingAct(float_base.Fp8e4m3Mixin, MXTraining, solver.ActQuantSolver):
     """e4m3 activations in blocks of 32 along the last axis, a power of two for each, rounded up."""
 
 
-class MXFP8TrainingGrad(float_base.Fp8e4m3Mixin, MXTraining, GradQuantSolver):
+class MXFP8TrainingGrad(float_base.Fp8e4m3Mixin, MXTraining, solver.GradQuantSolver):
     """e4m3 gradients in blocks of 32 along the last axis, a power of two for each, rounded up."""
 
 
-class MXFP8e5m2TrainingGrad(float_base.Fp8e5m2Mixin, MXTraining, GradQuantSolver):
+class MXFP8e5m2TrainingGrad(float_base.Fp8e5m2Mixin, MXTraining, solver.GradQuantSolver):
     """e5m2 gradients in blocks of 32 along the last axis, a power of two for each, rounded up."""
 
 
-class MXFP4TrainingWeight(float_base.Fp4e2m1Mixin, MXTraining, WeightQuantSolver):
+class MXFP4TrainingWeight(float_base.Fp4e2m1Mixin, MXTraining, solver.WeightQuantSolver):
     """e2m1 weights in blocks of 32 along what is summed over, a power of two for each, rounded up."""
 
 
-class MXFP4TrainingAct(float_base.Fp4e2m1Mixin, MXTraining, ActQuantSolver):
+class MXFP4TrainingAct(float_base.Fp4e2m1Mixin, MXTraining, solver.ActQuantSolver):
     """e2m1 activations in blocks of 32 along the last axis, a power of two for each, rounded up."""
 
 
-class MXFP4TrainingGrad(float_base.Fp4e2m1Mixin, MXTraining, GradQuantSolver):
+class MXFP4TrainingGrad(float_base.Fp4e2m1Mixin, MXTraining, solver.GradQuantSolver):
     """e2m1 gradients in blocks of 32 along the last axis, a power of two for each, rounded stochastically."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
-class MXFP8Training(Scheme):
+class MXFP8Training(dot.Scheme):
     """MXFP8: every operand in e4m3, in blocks of 32 along its product's sum, powers of two rounded up.
 
     Gradients in e5m2: `MXFP8Training.let(dgrad_grad=MXFP8e5m2TrainingGrad, wgrad_grad=MXFP8e5m2TrainingGrad)`.
@@ -101,7 +99,7 @@ class MXFP8Training(Scheme):
     dgrad_grad = wgrad_grad = MXFP8TrainingGrad
 
 
-class MXFP4Training(Scheme):
+class MXFP4Training(dot.Scheme):
     """MXFP4: every operand in e2m1, in blocks of 32 along its product's sum; gradients rounded stochastically.
 
     It needs random numbers: `rngs=` where it is used.
@@ -122,7 +120,7 @@ class Fp8OfTensor(ExtendedInjector):
     scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
 
 
-class Fp8TrainingWeight(float_base.Fp8e4m3, Fp8OfTensor, WeightQuantSolver):
+class Fp8TrainingWeight(float_base.Fp8e4m3, Fp8OfTensor, solver.WeightQuantSolver):
     """e4m3 weights, one scale, of the current weight.
 
     Example:
@@ -134,13 +132,13 @@ class Fp8TrainingWeight(float_base.Fp8e4m3, Fp8OfTensor, WeightQuantSolver):
     """
 
 
-class Fp8TrainingAct(float_base.Fp8e4m3, Fp8OfTensor, ActQuantSolver):
+class Fp8TrainingAct(float_base.Fp8e4m3, Fp8OfTensor, solver.ActQuantSolver):
     """e4m3 activations, one scale, of the current tensor."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
 
 
-class Fp8TrainingGrad(float_base.Fp8e5m2, Fp8OfTensor, GradQuantSolver):
+class Fp8TrainingGrad(float_base.Fp8e5m2, Fp8OfTensor, solver.GradQuantSolver):
     """e5m2 gradients, one scale, of the current gradient."""
 
     scaling_impl = core.RuntimeDynamicStatsScaling
@@ -169,21 +167,21 @@ class Fp8Block(BlockTraining):
     scaling_impl = core.RuntimeDynamicGroupStatsScaling
 
 
-class Fp8BlockTrainingWeight(float_base.Fp8e4m3Mixin, Fp8Block, WeightQuantSolver):
+class Fp8BlockTrainingWeight(float_base.Fp8e4m3Mixin, Fp8Block, solver.WeightQuantSolver):
     """e4m3 weights in blocks of 128 x 128, a float32 scale for each."""
 
     group_size = (128, 128)
 
 
-class Fp8BlockTrainingAct(float_base.Fp8e4m3Mixin, Fp8Block, ActQuantSolver):
+class Fp8BlockTrainingAct(float_base.Fp8e4m3Mixin, Fp8Block, solver.ActQuantSolver):
     """e4m3 activations in blocks of 128 along the last axis, a float32 scale for each."""
 
 
-class Fp8BlockTrainingGrad(float_base.Fp8e4m3Mixin, Fp8Block, GradQuantSolver):
+class Fp8BlockTrainingGrad(float_base.Fp8e4m3Mixin, Fp8Block, solver.GradQuantSolver):
     """e4m3 gradients in blocks of 128 along the last axis, a float32 scale for each."""
 
 
-class Fp8DelayedTraining(Scheme):
+class Fp8DelayedTraining(dot.Scheme):
     """One scale for each tensor, from the amaxes of earlier steps: e4m3, gradients in e5m2.
 
     It keeps histories: take gradients by `jqinject.value_and_grad`.
@@ -196,7 +194,7 @@ class Fp8DelayedTraining(Scheme):
     dgrad_grad = wgrad_grad = float8.Fp8e5m2GradPerTensorDelayed
 
 
-class Fp8CurrentTraining(Scheme):
+class Fp8CurrentTraining(dot.Scheme):
     """One scale for each tensor, of the current tensor: e4m3, gradients in e5m2. Backward products take the payloads
     of the forward product.
 
@@ -208,7 +206,7 @@ class Fp8CurrentTraining(Scheme):
     dgrad_grad = wgrad_grad = Fp8TrainingGrad
 
 
-class Fp8RowTraining(Scheme):
+class Fp8RowTraining(dot.Scheme):
     """A scale for each row and column of what is summed over, of the current tensor, all e4m3; every operand is
     quantized along its own product's sum.
 
@@ -220,7 +218,7 @@ class Fp8RowTraining(Scheme):
     dgrad_grad = wgrad_grad = Fp8RowTrainingGrad
 
 
-class Fp8BlockTraining(Scheme):
+class Fp8BlockTraining(dot.Scheme):
     """Activations and gradients in blocks of 1 x 128, weights in blocks of 128 x 128, which fit both of their products.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V3 technical report"; TransformerEngine's `Float8BlockScaling`.
@@ -263,7 +261,7 @@ class Int8PerToken(aqt.OperandInjector):
     preserve_max_val = True
 
 
-class BitNet158(Scheme):
+class BitNet158(dot.Scheme):
     """BitNet b1.58: ternary weights times int8 activations; gradients of the quantized product in float.
 
     Source: Ma et al., 2024, "The Era of 1-bit LLMs: All Large Language Models are in 1.58 Bits".
@@ -316,7 +314,7 @@ def weight_of_dgrad(weight_block: int | tuple[int, int] | None) -> object:
     return Kept.FPROP if square else this.fprop_rhs
 
 
-class NVFP4Training(Scheme):
+class NVFP4Training(dot.Scheme):
     """Training in 4 bits: inputs and gradients in blocks of 16 along what each product sums over, weights in 16 x 16.
 
     | name | what it does | default |
@@ -377,11 +375,11 @@ class QuartetForward(StraightThrough, codebook.MXFloat4e2m1QuestAct):
     pre_transform = (this << 1).hadamard
 
 
-class QuartetBackward(QuartetThreeQuarters, ActQuantSolver):
+class QuartetBackward(QuartetThreeQuarters, solver.ActQuantSolver):
     """`w` and `x` of the backward products: what the forward product saw, transformed along the other axis."""
 
 
-class QuartetGradient(QuartetThreeQuarters, GradQuantSolver):
+class QuartetGradient(QuartetThreeQuarters, solver.GradQuantSolver):
     """`g` of both backward products."""
 
 
@@ -391,7 +389,7 @@ def signs_of(hadamard: object, random_signs: bool) -> bool:
     return random_signs and hadamard is not None
 
 
-class Quartet(Scheme):
+class Quartet(dot.Scheme):
     """Training in MXFP4, 4.25 bits for every operand: groups of 32 along what each product sums over.
 
     | name | what it does | default |

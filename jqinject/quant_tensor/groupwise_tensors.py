@@ -1,7 +1,8 @@
-"""The public classes of quantized tensors with a scale for each group: constructors, names, and smaller groups."""
+"""The public classes of quantized tensors with a scale for each group: constructors, names, and smaller groups; and
+which numbers a value is on."""
 
 from dataclasses import replace
-from typing import Any, Self, final
+from typing import Any, Self, TypeGuard, final
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax.typing import ArrayLike
 from jqinject.ops import float_grid, grid, lean
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import elements_axis
-from jqinject.quant_tensor.array_methods import attribute
+from jqinject.quant_tensor.array_methods import attribute, kind_of
 from jqinject.quant_tensor.group_layout import Groups, Layout
 from jqinject.quant_tensor.public_tensors import (
     CodebookNames,
@@ -288,3 +289,49 @@ def smaller_groups(x: GroupwiseIntQuantTensor, size: int) -> GroupwiseIntQuantTe
     payload = None if x._payload is None else groups.split(layout.join(x._payload))
     pieces = IntQuantTensor(groups.split(x.value), scale, zero, x.bit_width, x.signed, x.training, payload)
     return pieces._like(GroupwiseIntQuantTensor, Layout(groups, x.group_dim))
+
+
+# Questions about a value that may be a quantized tensor: each class is of one kind, its grid's, without or in groups.
+
+
+def is_quantized(x: object) -> TypeGuard[QuantTensor]:
+    """Whether it is a quantized tensor of any format; the functions below answer False for anything else.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant_tensor import IntQuantTensor
+        >>> x = IntQuantTensor(jnp.array([0.5, 1.0]), 0.5, None, 4, signed=True, training=False)
+        >>> is_quantized(x), on_integers(x), on_minifloats(x), is_grouped(x), is_quantized(x.value)
+        (True, True, False, False, False)
+    """
+    return isinstance(x, QuantTensor)
+
+
+def is_grouped(x: object) -> TypeGuard[GroupwiseQuantTensor]:
+    """Whether it has a scale for each group along an axis."""
+    return is_quantized(x) and x.is_grouped
+
+
+def on_integers(x: Any) -> TypeGuard[IntQuantTensor]:
+    """Whether its grid is integers, without groups."""
+    return kind_of(x) == "integers"
+
+
+def on_minifloats(x: Any) -> TypeGuard[FloatQuantTensor]:
+    """Whether its grid is minifloats, without groups."""
+    return kind_of(x) == "minifloats"
+
+
+def on_table(x: Any) -> TypeGuard[CodebookQuantTensor]:
+    """Whether its grid is a table, without groups."""
+    return kind_of(x) == "table"
+
+
+def grouped_integers(x: Any) -> TypeGuard[GroupwiseIntQuantTensor]:
+    """Whether its grid is integers, in groups."""
+    return kind_of(x) == "grouped integers"
+
+
+def grouped_minifloats(x: Any) -> TypeGuard[GroupwiseFloatQuantTensor]:
+    """Whether its grid is minifloats, in groups."""
+    return kind_of(x) == "grouped minifloats"

@@ -19,8 +19,8 @@ import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 
+from jqinject.inject.binding import key_of
 from jqinject.inject.injector import InjectorMeta
-from jqinject.inject.keys import key_of
 from jqinject.ops.processes import on_host
 
 IDENTITY = "recipe.json"
@@ -181,7 +181,7 @@ def identity_of(
 
 
 def written(key: object) -> str:
-    """A key of a value (`jqinject.inject.keys.key_of`) as text that does not change from process to process.
+    """A key of a value (`jqinject.inject.binding.key_of`) as text that does not change from process to process.
 
     Injectors of the user's are written with what they declare: a body may change from one run to the next.
 

@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import pytest
 
 from jqinject.inject import DependencyError, ExtendedInjector
-from jqinject.inject.arguments import arguments_of_class
+from jqinject.inject.specs import arguments_of_class
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from jqinject.inject import Binding, ExtendedInjector, this
-from jqinject.inject.keys import injector_key
+from jqinject.inject.binding import injector_key
 
 
 class Component:

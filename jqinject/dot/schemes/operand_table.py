@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jqinject.inject import Binding, explain, tree
+from jqinject.inject import Binding, Node, explain
 
 PLACES = {
     "fprop_lhs": "x in y = x w",
@@ -16,7 +16,7 @@ PLACES = {
 }
 
 
-class OperandTable(tree.Node):
+class OperandTable(Node):
     """The six operands of a scheme: a node each, printed as a table."""
 
     __slots__ = ()

@@ -6,12 +6,9 @@ from jqinject.nn.base.layer_geometry import LayerGeometry as LayerGeometry
 from jqinject.nn.base.layer_geometry import WrongFeaturesError as WrongFeaturesError
 from jqinject.nn.base.layer_geometry import check_features as check_features
 from jqinject.nn.base.layer_schemes import SchemeLike as SchemeLike
-from jqinject.nn.base.placed_contraction import ContractingLayer as ContractingLayer
-from jqinject.nn.base.placed_contraction import LayerArrays as LayerArrays
 from jqinject.nn.base.placed_contraction import PlacedContraction as PlacedContraction
+from jqinject.nn.base.placed_contraction import PlacedFilters as PlacedFilters
 from jqinject.nn.base.placed_contraction import of_matrix as of_matrix
-from jqinject.nn.base.placed_contraction import promoted as promoted
-from jqinject.nn.base.placed_contraction import unallocated as unallocated
 from jqinject.nn.base.quant_layer import Arguments as Arguments
 from jqinject.nn.base.quant_layer import Out as Out
 from jqinject.nn.base.quant_layer import QuantLayer as QuantLayer

@@ -1,7 +1,7 @@
-"""How a layer contracts its input with its weight: the protocol, and a single `lax.dot_general` with its axes."""
+"""How a layer contracts its input with its weight: a `lax.dot_general` with its axes, or a window that moves."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.typing import Dtype, PromoteDtypeFn
 
-from jqinject.dot import FrozenParam, contraction_output
+from jqinject.core.flax_internals import ParameterView
+from jqinject.dot import Affine, FrozenParam, affine_of, contraction_output, integer_conv
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.kernels import convolution, integer
 from jqinject.dot.tensors.choice import ChosenKernel, ContractionKind, choose, describe
@@ -46,60 +47,6 @@ class ContractingLayer(Protocol):
     ) -> jax.Array: ...
 
 
-class Placement(Protocol):
-    """How a layer contracts inputs of one shape with its weight, and where axes and scales are in its output.
-
-    Attributes:
-        dims: what the table of kernels is asked with; None where floats alone are contracted.
-    """
-
-    @property
-    def dims(self) -> Dimensions | convolution.Filters | None: ...
-
-    def contract(
-        self,
-        layer: ContractingLayer,
-        choice: ChosenKernel,
-        arrays: LayerArrays,
-        grad_quant: GradQuantProxyFromInjector | None,
-        out_sharding: object,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Contract payloads by a kernel of the table, and add the bias.
-
-        Args:
-            layer: the layer.
-            choice: the kernel and the operands.
-            arrays: input and weight, which receive the gradients, and the bias or None.
-            grad_quant: quantizer of the output's gradient, or None.
-            out_sharding: as for the layer of Flax.
-
-        Returns:
-            (the output, the token for the gradient's scale, or None).
-        """
-        ...
-
-    def scales_on_weight(
-        self, x: IntQuantTensor, weight: IntQuantTensor
-    ) -> tuple[IntQuantTensor, IntQuantTensor]:
-        """Return operands with the same products, whose scales are the weight's if the input has one per output."""
-        ...
-
-    def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> jax.Array | None:
-        """Return the weight's scale in the shape in which a bias is added; None if it is not one for each output."""
-        ...
-
-    def output(
-        self,
-        y: jax.Array,
-        operands: tuple[QuantTensor, QuantTensor],
-        bias: object,
-        bias_on_grid: bool | None,
-        zero_points: tuple[bool | None, bool | None],
-    ) -> IntQuantTensor | jax.Array:
-        """Return the output with the scale of its sums; the array if they have none."""
-        ...
-
-
 @dataclass(frozen=True)
 class PlacedContraction:
     """A contraction of input and weight.
@@ -129,7 +76,18 @@ class PlacedContraction:
         grad_quant: GradQuantProxyFromInjector | None,
         out_sharding: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Contract payloads; see `Placement`."""
+        """Contract payloads by a kernel of the table, and add the bias.
+
+        Args:
+            layer: the layer.
+            choice: the kernel and the operands.
+            arrays: input and weight, which receive the gradients, and the bias or None.
+            grad_quant: quantizer of the output's gradient, or None.
+            out_sharding: as for the layer of Flax.
+
+        Returns:
+            (the output, the token for the gradient's scale, or None).
+        """
         x, weight, bias = layer.promote_dtype(arrays, dtype=layer.dtype)
         axes, sharding = self.axes, out_sharding
         if not axes.is_ordered:
@@ -163,7 +121,7 @@ class PlacedContraction:
         return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scale)
 
     def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> jax.Array | None:
-        """Return the weight's scale as a bias is added; None if it varies along summed axes."""
+        """Return the weight's scale in the shape in which a bias is added; None if it varies along summed axes."""
         axes, sizes = self.axes, dict(zip(self.axes.rhs, weight.shape, strict=True))
         channels = [label for label in axes.out if label in axes.rhs]
         scale = scale_in_output(weight.scale, axes.rhs, channels)
@@ -177,7 +135,7 @@ class PlacedContraction:
         bias_on_grid: bool | None,
         zero_points: tuple[bool | None, bool | None],
     ) -> IntQuantTensor | jax.Array:
-        """Return the output with the scale of its sums; see `Placement`."""
+        """Return the output with the scale of its sums; the array if they have none."""
         if bias is not None:
             addend = bias if on_integers(bias) else as_array(bias)
             bias = addend.reshape(self.shape_of_bias(y.shape))
@@ -192,6 +150,151 @@ class PlacedContraction:
             bias_on_grid=bias_on_grid,
             zero_points=zero_points,
         )
+
+
+@dataclass
+class IntegerConvolution:
+    """In the place of `lax.conv_general_dilated`: convolves integers.
+
+    Attributes:
+        choice: the row of the table for input and kernel.
+        grad_quant: quantizer of the output's gradient, or None.
+        token: of the last call: its cotangent is the scale of the gradient; None for a gradient of floats.
+    """
+
+    choice: ChosenKernel
+    grad_quant: GradQuantProxyFromInjector | None = None
+    token: jax.Array | None = None
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        window_strides: Any,
+        padding: Any,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+        **options: Any,
+    ) -> jax.Array:
+        """The convolution; gradients go to the arrays."""
+        dtype = preferred_element_type or lhs.dtype
+        options["out_sharding"] = asked(out_sharding, lhs, rhs)
+        convolve = convolution.Convolution.of(
+            lhs.shape, rhs.shape, window_strides, padding, dtype=dtype, **options
+        )
+        left, right = self.choice.operands((lhs, rhs))
+        left = replace(left, integers=self._integers(left.integers, lhs))
+        gradient = None
+        if self.grad_quant is not None and self.grad_quant.makes_integers:
+            out = jax.eval_shape(convolve, lhs, jnp.zeros(rhs.shape, lhs.dtype))
+            form = self.grad_quant.gradient_format(out)
+            gradient = None if form is None else form.in_one()
+        y, self.token = integer_conv(convolve, left, right, gradient)
+        return with_sharding(y, out_sharding)
+
+    def _integers(self, integers: Any, lhs: jax.Array) -> Affine:
+        """The input's integers, in the shape that the layer gave it: other batch axes, or a border added."""
+        x = self.choice.lhs
+        scale, zero = x.scale.reshape(()), x.zero_point.reshape(())
+        if lhs.size == x.size:
+            no_zero = integers.zero_point is None
+            return Affine(integers.payload.reshape(lhs.shape), scale, None if no_zero else zero)
+        return affine_of(x.set(value=lhs, scale=scale, zero_point=zero))
+
+
+@dataclass(frozen=True)
+class PlacedFilters:
+    """How a window moves over an input, channels last.
+
+    Attributes:
+        dims: where scales may vary; None where floats alone are convolved.
+        channel: the axis of the kernel with the output channels.
+        free_axes: axes of the input that are neither in the window nor summed.
+        terms: number of products that one element of the output sums.
+        filters: number of output channels of each input channel in a depthwise convolution; else 0.
+    """
+
+    dims: convolution.Filters | None
+    channel: int
+    free_axes: tuple[int, ...]
+    terms: int
+    filters: int = 0
+
+    @classmethod
+    def of(
+        cls, geometry: LayerGeometry, ndim: int, terms: int, is_contracted: bool, filters: int = 0
+    ) -> "PlacedFilters":
+        """Place the window that a geometry declares on an input of `ndim` axes."""
+        channel, free_axes = geometry.channels[0], tuple(range(ndim - (geometry.ndim - 1)))
+        dims = convolution.Filters(None, channel, shifted=False) if is_contracted else None
+        return cls(dims, channel, (*free_axes, ndim - 1) if filters else free_axes, terms, filters)
+
+    def contract(
+        self,
+        layer: ContractingLayer,
+        choice: ChosenKernel,
+        arrays: LayerArrays,
+        grad_quant: GradQuantProxyFromInjector | None,
+        out_sharding: object,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Convolve payloads by the forward of Flax; see `PlacedContraction`."""
+        x, kernel, bias = arrays
+        if isinstance(choice.rhs, FrozenParam):
+            kernel = unallocated(choice.rhs.shape, choice.rhs.dtype)
+        convolve = IntegerConvolution(choice, grad_quant)
+        functions = {
+            "promote_dtype": partial(promoted, layer.promote_dtype),
+            layer.contraction_name: convolve,
+        }
+        view = ParameterView(layer, {"kernel": kernel, "bias": bias, **functions})
+        return layer._parent_forward(view, x, out_sharding), convolve.token
+
+    def scales_on_weight(
+        self, x: IntQuantTensor, weight: IntQuantTensor
+    ) -> tuple[IntQuantTensor, IntQuantTensor]:
+        """Move the scales of input channels that have filters of their own to these."""
+        size = x.scale.size
+        if size == 1 or not self.filters or not size == x.scale.shape[-1] == x.shape[-1]:
+            return x, weight
+        scales = jnp.repeat(x.scale.reshape(-1), self.filters)
+        return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scales)
+
+    def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> None:
+        """Return None: bias and kernel have their channels along one axis each."""
+
+    def output(
+        self,
+        y: jax.Array,
+        operands: tuple[QuantTensor, QuantTensor],
+        bias: Any,
+        bias_on_grid: bool | None,
+        zero_points: tuple[bool | None, bool | None],
+    ) -> IntQuantTensor | jax.Array:
+        """Return the output with the scale of its sums; see `PlacedContraction`."""
+        x, weight = operands
+        is_on_grid: bool | jax.Array | None = bias_on_grid
+        if bias_on_grid and weight.scale.size != 1:
+            # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
+            # are those of the accumulator before the bias: Brevitas's convention for convolutions. The value is the
+            # same either way.
+            is_on_grid = jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
+        return contraction_output(
+            y,
+            x,
+            weight,
+            terms=self.terms,
+            rhs_channel_axis=self.channel,
+            lhs_free_axes=self.free_axes,
+            bias=bias,
+            bias_on_grid=is_on_grid,
+            zero_points=zero_points,
+        )
+
+
+Placement: TypeAlias = PlacedContraction | PlacedFilters
+"""How a layer contracts inputs of one shape with its weight, and where axes and scales are in its output."""
 
 
 @lru_cache(maxsize=1024)

@@ -22,8 +22,7 @@ from typing import (
 from flax import nnx
 
 from jqinject.core.flax_internals import flax_layer, flax_parameters, init_flax
-from jqinject.inject import Node, explain, requested_names, show
-from jqinject.inject.errors import did_you_mean, lines
+from jqinject.inject import Node, errors, explain, requested_names
 from jqinject.nn.base.slots import RETURN, LayerFacts, Option, Slot, binding_of, hold_proxies, slots_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import QuantizerLike, override_names
@@ -72,7 +71,9 @@ class Overrides(tuple[Override, ...]):
             return super().__getitem__(key)
         row = next((row for row in self if row.keyword == key), None)
         if row is None:
-            raise KeyError(lines(f"no override {key!r}", did_you_mean(key, [row.keyword for row in self])))
+            raise KeyError(
+                errors.lines(f"no override {key!r}", errors.did_you_mean(key, [row.keyword for row in self]))
+            )
         return row
 
     def _table(self) -> list[tuple[str, str, str, str]]:
@@ -114,9 +115,9 @@ def overrides_of(layer: type, slots: Sequence[Slot], quantizers: Mapping[str, ob
     arguments = list(dict.fromkeys(slot.argument for slot in slots))
     for name in quantizers:
         if name not in arguments:
-            hint = did_you_mean(name, arguments)
+            hint = errors.did_you_mean(name, arguments)
             raise TypeError(
-                lines(f"{layer.__name__}.overrides() takes {', '.join(arguments)}, got {name!r}", hint)
+                errors.lines(f"{layer.__name__}.overrides() takes {', '.join(arguments)}, got {name!r}", hint)
             )
     defaults = inspect.signature(layer).parameters
     rows: dict[str, Override] = {}
@@ -137,7 +138,7 @@ def _injector(layer: type, argument: str, quantizer: object) -> object:
     if binding is None:
         raise TypeError(
             f"{layer.__name__}.overrides({argument}=...) takes an injector (a class that derives from "
-            f"ExtendedInjector), a proxy or None, got {show.brief(quantizer)}"
+            f"ExtendedInjector), a proxy or None, got {errors.brief(quantizer)}"
         )
     return binding.injector
 
@@ -162,14 +163,14 @@ def _rows(injector: Any, slot: Slot, slots: Sequence[Slot]) -> list[Override]:
 
 
 def _now(node: Node) -> str:
-    return "of the layer" if node.error else show.brief(node.value)
+    return "of the layer" if node.error else errors.brief(node.value)
 
 
 def _declared(injector: Any, name: str) -> str:
     spec = injector.__dependencies__.get(name)
     if spec is None:
         return ""
-    return "computed" if spec.kind == "FUNCTION" else show.brief(spec.target)
+    return "computed" if spec.kind == "FUNCTION" else errors.brief(spec.target)
 
 
 if TYPE_CHECKING:

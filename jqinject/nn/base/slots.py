@@ -127,7 +127,7 @@ class Slot:
     one the attribute is None. A subclass without the slot declares `input_quant = None`.
 
     A read of a proxy all of whose layers are known changes nothing. It links the layer otherwise, as a copy that NNX
-    made has to be seen once (`jqinject.proxy.layer_links`).
+    made has to be seen once (`jqinject.proxy.answers`).
 
     Attributes:
         name: the attribute, as in `weight_quant`.

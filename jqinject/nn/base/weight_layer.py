@@ -24,14 +24,7 @@ from jqinject.nn.base.quant_layer import Arguments, Out, QuantLayer
 from jqinject.nn.base.slots import input_format
 from jqinject.ops.processes import is_traced
 from jqinject.proxy import GradQuantProxyFromInjector, IntegerFormat, stack_of
-from jqinject.quant_tensor import (
-    AnyQuantTensor,
-    Operand,
-    QuantTensor,
-    as_array,
-    is_quantized,
-    on_integers,
-)
+from jqinject.quant_tensor import AnyQuantTensor, Operand, QuantTensor, as_array, is_quantized, on_integers
 from jqinject.quant_tensor.quantized import split_payload
 
 CONTRACTION = slots.Option("contraction", "ContractionKind", "auto")
@@ -236,9 +229,6 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         Raises:
             ValueError: the bias takes its scale from an input that is not quantized.
         """
-        return self._quantized_bias(quant_input, quant_weight)
-
-    def _quantized_bias(self, quant_input: object, quant_weight: object) -> Operand | None:
         if self.bias is None:
             return None
         bias, proxy = self.bias[...], self.bias_quant
@@ -298,7 +288,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         bias = self.bias
         if bias is not None:
             by_weight = attributes.get("bias_quant") is not None
-            bias = self._quantized_bias(x, None if stored else weight) if by_weight else bias[...]
+            bias = self.quant_bias(x, None if stored else weight) if by_weight else bias[...]
         y: Any
         y, token = self._contracted(x, weight, bias, grad_quant, out_sharding)
         if stored and self.return_quant_tensor:

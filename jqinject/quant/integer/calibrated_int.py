@@ -4,15 +4,7 @@ The names say the method: `MinMax` has a zero point, the others are symmetric. A
 `calibration_impl = AbsPercentileRange`.
 """
 
-from jqinject.core import (
-    AbsMaxRange,
-    AbsPercentileRange,
-    MinMaxRange,
-    MSERange,
-    RMSRange,
-    SimpleMovingAverage,
-)
-from jqinject.proxy import ActQuantProxyFromInjector, WeightQuantProxyFromInjector
+from jqinject import core, proxy
 from jqinject.quant import enums, fragments
 from jqinject.quant.solver import solve_shapes
 
@@ -20,8 +12,8 @@ from jqinject.quant.solver import solve_shapes
 class CalibratedAct(fragments.InRange):
     """Signed integers in a range that `calibration_impl` finds, averaged over batches; declare it."""
 
-    proxy_class = ActQuantProxyFromInjector
-    averaging_impl = SimpleMovingAverage
+    proxy_class = proxy.ActQuantProxyFromInjector
+    averaging_impl = core.SimpleMovingAverage
 
 
 class Int8ActPerTensorMinMax(CalibratedAct):
@@ -37,31 +29,31 @@ class Int8ActPerTensorMinMax(CalibratedAct):
         Array([-128,  127], dtype=int8)
     """
 
-    calibration_impl = MinMaxRange
+    calibration_impl = core.MinMaxRange
 
 
 class Int8ActPerTensorAbsMax(CalibratedAct):
     """8 bits; the range is the mean of every batch's largest magnitude."""
 
-    calibration_impl = AbsMaxRange
+    calibration_impl = core.AbsMaxRange
 
 
 class Int8ActPerTensorPercentile(CalibratedAct):
     """8 bits; the range is the mean of every batch's 99.9th percentile of magnitudes (`percentile`)."""
 
-    calibration_impl = AbsPercentileRange
+    calibration_impl = core.AbsPercentileRange
 
 
 class Int8ActPerTensorMSE(CalibratedAct):
     """8 bits; the range is the mean of those with the least mean squared error in every batch."""
 
-    calibration_impl = MSERange
+    calibration_impl = core.MSERange
 
 
 class Int8ActPerTensorRMS(CalibratedAct):
     """8 bits; the range is `factor` (4) times the mean of every batch's root mean square."""
 
-    calibration_impl = RMSRange
+    calibration_impl = core.RMSRange
 
 
 class Int8DynamicActPerTensorAbsMax(Int8ActPerTensorAbsMax):
@@ -82,7 +74,7 @@ class Int8DynamicActPerRowAbsMax(Int8DynamicActPerTensorAbsMax):
 class CalibratedWeight(fragments.InRange):
     """Signed integers in a range that `calibration_impl` finds in the weight; a scale for each output channel."""
 
-    proxy_class = WeightQuantProxyFromInjector
+    proxy_class = proxy.WeightQuantProxyFromInjector
     channelwise_axes = solve_shapes.output_channel_axes
 
 
@@ -110,7 +102,7 @@ class Int4WeightPerGroupAbsMax(CalibratedGroupWeight):
         (2, 1, 4)
     """
 
-    calibration_impl = AbsMaxRange
+    calibration_impl = core.AbsMaxRange
     bit_width = 4
     group_size = 32
 
@@ -121,7 +113,7 @@ class Int8WeightPerChannelAbsMax(CalibratedWeight):
     Source: Qwix. `Int8WeightPerChannelFloat` divides by 127 and never takes -128.
     """
 
-    calibration_impl = AbsMaxRange
+    calibration_impl = core.AbsMaxRange
 
 
 class Int8WeightPerTensorAbsMax(Int8WeightPerChannelAbsMax):

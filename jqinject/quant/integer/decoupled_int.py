@@ -10,13 +10,12 @@ from flax import nnx
 
 from jqinject import core
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.quant import enums
-from jqinject.quant.solver import WeightQuantSolver
+from jqinject.quant import enums, solver
 
 CHANNEL_AXIS_OF_VIEW = 1  # views put the channels first and everything else in axis 1
 
 
-class DecoupledWeightQuant(WeightQuantSolver):
+class DecoupledWeightQuant(solver.WeightQuantSolver):
     """Narrow signed integers by `DecoupledRescalingIntQuant`."""
 
     tensor_quant = core.DecoupledRescalingIntQuant

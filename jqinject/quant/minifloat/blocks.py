@@ -9,7 +9,7 @@ from typing import Any
 from jqinject import core
 from jqinject.core.scaling.powers_of_two import midmax_mantissa_bias
 from jqinject.inject import ExtendedInjector, choices, this, value
-from jqinject.quant import enums
+from jqinject.quant import enums, solver
 from jqinject.quant.float_base import (
     FloatBase,
     Fp4e2m1Mixin,
@@ -30,7 +30,6 @@ from jqinject.quant.fragments import (
     MSEWeightZeroPoint,
     ShiftedMinUintQuant,
 )
-from jqinject.quant.solver import ActQuantSolver, GradQuantSolver, WeightQuantSolver
 
 
 class RestrictThresholdMixin(ExtendedInjector):
@@ -86,7 +85,7 @@ class MXActMixin(MXMixin):
         return core.RuntimeDynamicGroupStatsScaling if scale_rounding is None else core.SharedExponentScaling
 
 
-class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
+class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, solver.WeightQuantSolver):
     """8-bit signed weights, a power of two for each group of 32 inputs.
 
     Example:
@@ -101,7 +100,7 @@ class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, WeightQuantSolver):
     mantissa_bit_width = fraction_bits
 
 
-class ShiftedMXUInt8Weight(MXMixin, ShiftedMinUintQuant, MinMaxStatsScaling, WeightQuantSolver):
+class ShiftedMXUInt8Weight(MXMixin, ShiftedMinUintQuant, MinMaxStatsScaling, solver.WeightQuantSolver):
     """8-bit unsigned weights, a power of two and a zero point for each group of 32 inputs."""
 
     bit_width = 8
@@ -116,7 +115,7 @@ class ShiftedMXUInt8WeightMSE(MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedMXU
     """8-bit unsigned weights; a learned power of two and zero point for each group, started likewise."""
 
 
-class MXInt8Act(MXActMixin, IntQuant, MaxStatsScaling, ActQuantSolver):
+class MXInt8Act(MXActMixin, IntQuant, MaxStatsScaling, solver.ActQuantSolver):
     """8-bit signed activations, a power of two for each group of 32 features.
 
     Example:
@@ -247,7 +246,7 @@ class NVFP4TwoLevels(Fp4e2m1Mixin, FpOCPMixin, FloatBase):
     block_scale_impl = core.NVFP4Scales
 
 
-class NVFP4TrainingWeight(NVFP4TwoLevels, WeightQuantSolver):
+class NVFP4TrainingWeight(NVFP4TwoLevels, solver.WeightQuantSolver):
     """e2m1 weights (4 bits) in blocks of 16 inputs, scales as TransformerEngine computes them.
 
     Example:
@@ -259,7 +258,7 @@ class NVFP4TrainingWeight(NVFP4TwoLevels, WeightQuantSolver):
     """
 
 
-class NVFP4TrainingAct(NVFP4TwoLevels, ActQuantSolver):
+class NVFP4TrainingAct(NVFP4TwoLevels, solver.ActQuantSolver):
     """e2m1 activations (4 bits) in blocks of 16 features, scales as TransformerEngine computes them.
 
     Example:
@@ -271,7 +270,7 @@ class NVFP4TrainingAct(NVFP4TwoLevels, ActQuantSolver):
     """
 
 
-class NVFP4TrainingGrad(NVFP4TwoLevels, GradQuantSolver):
+class NVFP4TrainingGrad(NVFP4TwoLevels, solver.GradQuantSolver):
     """e2m1 gradients (4 bits) in blocks of 16 along the last axis, in a `Scheme` along what is summed over."""
 
 

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from jqinject.ops import tensor_clamp
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
-from jqinject.quant.solver.solve_components import LEARNED_ROUND_IMPL
+from jqinject.quant.solver.roles import LEARNED_ROUND_IMPL
 from jqinject.recipes.solvers import solver
 from jqinject.recipes.solvers.solver import MatrixGrid, Problem, Solution
 
