@@ -60,13 +60,7 @@ def tflite(
     converter = needed("litert_converter.mlir._mlir_libs.converter_api_ext", EXTRA, "tflite")
     program = stablehlo(model, *inputs, method=method, **keywords).exported
     _refuse_unmarked(model, program)
-    names = [
-        _names(stated, len(avals), prefix)
-        for stated, avals, prefix in (
-            (input_names, program.in_avals, "in"),
-            (output_names, program.out_avals, "out"),
-        )
-    ]
+    names = _names(input_names, program.in_avals, "in"), _names(output_names, program.out_avals, "out")
     file = _converted(converter, program, *names)
     if target is not None:
         target.write_bytes(file)
@@ -94,11 +88,11 @@ def _converted(converter: Module, program: export.Exported, inputs: list[str], o
             ) from error
 
 
-def _names(stated: Sequence[str] | None, count: int, prefix: str) -> list[str]:
-    names = [f"{prefix}_{place}" for place in range(count)] if stated is None else list(stated)
-    if len(names) != count:
+def _names(stated: Sequence[str] | None, arrays: Sequence[object], prefix: str) -> list[str]:
+    names = [f"{prefix}_{place}" for place in range(len(arrays))] if stated is None else list(stated)
+    if len(names) != len(arrays):
         raise ValueError(
-            f"tflite: {prefix}put_names names {len(names)} arrays, and the program has {count}: {names}"
+            f"tflite: {prefix}put_names names {len(names)} arrays, and the program has {len(arrays)}: {names}"
         )
     return names
 

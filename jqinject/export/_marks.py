@@ -1,40 +1,265 @@
-"""Marks in a traced program: each shows a quantized value and its grid; and what ONNX has in their places.
+"""Quantized numbers and pools of a traced program in ONNX's form; and the evaluator that puts them there.
 
-A model is traced with its quantizers' results marked. Once the program's constants are folded, a marked value is a
-stored integer or 8-bit float, a quantizer with a known scale, or a computation.
+A model is traced with its quantizers' results marked: each mark shows a quantized value and its grid. Once the
+program's constants are folded, a marked value is a stored integer or 8-bit float, a quantizer with a known scale, or a
+computation.
+
+QuantizeLinear: q = saturate(round(x / scale) + zero_point)        DequantizeLinear: y = (q - zero_point) * scale
+
+jax2onnx writes a window reduction with a window along every axis, including batch and channels; runtimes have pools of
+one to three spatial axes, in ONNX's layout, with the channels before these.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jax.interpreters import batching
+from jax.typing import DTypeLike
 
 from jqinject.core._protocols import is_nearest
 from jqinject.core.quantizers.delay import DelayWrapper
-from jqinject.export._operations import (
-    DEQUANTIZE,
-    Parameters,
-    Rule,
-    container,
-    grid_of,
-    is_known,
-    linear,
-    requantized,
-    stored_integers,
-)
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import FloatGrid, float8_cast, max_int, min_int
-from jqinject.program import Around, intercept, jaxpr
+from jqinject.ops.processes import ONE_DEVICE
+from jqinject.program import intercept
+from jqinject.program.jaxpr import Body, Equation, Primitive
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import QuantTensor, as_array, on_integers, on_minifloats
 
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+# Hints for XLA that do not change any number.
+AS_IT_IS = frozenset({"layout_constraint", "optimization_barrier"})
+
+Parameters: TypeAlias = Mapping[str, Any]
+"""Of a primitive."""
+Rule: TypeAlias = Callable[[Sequence[jax.Array], Parameters], Sequence[jax.Array]]
+
+
+def evaluate(
+    body: Body, inputs: Sequence[jax.Array], rules: Mapping[str, Rule], computes: bool = True
+) -> list[jax.Array]:
+    """Run a program on tracers: values that depend on none of them are computed now, the rest is traced.
+
+    Calls are inlined; the bodies of loops are kept, with their own calls inlined.
+
+    Args:
+        body: the program.
+        inputs: tracers or arrays.
+        rules: name of a primitive -> its replacement, from operands and parameters to results.
+        computes: whether known values are computed now.
+
+    Returns:
+        The outputs.
+    """
+
+    def run(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
+        if equation.name in rules:
+            return rules[equation.name](operands, equation.params)
+        if equation.name in AS_IT_IS:
+            return operands
+        inlined = equation.bodies[0] if equation.name == ONE_DEVICE.name else equation.call
+        if inlined is not None:
+            return evaluate(inlined, operands, rules, computes)
+        if equation.branches and is_known(operands[0]):
+            number = int(np.clip(operands[0], 0, len(equation.branches) - 1))
+            return evaluate(equation.branches[number], operands[1:], rules, computes)
+        sizes = (size for result in equation.outputs for size in result.shape)
+        if computes and is_known(*operands) and all(isinstance(size, int) for size in sizes):
+            with jax.ensure_compile_time_eval():
+                return equation.bind(operands)
+        equation = equation.with_bodies(lambda part, values: evaluate(part, values, rules, computes=False))
+        scan = equation.scan
+        if scan is None or not scan.options["reverse"]:
+            return equation.bind(operands)
+        # ONNX only has forward scans: a reversed one is a forward scan between two reversals.
+        constants, carry, slices = scan.split(operands)
+        flipped = [jnp.flip(x, 0) for x in slices]
+        results = equation.replaced(reverse=False).bind([*constants, *carry, *flipped])
+        return [*results[: scan.carries], *(jnp.flip(stacked, 0) for stacked in results[scan.carries :])]
+
+    return body.used().run(inputs, run, lambda value: value)
+
+
+def is_known(*values: object) -> bool:
+    """Whether none of the values is a tracer."""
+    return not any(isinstance(value, Tracer) for value in values)
+
+
+OPERATOR = Primitive("jqinject_onnx_operator")
+"""An operator of ONNX. Parameters: `operator`, its name; `shape` and `dtype`, of the result; `attributes`, pairs."""
+
+OPERATOR.def_abstract_eval(
+    lambda x, *operands, operator, shape, dtype, attributes: x.update(shape=shape, dtype=dtype)
+)
+# Constants are not folded through it.
+KEPT: dict[str, Rule] = {OPERATOR.name: lambda operands, params: [OPERATOR.bind(*operands, **params)]}
+
+
+def linear(
+    operator: str, x: jax.Array, operands: Sequence[jax.Array], dtype: DTypeLike, axis: int | None
+) -> jax.Array:
+    """QuantizeLinear or DequantizeLinear of an array, with a scale and perhaps a zero point.
+
+    Args:
+        operator: its name.
+        x: the array.
+        operands: scale and zero point.
+        dtype: of the result.
+        axis: along which they lie; None for scalars.
+    """
+    attributes = () if axis is None else (("axis", axis),)
+    facts = {"shape": x.shape, "dtype": np.dtype(dtype), "attributes": attributes}
+    return OPERATOR.bind(x, *operands, operator=operator, **facts)
+
+
+# Earlier opsets have both operations only for bytes (and 32-bit integers to dequantize).
+OPSET_OF_16_BITS = 21
+# The allowed distance of a stored value from an integer, in steps, due to float rounding.
+OFF_GRID = 0.01
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Scale and zero point of an array: scalars, or vectors along `axis`."""
+
+    scale: np.ndarray
+    zero_point: np.ndarray
+    axis: int | None
+
+    def operands(self, dtype: np.dtype) -> tuple[jax.Array, ...]:
+        """The operands of the two operations; 32-bit integers have no zero point."""
+        scale = jnp.asarray(self.scale, jnp.float32)
+        return (scale,) if dtype == np.int32 else (scale, jnp.asarray(self.zero_point.astype(dtype)))
+
+    def fits(self, dtype: np.dtype) -> bool:
+        """Whether a dtype can hold the zero point."""
+        if dtype == np.int32:
+            return not self.zero_point.any()
+        return _holds(dtype, self.zero_point) and bool(np.all(self.zero_point == np.rint(self.zero_point)))
+
+
+def container(bits: int, signed: bool, opset: int) -> np.dtype | None:
+    """The dtype that holds integers of this bit width; None if the opset has none."""
+    if bits <= 8:
+        return np.dtype(np.int8 if signed else np.uint8)
+    if bits <= 16 and opset >= OPSET_OF_16_BITS:
+        return np.dtype(np.int16 if signed else np.uint16)
+    return np.dtype(np.int32) if bits <= 32 else None
+
+
+def grid_of(scale: np.ndarray, zero_point: np.ndarray, ndim: int) -> _Grid | None:
+    """The grid; None if scale or zero point vary along several axes, which the two operations do not support."""
+    shape = np.broadcast_shapes((1,) * ndim, scale.shape, zero_point.shape)
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    if len(axes) > 1:
+        return None
+    flat = [np.broadcast_to(part, shape).reshape(-1 if axes else ()) for part in (scale, zero_point)]
+    return _Grid(flat[0], flat[1], axes[0] if axes else None)
+
+
+def stored_integers(
+    value: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, dtype: np.dtype | None
+) -> jax.Array:
+    """A known value as stored integers and DequantizeLinear; unchanged if it is not on its grid."""
+    value = value.astype(np.float32)
+    steps = value / scale + zero_point
+    integers = np.rint(steps)
+    off_grid = not np.all(np.abs(steps - integers) <= OFF_GRID)
+    if off_grid or dtype is None or not _holds(dtype, integers):
+        return jnp.asarray(value)
+    stored = jnp.asarray(integers.astype(dtype))
+    grid = grid_of(scale, zero_point, value.ndim)
+    if grid is not None and grid.fits(dtype):
+        return linear(DEQUANTIZE, stored, grid.operands(dtype), np.float32, grid.axis)
+    unit = _Grid(np.ones((), np.float32), np.zeros((), np.float32), None)
+    return (linear(DEQUANTIZE, stored, unit.operands(dtype), np.float32, None) - zero_point) * scale
+
+
+def requantized(
+    x: jax.Array,
+    scale: np.ndarray,
+    zero_point: np.ndarray,
+    dtype: np.dtype | None,
+    bounds: tuple[int, int] | None,
+    value: jax.Array,
+) -> jax.Array:
+    """`x` through both operations; `value`, the computation, if they cannot express it."""
+    grid = grid_of(scale, zero_point, x.ndim)
+    if grid is None or dtype is None or dtype == np.int32 or not grid.fits(dtype):
+        return value
+    x = x.astype(jnp.float32)
+    # QuantizeLinear clamps to the range of the dtype.
+    if bounds is not None and bounds[0] > np.iinfo(dtype).min:
+        x = jnp.maximum(x, (np.float32(bounds[0]) - zero_point) * scale)
+    if bounds is not None and bounds[1] < np.iinfo(dtype).max:
+        x = jnp.minimum(x, (np.float32(bounds[1]) - zero_point) * scale)
+    operands = grid.operands(dtype)
+    integers = linear(QUANTIZE, x, operands, dtype, grid.axis)
+    return linear(DEQUANTIZE, integers, operands, np.float32, grid.axis).astype(value.dtype)
+
+
+def _holds(dtype: np.dtype, numbers: np.ndarray) -> bool:
+    info = np.iinfo(dtype)
+    exact = numbers.astype(np.float64)  # float32 cannot represent 2147483647
+    return bool(np.all((exact >= info.min) & (exact <= info.max)))
+
+
+# Ranks of an operand with the batch first and the channels last: one to three spatial axes.
+RANKS = (3, 4, 5)
+
+
+def pool(primitive: Primitive, operator: str) -> Rule:
+    """The rule of a reduction over windows.
+
+    Args:
+        primitive: the reduction.
+        operator: "MaxPool" or "AveragePool".
+    """
+
+    def write(operands: Sequence[jax.Array], params: Parameters) -> Sequence[jax.Array]:
+        (x,) = operands
+        window, strides, padding = (params[n] for n in ("window_dimensions", "window_strides", "padding"))
+        dilated = set(params["base_dilation"]) | set(params["window_dilation"]) != {1}
+        inner = slice(1, -1)
+        spatial = all(window[axis] == strides[axis] == 1 and not any(padding[axis]) for axis in (0, -1))
+        if x.ndim not in RANKS or dilated or not spatial:
+            return [primitive.bind(x, **params)]
+        last = x.ndim - 1
+        channels_first = jax.lax.transpose(x, (0, last, *range(1, last)))
+        sizes = jax.eval_shape(lambda x: primitive.bind(x, **params), x).shape
+        before, after = zip(*padding[inner], strict=True)
+        attributes = {"kernel_shape": window[inner], "strides": strides[inner], "pads": (*before, *after)}
+        if operator == "AveragePool":
+            attributes["count_include_pad"] = 1
+        shape, pairs = (sizes[0], sizes[last], *sizes[inner]), tuple(attributes.items())
+        y = OPERATOR.bind(
+            channels_first, operator=operator, shape=shape, dtype=np.dtype(x.dtype), attributes=pairs
+        )
+        y = jax.lax.transpose(y, (0, *range(2, last + 1), 1))
+        # The reduction is a sum: the mean times the number of elements.
+        return [y * np.asarray(math.prod(window), y.dtype) if operator == "AveragePool" else y]
+
+    return write
+
+
+POOLS = {
+    "reduce_window_max": pool(jax.lax.reduce_window_max_p, "MaxPool"),
+    "reduce_window_sum": pool(jax.lax.reduce_window_sum_p, "AveragePool"),
+}
+
+
+# --- marks of what quantizers made
+
 Marked: TypeAlias = jax.Array | QuantTensor
 
-MARK = jaxpr.Primitive("jqinject_quantized")
+MARK = Primitive("jqinject_quantized")
 """Operands: what was quantized, its quantized value, scale; of integers zero point and bit width. Result: the value.
 
 Parameters: `format` of minifloats, None of integers; `signed`; `narrow_range`; `nearest`, whether the value is
@@ -53,22 +278,19 @@ def mark_quantizers(model: nnx.Module) -> None:
     """
     for _, node in nnx.iter_modules(model):
         if isinstance(node, QuantProxyFromInjector) and not _is_delayed(node):
-            intercept(node, _MarkedCall())
+            intercept(node, _marked_call)
         elif isinstance(node, QuantWeightLayer):
             node.contraction = "float"
             if node.frozen is not None:
-                intercept(node, _MarkedCall(), "_quantized_weight")
+                intercept(node, _marked_call, "_quantized_weight")
 
 
-class _MarkedCall(Around):
-    """Marks the result of a proxy, or the frozen weight of a layer, which lies on its grid."""
-
-    def __call__(self, layer: Any, call: Callable[..., Marked], *args: Any, **kwargs: Any) -> Marked:
-        """See `Around`."""
-        result = call(*args, **kwargs)
-        if isinstance(layer, QuantWeightLayer):
-            return _marked(result, result, False, False)
-        return _marked(args[0], result, bool(layer.is_narrow_range), is_nearest(layer.tensor_quant))
+def _marked_call(layer: Any, call: Callable[..., Marked], *args: Any, **kwargs: Any) -> Marked:
+    """The result of a proxy, or the frozen weight of a layer, which lies on its grid, marked; see `Around`."""
+    result = call(*args, **kwargs)
+    if isinstance(layer, QuantWeightLayer):
+        return _marked(result, result, False, False)
+    return _marked(args[0], result, bool(layer.is_narrow_range), is_nearest(layer.tensor_quant))
 
 
 def _marked(x: Marked, result: Marked, narrow_range: bool, nearest: bool) -> Marked:

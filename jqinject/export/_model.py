@@ -103,7 +103,7 @@ class ExportedCall:
                     "returns the outputs alone.\n  cure: method=..., a function that takes the model and arrays, makes "
                     f"the {type(module).__name__} of them, and returns what changed"
                 )
-        return plain(outputs)
+        return jax.tree.map(as_array, outputs, is_leaf=is_quantized)  # other programs know no QuantTensors
 
 
 def _with_arrays_only(
@@ -115,11 +115,6 @@ def _with_arrays_only(
     while args and not jax.tree.leaves(args[-1]):
         args.pop()
     return tuple(args), {name: value for name, value in bare.kwargs.items() if jax.tree.leaves(value)}
-
-
-def plain(output: PyTree) -> PyTree:
-    """An output with arrays instead of QuantTensors, which other programs do not know."""
-    return jax.tree.map(as_array, output, is_leaf=is_quantized)
 
 
 def checked_path(path: str | os.PathLike[str], name: str) -> Path:

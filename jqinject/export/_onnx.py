@@ -11,9 +11,8 @@ from flax import nnx
 
 from jqinject import native
 from jqinject.export._fuse import Module, Proto, fused
-from jqinject.export._marks import MARK, mark_quantizers, rules
+from jqinject.export._marks import KEPT, MARK, OPERATOR, POOLS, evaluate, mark_quantizers, rules
 from jqinject.export._model import ExportedCall, PyTree, checked_path, needed, serving_copy
-from jqinject.export._operations import KEPT, OPERATOR, POOLS, evaluate
 from jqinject.program import CALL, Call, Method, checked_method, jaxpr
 
 Context: TypeAlias = Any

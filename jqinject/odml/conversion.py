@@ -182,6 +182,7 @@ class _Collector(Quantizers):
     """Makes the marker of every site from the quantizer that the model holds there."""
 
     def __init__(self, quantizers: OpQuantizers) -> None:
+        super().__init__()
         self._quantizers = quantizers
         self.markers: dict[str, FakeQuantMarker] = {}
 

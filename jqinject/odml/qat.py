@@ -1,7 +1,7 @@
 """`OdmlQat`: fake-quantizes every operation of a model, as a device will run it."""
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from flax import nnx
@@ -82,7 +82,15 @@ class OdmlProvider(abc.ABC):
             TypeError, ValueError: as `quantize`.
         """
         for call in calls or [Call((), {})]:
-            check_inputs(model, call.args, call.kwargs, f"{type(self).__name__}.quantize (of {call.name})")
+            what = f"{type(self).__name__}.quantize (of {call.name})"
+            if not isinstance(model, nnx.Module):
+                raise TypeError(
+                    f"{what} takes an NNX module, got {type(model).__name__}; a Linen one: nnx.bridge.ToNNX"
+                )
+            if not call.args and not call.kwargs:
+                raise ValueError(
+                    f"{what} needs inputs of the shapes that the model is called with: it is traced with them"
+                )
         return self._of_calls(model, calls)
 
     @abc.abstractmethod
@@ -154,23 +162,6 @@ def _refuse_quantized(model: nnx.Module) -> None:
             )
 
 
-def check_inputs(model: object, inputs: Sequence[object], kwargs: Mapping[str, object], what: str) -> None:
-    """Refuse a model that cannot be traced.
-
-    Raises:
-        TypeError: `model` is not an NNX module.
-        ValueError: there are no inputs.
-    """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(
-            f"{what} takes an NNX module, got {type(model).__name__}; a Linen one: nnx.bridge.ToNNX"
-        )
-    if not inputs and not kwargs:
-        raise ValueError(
-            f"{what} needs inputs of the shapes that the model is called with: it is traced with them"
-        )
-
-
 def _checked(rules: Rule | Iterable[Rule] | None) -> tuple[Rule, ...]:
     if rules is None:
         return (EVERYTHING,)
@@ -183,18 +174,14 @@ def _checked(rules: Rule | Iterable[Rule] | None) -> tuple[Rule, ...]:
                 f"{', '.join(unused) or 'overrides'}.\n"
                 "  cure: weight_quant=..., output_quant=...; subclass a quantizer to change it"
             )
-        _refuse_layers_quantizer(rule)
+        quantizer = rule.quantizer("weight_quant")
+        # A quantizer of a layer's weights asks its layer for axes, and an operation is no layer.
+        if quantizer is not None and not issubclass(quantizer.proxy_class, ActQuantProxyFromInjector):
+            raise TypeError(
+                f"{rule}: {quantizer.__name__} quantizes the weights of layers, and OdmlQat those of operations.\n"
+                "  cure: jqinject.odml.Int8Weight, or a class derived from it"
+            )
     return checked
-
-
-def _refuse_layers_quantizer(rule: Rule) -> None:
-    """Refuse a quantizer of a layer's weights: it asks its layer for axes, and an operation is no layer."""
-    quantizer = rule.quantizer("weight_quant")
-    if quantizer is not None and not issubclass(quantizer.proxy_class, ActQuantProxyFromInjector):
-        raise TypeError(
-            f"{rule}: {quantizer.__name__} quantizes the weights of layers, and OdmlQat those of operations.\n"
-            "  cure: jqinject.odml.Int8Weight, or a class derived from it"
-        )
 
 
 def _range(ends: Range | None, name: str) -> Range | None:

@@ -1,10 +1,10 @@
 """Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
 from jqinject.core.flax_internals import change_class as change_class
-from jqinject.program.adapter import Adapter as Adapter
 from jqinject.program.call import CALL as CALL
 from jqinject.program.call import Call as Call
 from jqinject.program.call import Method as Method
+from jqinject.program.call import Program as Program
 from jqinject.program.call import SplitCall as SplitCall
 from jqinject.program.call import arguments_of as arguments_of
 from jqinject.program.call import checked_method as checked_method
@@ -15,6 +15,7 @@ from jqinject.program.class_swap import ClassMixin as ClassMixin
 from jqinject.program.class_swap import derived_class as derived_class
 from jqinject.program.class_swap import intercept as intercept
 from jqinject.program.class_swap import original_class as original_class
+from jqinject.program.low_rank_product import Adapter as Adapter
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
 from jqinject.program.model import find_sites as find_sites
@@ -49,6 +50,5 @@ from jqinject.program.scopes import mark_modules as mark_modules
 from jqinject.program.scopes import name_in_scope as name_in_scope
 from jqinject.program.scopes import path_in as path_in
 from jqinject.program.scopes import weight_in as weight_in
-from jqinject.program.trace import Program as Program
 from jqinject.program.tracked_value import Tracked as Tracked
 from jqinject.program.tracked_value import WeightCall as WeightCall

@@ -16,7 +16,7 @@ from flax import nnx
 from jax import lax
 
 from jqinject.dot import LowBitCache, is_low_bit_cache
-from jqinject.program import jaxpr, moves, quantizers, trace
+from jqinject.program import call, jaxpr, moves, quantizers
 from jqinject.program.policy import Site
 from jqinject.program.run import OperationRun
 from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
@@ -77,7 +77,7 @@ def _write(step: OperationRun, cache: Tracked, quantizer: object, new: Sequence[
     site = Site(cache.cache, quantizer, shape=shape_of(inputs[new[0]]), cache_ndim=cache.cache_ndim)
     run.add(site)
     rounded = {place: run.quantizers.quantize(site, inputs[place].array) for place in new}
-    if not isinstance(cache.value, LowBitCache) or isinstance(run.quantizers, quantizers.Finder):
+    if not isinstance(cache.value, LowBitCache) or type(run.quantizers) is quantizers.Quantizers:
         values = [rounded.get(place, x.value) for place, x in enumerate(inputs)]
         (value,) = eqn.bind([Tracked(value).array for value in values])
         return _after(cache, value, transform_of(quantizer))
@@ -142,10 +142,6 @@ def _scattered(eqn: jaxpr.Equation, operands: Sequence[jax.Array], added: int) -
     return lax.scatter(x, indices, rows, numbers._replace(update_window_dims=window), **options)
 
 
-def _joined(eqn: jaxpr.Equation, operands: Sequence[jax.Array], added: int) -> jax.Array:
-    return lax.concatenate(operands, eqn.params["dimension"])
-
-
 def _placed(eqn: jaxpr.Equation, x: Tracked) -> list[Tracked]:
     """A cache after an operation that leaves its numbers: its arrays lie where the float array would."""
     cache, sharding = x.value, eqn.params.get("sharding")
@@ -162,13 +158,13 @@ def _placed(eqn: jaxpr.Equation, x: Tracked) -> list[Tracked]:
 WRITES: dict[str, Any] = {
     "dynamic_update_slice": _updated,
     "scatter": _scattered,
-    "concatenate": _joined,
+    "concatenate": lambda eqn, operands, added: lax.concatenate(operands, eqn.params["dimension"]),
     **dict.fromkeys(("copy", "name", "sharding_constraint")),
 }
 
 
 def check_caches_stay(
-    program: trace.Program, outputs: object, live: Mapping[Path, object], changed: Iterable[Path]
+    program: call.Program, outputs: object, live: Mapping[Path, object], changed: Iterable[Path]
 ) -> None:
     """Refuse a call that was given a cache in low bits and leaves a float array in its place.
 

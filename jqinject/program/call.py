@@ -1,4 +1,6 @@
-"""One call of a model: a method and its arguments. Everything that calls a model does it through here.
+"""One call of a model, a method and its arguments, and the program that it is traced to.
+
+Everything that calls a model does it through here.
 
 Arrays and modules among the arguments (caches, `nnx.Rngs`) are traced; everything else, a flag or a size, is a constant
 of the program, as in a direct call: the model may branch on it.
@@ -6,20 +8,28 @@ of the program, as in a direct call: the model may branch on it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jqinject.dot import LowBitCache
+from jqinject.core.flax_internals import change_class
+from jqinject.core.state import RecordPart, flat_parts
+from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
-from jqinject.program import class_swap, tracked_value
+from jqinject.program.class_swap import original_class
+from jqinject.program.jaxpr import Body
+from jqinject.program.kept_state import STATE, KeptState, mark_state, place_at
+from jqinject.program.policy import HELD, dotted
+from jqinject.program.scopes import scopes
+from jqinject.program.tracked_value import Origin, Path, StatePlace, Tracked
 
 _Result = TypeVar("_Result")
 
@@ -43,7 +53,7 @@ class Frame:
 
     method: Method
     tree: Any
-    others: tracked_value.Path
+    others: Path
     arrays: tuple[int, ...]
     modules: tuple[int, ...]
 
@@ -186,7 +196,7 @@ def with_copied_modules(calls: Sequence[Call]) -> list[Call]:
     return [call.frame.filled(call.arrays, modules) for call, modules in zip(calls, copies, strict=True)]
 
 
-def arguments_of(arguments: object) -> tuple[tracked_value.Path, dict[str, object]]:
+def arguments_of(arguments: object) -> tuple[Path, dict[str, object]]:
     """The arguments in a tuple or list (positional), in a dict (keywords), or in anything else (a single one)."""
     if isinstance(arguments, Mapping):
         return (), dict(arguments)
@@ -208,7 +218,7 @@ def checked_method(model: nnx.Module, method: object, caller: str) -> Method:
         TypeError: it is neither a name nor a function.
         ValueError: the model has no method of that name.
     """
-    kind = class_swap.original_class(type(model))
+    kind = original_class(type(model))
     if callable(method):
         function = method.__func__ if inspect.ismethod(method) and method.__self__ is model else method
         name = getattr(function, "__name__", "")
@@ -241,3 +251,146 @@ def _in_words(leaf: object) -> object:
     if _is_module(leaf):
         return type(leaf).__name__
     return f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, ARRAYS) else leaf
+
+
+# --- a call as a program: its equations, and which of its inputs are weights
+
+
+class Program(NamedTuple):
+    """A traced call.
+
+    Attributes:
+        body: the program: state and array arguments in; outputs, then the new state, out.
+        inputs: its inputs, as tracked values.
+        paths: of its inputs in the state, as in `new_state`; () for the arguments.
+        output_tree: the structure of the outputs.
+        new_state: path and Variable of each entry of the new state; a path begins with 0 for the model, with 1 and so
+            on for the modules among the arguments.
+    """
+
+    body: Body
+    inputs: list[Tracked]
+    output_tree: Any
+    new_state: list[tuple[Path, Any]]
+    paths: list[Path]
+
+    def changed(self, values: list[jax.Array], state: KeptState) -> list[tuple[Path, Any, jax.Array]]:
+        """Path, Variable and value of every change of the state.
+
+        Args:
+            values: the outputs of the program.
+            state: of the model's layers, after the program.
+        """
+        first = len(values) - len(self.new_state)
+        rows = zip(self.new_state, self.body.returns_input[first:], values[first:], strict=True)
+        return [
+            (path, variable, value)
+            for (path, variable), is_input, value in rows
+            if not is_input or dotted(path) in state.written
+        ]
+
+
+def trace(
+    model: nnx.Module, call: Call, is_leaf: Callable[[object], bool], mark_all: bool = False
+) -> Program:
+    """The program of a call.
+
+    Args:
+        model: an NNX module; a copy of it, of its original class, is traced, so that methods call one another as they
+            were written.
+        call: the call.
+        is_leaf: whether a module is not looked into.
+        mark_all: whether quantizers mark all their state, although it may not have changed.
+    """
+    split = SplitCall(model, call)
+    flat, treedef = jax.tree.flatten_with_path(split.state, is_leaf=is_low_bit_cache)
+    traced: dict[str, Any] = {}
+
+    def run(leaves: list[object], arrays: list[jax.Array]) -> tuple[list[jax.Array], list[object]]:
+        copy, copied_call = split.merged(jax.tree.unflatten(treedef, leaves), arrays)
+        change_class(copy, original_class(type(copy)))
+        # Hidden from the forward: a bridge to Linen would treat every attribute as its own.
+        put_aside = {HELD: vars(copy).pop(HELD)} if HELD in vars(copy) else {}
+        with scopes(copy, is_leaf), dequantized_for_linen(copy):
+            mark_state((copy, *copied_call.modules), is_leaf, mark_all)
+            out = copied_call(copy)
+        vars(copy).update(put_aside)
+        traced["state"] = flat_parts(nnx.state((copy, *copied_call.modules), graph=True))
+        traced["tree"] = jax.tree.structure(out)
+        return jax.tree.leaves(out), [_value(leaf) for _, leaf in traced["state"]]
+
+    try:
+        closed = jax.make_jaxpr(run)(
+            [_stand_in(leaf) for _, leaf in flat], [_stand_in(x) for x in call.arrays]
+        )
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
+        error.add_note(
+            f"{type(model).__name__} is read as a program, so that what it contracts by itself can be quantized: each "
+            "call outside of nnx.jit traces it, and it cannot branch in Python on the values of arrays.\n"
+            "  cure: jnp.where, jax.lax.cond; or a Python flag as an argument"
+        )
+        raise
+    variables = {tuple(path): leaf for path, leaf in nnx.to_flat_state(split.state)}
+    places = call.places(model)
+    modules = [(), *places[len(call.arrays) :]]
+    inputs = [_state_input(path, leaf, variables, modules) for path, leaf in flat]
+    inputs += [
+        Tracked(array, Origin.ACTIVATION, cache=dotted(place), cache_ndim=len(array.shape))
+        for array, place in zip(call.arrays, places, strict=False)
+    ]
+    paths = [_keys(path) for path, _ in flat]
+    new_state = [(tuple(path), leaf) for path, leaf in traced["state"]]
+    return Program(Body.of(closed), inputs, traced["tree"], new_state, [*paths, *(() for _ in call.arrays)])
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.get_value() if isinstance(leaf, nnx.Variable | RecordPart) else leaf
+
+
+def _keys(path: Path) -> Path:
+    return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
+
+
+def _stand_in(leaf: object) -> Any:
+    """What the model's code sees of an input: of a cache in low bits, the float array in whose place it stands."""
+    return leaf.stand_in if isinstance(leaf, LowBitCache) else leaf
+
+
+def _state_input(
+    path: Path, leaf: object, variables: dict[Path, Any], modules: list[tuple[str, ...]]
+) -> Tracked:
+    keys = _keys(path)
+    holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
+    variable = variables.get(holder)
+    state = StatePlace(dotted(keys)) if isinstance(variable, STATE) else None
+    if isinstance(variable, nnx.Param):
+        return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], state=state)
+    if isinstance(variable, FrozenParam):
+        return Tracked(leaf, Origin.WEIGHT, weight_path=holder[1:], form=variable.form)
+    if not holder or not isinstance(leaf, ARRAYS):
+        return Tracked(leaf, state=state)
+    name = dotted((*modules[keys[0]], *holder[1:]))
+    return Tracked(leaf, state=state, cache=name, cache_ndim=len(leaf.shape))
+
+
+@contextlib.contextmanager
+def dequantized_for_linen(model: nnx.Module) -> Generator[None]:
+    """Let bridges to Linen hold dequantized parameters while a private copy of a model is called.
+
+    A bridge tells Linen's collections by the types of Variables, and knows `nnx.Param` alone. In a program each is one
+    equation that dequantizes, which the interpreter recognizes.
+
+    Args:
+        model: a private copy.
+    """
+    parameters = [
+        (module, path, frozen)
+        for _, module in nnx.iter_modules(model, graph=True)
+        if isinstance(module, nnx.bridge.ToNNX)
+        for path, frozen in nnx.to_flat_state(nnx.state(module, FrozenParam, graph=True))
+    ]
+    for module, path, frozen in parameters:
+        place_at(module, path, nnx.Param(frozen[...]))
+    yield
+    for module, path, frozen in parameters:
+        place_at(module, path, frozen)

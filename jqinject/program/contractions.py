@@ -1,6 +1,6 @@
 """Contractions of a program: which operand is a weight, and which of its axes may have several scales."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.program import quantizers, scopes
 from jqinject.program.jaxpr import Equation
-from jqinject.program.operations import CONTRACTIONS, Axes, contraction_arguments, operand_axes
+from jqinject.program.operations import CONTRACTIONS, contraction_arguments, operand_axes
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
 from jqinject.program.policy import ActivationProduct, Choice, Site, dotted
 from jqinject.program.run import OperationRun, Run
@@ -37,7 +37,12 @@ def contraction(step: OperationRun) -> list[Tracked]:
     read = next((x.weight_path for x in (lhs, rhs) if x.weight_path), ())
     choice, name = step.choose(() if weight is None else step.inputs[weight].weight_path, read)
     if run.policy.flattens_weights and _is_flattened(step, rhs):
-        evaluate = _flattened(eqn, rhs.value.shape[1:])
+        outputs = rhs.value.shape[1:]  # of a weight with two axes, its output then reshaped
+
+        def flattened(values: list[jax.Array]) -> list[jax.Array]:
+            return [out.reshape(*out.shape[:-1], *outputs) for out in eqn.bind(values)]
+
+        evaluate = flattened
         rhs = rhs.with_value(run.constant(lambda: rhs.value.reshape(rhs.value.shape[0], -1)))
     if lhs.origin is Origin.CONSTANT and lhs.is_float:
         run.policy.not_an_activation(step.path, f"the left operand of {name}")
@@ -113,11 +118,9 @@ class _Contraction:
         eqn, choice = self.step.eqn, self.choice
         numbers: ContractionKind = "auto" if choice is None else choice.contraction
         lhs, rhs = (x.value for x in operands)
-        product = None
-        if is_quantized(lhs) and is_quantized(rhs):
-            product = self._of_payloads(numbers, lhs, rhs)
-        if product is None:
-            product = _stored_product(eqn, numbers, operands)
+        both = is_quantized(lhs) and is_quantized(rhs)
+        product = self._of_payloads(numbers, lhs, rhs) if both else None
+        product = product or _stored_product(eqn, numbers, operands)
         if product is None:
             (value,) = self.evaluate([*(x.array for x in operands), *self.rest])
             return value, None
@@ -217,11 +220,8 @@ class _Contraction:
         path: Path = () if weight is None else operands[weight].weight_path
         if kind not in CONTRACTIONS or (weight == 0 and kind != "dot_general"):
             where = dotted(path) or self.name
-            what = (
-                f"a {operation}"
-                if kind not in CONTRACTIONS
-                else "a convolution with a parameter for its image"
-            )
+            image = "convolution with a parameter for its image"
+            what = f"a {image if kind in CONTRACTIONS else operation}"
             raise ValueError(
                 f"{where}: a scheme does not say how {what} is contracted ({self.name}).\n  cure: Rule({where!r}), "
                 "which keeps it float, or a rule with weight_quant and input_quant, before the rule with the scheme"
@@ -255,7 +255,7 @@ class _Contraction:
         run.recorded.adapted.update((used.weight_path, place) for place in names)
         if low_rank.dropout:
             x = run.quantizers.quantize(run.add(Site(low_rank.dropout, None)), x)
-        low_rank = low_rank.cast(x.dtype)
+        low_rank = replace(low_rank, a=low_rank.a.astype(x.dtype), b=low_rank.b.astype(x.dtype))
         update = low_rank.contracted(self.step.eqn, x, weight, self.rest)
         if update is None:
             dense = jnp.broadcast_to(low_rank.dense(), shape_of(used)).astype(x.dtype)
@@ -298,16 +298,6 @@ def _is_flattened(step: OperationRun, rhs: Tracked) -> bool:
     axes = operand_axes(step.eqn)[1]
     channels = step.run.policy.channel_axes(axes.summed, rhs.value.ndim, True)
     return axes.summed == (0,) and not axes.batch and (step.operation.name != "einsum" or len(channels) > 1)
-
-
-def _flattened(eqn: Equation, outputs: Axes) -> Callable[[list[jax.Array]], list[jax.Array]]:
-    """The contraction with a two-axis weight, its output reshaped to the original shape."""
-
-    def evaluate(values: list[jax.Array]) -> list[jax.Array]:
-        (out,) = eqn.bind(values)
-        return [out.reshape(*out.shape[:-1], *outputs)]
-
-    return evaluate
 
 
 def _check_turned(run: Run, operands: Sequence[Tracked], choice: Choice | None, name: str) -> None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from jqinject.dot import DEQUANTIZE
 from jqinject.program import cache_writes, contractions, kept_state, nested, quantizers
@@ -75,7 +74,7 @@ class Interpreter(Run):
             name = str(function)
         elif name in nested.CALLS:
             # The names of equations within a program do not tell what is around it.
-            before, self.mapped = self.mapped, self.maps(eqn)
+            before, self.mapped = self.mapped, self.mapped or eqn.is_mapped
             outputs = nested.CALLS[name](self, eqn, list(map(self.kept.newest, inputs)), where)
             self.mapped = before
             return outputs
@@ -94,16 +93,13 @@ class Interpreter(Run):
             path: of the module within the model.
         """
         edge, region, own = label.split(":", 2)
-        if edge == BEGIN:
-            if self.region is not None:  # one module of this kind within another
-                return x
-            self.region = (region, own)
-            self._entered = x
+        if edge == BEGIN and self.region is None:
+            self.region, self._entered = (region, own), x
             return _enter_region(self, region, path, x)
-        if self.region != (region, own):
-            return x
-        self.region = None
-        return _leave_region(self, region, path, self._entered, x)
+        if edge == END and self.region == (region, own):
+            self.region = None
+            return _leave_region(self, region, path, self._entered, x)
+        return x  # of one module of this kind within another
 
 
 def _average_pool(x: jax.Array, **window: tuple[int, ...]) -> jax.Array:
@@ -148,11 +144,11 @@ def _function_at(body: Body, start: int) -> Function | None:
     place = next(floats, None) if templates else None
     if place is None:
         return None
-    operand = first.inputs[place]
+    operand = jax.ShapeDtypeStruct(first.inputs[place].shape, first.inputs[place].dtype)
     # What a function is traced to depends on these settings.
     settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
     for function, arguments in templates:
-        pattern = _traced(function, tuple(arguments.items()), operand.shape, operand.dtype, settings)
+        pattern = _traced(function, tuple(arguments.items()), operand, settings)
         matched = body.matched(start, place, name, pattern)
         if matched is not None:
             return matched
@@ -163,12 +159,10 @@ def _function_at(body: Body, start: int) -> Function | None:
 def _traced(
     function: Callable[..., jax.Array],
     arguments: tuple[tuple[str, object], ...],
-    shape: tuple[int, ...],
-    dtype: DTypeLike,
+    operand: jax.ShapeDtypeStruct,
     settings: object,
 ) -> Skeleton:
-    jaxpr = jax.make_jaxpr(functools.partial(function, **dict(arguments)))(jax.ShapeDtypeStruct(shape, dtype))
-    return Body.of(jaxpr).skeleton()
+    return Body.of(jax.make_jaxpr(functools.partial(function, **dict(arguments)))(operand)).skeleton()
 
 
 # --- how each kind of operation is run: its inputs, its output, both or neither are quantized

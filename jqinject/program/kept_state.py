@@ -28,6 +28,7 @@ from jqinject.core.state import state_parts
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.program import class_swap, jaxpr
 from jqinject.program.moves import only_moves
+from jqinject.program.policy import dotted
 from jqinject.program.tracked_value import Path, StatePlace, Tracked, shape_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
@@ -173,16 +174,6 @@ class KeptState:
         self.lost.update(label.removeprefix(WRITTEN) for label in labels if label.startswith(WRITTEN))
 
 
-def strong(x: jax.Array) -> jax.Array:
-    """`x` with a dtype that does not give way to others, which a loop cannot carry."""
-    return jax.lax.convert_element_type(x, x.dtype)
-
-
-def label(path: Path) -> str:
-    """The path of a state's array, as text; it begins with the number of the module among those of the call."""
-    return ".".join(map(str, path))
-
-
 def of_model(text: str) -> str:
     """A label without the number that says of which module it is."""
     return text.split(".", 1)[-1]
@@ -210,7 +201,7 @@ class _Marks(class_swap.Around):
         """See `Around`."""
         with contextlib.ExitStack() as stack:
             parts = [
-                (part, label((*path, *name)))
+                (part, dotted((*path, *name)))
                 for inside, path in self.variables
                 for name, part in state_parts(stack.enter_context(_writable(layer, inside)))
             ]

@@ -12,16 +12,15 @@ from flax import nnx
 
 from jqinject.core.component import InnerModule, component, hidden_method
 from jqinject.core.state import RecordPart, flat_parts
-from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
-from jqinject.program.call import CALL, Call
+from jqinject.program.call import CALL, Call, Program, trace
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.kept_state import node_at, of_model
+from jqinject.program.low_rank_product import Adapter, dropout_name, with_adapters
 from jqinject.program.moves import AxesInParameter
 from jqinject.program.policy import HELD, CacheSite, FoundSites, Occurrence, Policy, Site, SiteNames, dotted
-from jqinject.program.quantizers import Finder, HeldQuantizers, Quantizers
-from jqinject.program.trace import Program, trace
+from jqinject.program.quantizers import HeldQuantizers, Quantizers
 from jqinject.program.tracked_value import Path, Tracked, shape_of
 
 V = TypeVar("V")
@@ -104,16 +103,12 @@ class QuantizedProgram(ClassMixin):
         return quantized
 
     @hidden_method
-    def tied_quantizers(self) -> dict[str, Any]:
-        """The quantizers, by path as text, of parameters that belong to a layer of ours."""
-        return {dotted(path): node_at(self, path[:-1]).weight_quant for path in self.op_quant.tied}
-
-    @hidden_method
     def quantizers(self) -> Quantizers:
         """The quantizers of the sites."""
         modules = self.op_quant
         sites = modules.weight_sites()
-        weights = {name: sites[name].weight_quant for name in sites} | self.tied_quantizers()
+        weights = {name: sites[name].weight_quant for name in sites}
+        weights |= {dotted(path): node_at(self, path[:-1]).weight_quant for path in modules.tied}
         dropouts = {
             dropout_name(path): adapter.dropout
             for path, adapter in modules.adapters_by_path().items()
@@ -241,7 +236,7 @@ def sites_of_program(
     program: Program, policy: Policy, names: SiteNames, quantizers: Quantizers | None = None
 ) -> FoundSites:
     """See `find_sites`, of one traced call."""
-    run = Interpreter(policy, quantizers or Finder(), names)
+    run = Interpreter(policy, quantizers or Quantizers(), names)
     if policy.follows_parameters and quantizers is None:
         program = program._replace(inputs=[_with_axes(x) for x in program.inputs])
     _look(run, program, [quantizers is None or x.is_activation for x in program.inputs])
@@ -268,6 +263,10 @@ def _look(run: Interpreter, program: Program, free: Sequence[bool]) -> None:
     jax.eval_shape(look, [x.passed for x, is_free in zip(program.inputs, free, strict=True) if is_free])
 
 
+def _with_axes(x: Tracked) -> Tracked:
+    return replace(x, axes=AxesInParameter.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x
+
+
 def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tuple[str, ...]:
     """Paths of quantizers' state that calls of a model would lose, unless they are run as programs.
 
@@ -279,14 +278,10 @@ def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tup
     labels: set[str] = set()
     for call in calls:
         program = trace(model, call, policy.is_leaf, mark_all=True)
-        run = Interpreter(policy, Finder())
+        run = Interpreter(policy, Quantizers())
         _look(run, program, [True] * len(program.inputs))
         labels |= run.kept.lost | run.kept.thrown
     return tuple(sorted(map(of_model, labels)))
-
-
-def _with_axes(x: Tracked) -> Tracked:
-    return replace(x, axes=AxesInParameter.of(shape_of(x)), twins={}) if x.is_weight and x.is_float else x
 
 
 def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site]]]) -> dict[str, str]:

@@ -14,11 +14,10 @@ from jqinject.core import QuantParam, QuantStat
 from jqinject.dot import is_low_bit_cache
 from jqinject.program.cache_writes import check_caches_carried
 from jqinject.program.jaxpr import Body, Equation, Scan, settled
-from jqinject.program.kept_state import strong
-from jqinject.program.moved_weight import arrays_of, with_arrays
+from jqinject.program.moves import arrays_of, with_arrays
 from jqinject.program.parameters import parameter
 from jqinject.program.policy import Site
-from jqinject.program.quantizers import Finder
+from jqinject.program.quantizers import Quantizers
 from jqinject.program.run import Run
 from jqinject.program.tracked_value import Origin, StatePlace, Tracked, plain, shape_of
 from jqinject.quant_tensor import is_grouped, is_quantized, shaping
@@ -44,7 +43,8 @@ def _rematerialized(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -
 
 def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     scan = eqn.scan
-    assert scan is not None, "the table has it for loops of known length"
+    if scan is None:  # a loop of unknown length
+        return _unchanged_part(run, eqn, inputs, path)
     constants, carry, xs = scan.split([parameter(run, x) for x in inputs])
     carries = scan.carries
     facts = _Steps(scan, constants, carry, xs)
@@ -139,13 +139,8 @@ class _Steps:
 
 def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
     """A carried value, which differs between iterations, so that only its origin is known."""
-    return Tracked(
-        x.value,
-        Origin.ACTIVATION if depends else x.origin,
-        cache=x.cache,
-        cache_ndim=x.cache_ndim,
-        turned=x.turned,
-    )
+    origin = Origin.ACTIVATION if depends else x.origin
+    return Tracked(x.value, origin, cache=x.cache, cache_ndim=x.cache_ndim, turned=x.turned)
 
 
 def _slice(x: Tracked, sliced: Container[str]) -> Tracked:
@@ -165,10 +160,6 @@ def _settled(run: Run, out: Tracked, name: str) -> Tracked:
     )
 
 
-def _while(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
-    return (_scanned if eqn.scan else _unchanged_part)(run, eqn, inputs, path)
-
-
 def _unchanged_part(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
     run.kept.check_unchanged_part(eqn)
@@ -183,7 +174,7 @@ CALLS: dict[str, Callable[[Run, Equation, list[Tracked], str], list[Tracked]]] =
     "jit": _inlined,
     "remat2": _rematerialized,
     "scan": _scanned,
-    "while": _while,
+    "while": _scanned,
     "cond": _unchanged_part,
     "one_device": _unchanged_part,
     "custom_jvp_call": _unchanged_part,
@@ -243,7 +234,7 @@ def carried(
         inside: the inputs as the part sees them.
     """
     layers = inside.layers
-    finder = run.within(Finder(run.quantizers), layers=layers)
+    finder = run.within(Quantizers(run.quantizers.depths, run.quantizers.again), layers=layers)
     returned: dict[str, int] = {}
 
     def look(values: list[Any]) -> list[Any]:
@@ -279,7 +270,7 @@ def carried(
         return passed, (after, {text: part.kept.leaving(text) for text in looped})
 
     start = run.quantizers.state(finder.recorded.sites, stacked) if has_state else ((), ())
-    entering = {text: strong(run.kept.values[text]) for text in looped}
+    entering = {text: run.kept.within().leaving(text) for text in looped}
     values, (state, left) = wrap(step)((start, entering), [x.passed for x in inputs])
     ((part, outputs),) = ran
     run.adopt(part)

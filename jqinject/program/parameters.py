@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
-from jqinject.program.moved_weight import StoredNumbers, moved
-from jqinject.program.moves import AxesInParameter, moves_of, only_moves
+from jqinject.program.moves import AxesInParameter, StoredNumbers, moved, moves_of, only_moves
 from jqinject.program.operations import operation_of
 from jqinject.program.policy import Choice, Site, WeightUse, dotted, other_axes
 from jqinject.program.run import OperationRun, Run
@@ -164,7 +163,7 @@ def note_use(
         return
     stacked, needing = axes.stacked, axes.along(shared)
     # A `vmap` leaves no other trace than an axis in front that is not summed.
-    mapped = operand is not None and run.maps(eqn)
+    mapped = operand is not None and (run.mapped or eqn.is_mapped)
     if mapped and stacked not in needing and len(axes.shape) - stacked > 2:
         stacked += 1
     run.recorded.uses.append(

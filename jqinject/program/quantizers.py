@@ -11,11 +11,12 @@ import jax
 from flax import nnx
 
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.schemes.product_transforms import declared
 from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, quantized_along
 from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
-from jqinject.program.moved_weight import METADATA, arrays_of
+from jqinject.program.moves import METADATA, arrays_of
 from jqinject.program.operations import contraction_arguments
 from jqinject.program.policy import Site, dotted
 from jqinject.program.tracked_value import Path, Tracked, WeightCall
@@ -32,7 +33,15 @@ from jqinject.quant_tensor.shaping import full_rank
 
 
 class Quantizers:
-    """The quantizers that the interpreter uses; these ones leave everything as it is."""
+    """The quantizers that the interpreter uses; these ones leave everything as it is, to find the sites alone.
+
+    Args:
+        depths: path of each parameter with a quantizer, as text -> its leading axes over which a loop runs.
+        again: paths of the parameters of which a scheme takes another version backward.
+    """
+
+    def __init__(self, depths: Mapping[str, int] | None = None, again: frozenset[str] = frozenset()) -> None:
+        self.depths, self.again = depths or {}, again
 
     def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """`x`, quantized: a QuantTensor or an array.
@@ -68,11 +77,11 @@ class Quantizers:
 
     def rounds_again(self, weight_path: Path) -> bool:
         """Whether a scheme takes another version of a parameter backward than the one that its quantizer makes."""
-        return False
+        return dotted(weight_path) in self.again
 
     def holds(self, weight_path: Path) -> bool:
         """Whether a parameter has a quantizer."""
-        return False
+        return dotted(weight_path) in self.depths
 
     @property
     def mode(self) -> object:
@@ -111,32 +120,12 @@ class Quantizers:
         """Adopt a state."""
 
 
-class Finder(Quantizers):
-    """Quantizes nothing: for a run that only finds the sites.
-
-    Args:
-        like: the quantizers that another run uses; None if there are none yet.
-    """
-
-    def __init__(self, like: Quantizers | None = None) -> None:
-        self._like = like or Quantizers()
-
-    def holds(self, weight_path: Path) -> bool:
-        """See `Quantizers`."""
-        return self._like.holds(weight_path)
-
-    def rounds_again(self, weight_path: Path) -> bool:
-        """See `Quantizers`."""
-        return self._like.rounds_again(weight_path)
-
-
 class HeldQuantizers(Quantizers):
     """The quantizers that a model holds: by the names of their sites, and by the paths of parameters.
 
     Args:
         modules: name, or path of a parameter as text -> proxy; or what is applied to the input of an adapter.
-        depths: path of each parameter among them -> its leading axes over which a loop runs.
-        again: paths of the parameters of which a scheme takes another version backward.
+        depths, again: as for `Quantizers`.
     """
 
     def __init__(
@@ -145,15 +134,10 @@ class HeldQuantizers(Quantizers):
         depths: Mapping[str, int] | None = None,
         again: frozenset[str] = frozenset(),
     ) -> None:
+        super().__init__(depths, again)
         self._modules: Mapping[str, Any] = modules
-        self._depths = depths or {}
-        self._again = again
         self._graphdef: Any = None
         self._has_state: bool | None = None
-
-    def holds(self, weight_path: Path) -> bool:
-        """See `Quantizers`."""
-        return dotted(weight_path) in self._depths
 
     def gradient_format(self, name: str, y: jax.ShapeDtypeStruct) -> GradientFormat | None:
         """See `Quantizers`."""
@@ -169,8 +153,8 @@ class HeldQuantizers(Quantizers):
         proxy = self._at(site)
         if not isinstance(proxy, QuantProxyFromInjector):  # a dropout, or the mark of a device compiler
             return proxy(x)
-        if site.weight_path and site.name in self._depths:
-            quantized = quantized_stack(proxy, x, self._depths[site.name])
+        if site.weight_path and site.name in self.depths:
+            quantized = quantized_stack(proxy, x, self.depths[site.name])
             # Zero points between integers: no contraction may take the integers.
             return quantized if proxy.has_whole_zero_points else as_array(quantized)
         if proxy.is_quant_enabled:
@@ -188,10 +172,6 @@ class HeldQuantizers(Quantizers):
         """See `Quantizers`."""
         return transformed(self._at(site), x) if site.transformed and not site.turned else x
 
-    def rounds_again(self, weight_path: Path) -> bool:
-        """See `Quantizers`."""
-        return dotted(weight_path) in self._again
-
     def contract(self, site: Site, operands: Sequence[object], unrounded: jax.Array | None) -> jax.Array:
         """See `Quantizers`."""
         return contract_by(self._at(site), site, operands, unrounded)
@@ -202,7 +182,7 @@ class HeldQuantizers(Quantizers):
 
     def _at(self, site: Site) -> Any:
         if site.name not in self._modules:
-            hint = did_you_mean(site.name, [name for name in self._modules if name not in self._depths])
+            hint = did_you_mean(site.name, [name for name in self._modules if name not in self.depths])
             raise ValueError(
                 f"{site.name} has no quantizer: the call runs operations that were not there when the model was "
                 f"quantized{'; ' + hint if hint else '.'}\n"
@@ -311,7 +291,7 @@ def has_row_scales(quantizer: object) -> bool:
 def _declares_rows(binding: Binding) -> bool:
     def said(name: str) -> object:
         try:
-            return binding.resolve(name) if binding.declares(name) else None
+            return declared(binding, name)
         except DependencyError:  # made from what the injector does not declare
             return None
 

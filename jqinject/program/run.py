@@ -171,10 +171,6 @@ class Run:
             return out
         return self.quantized(out, Site(f"{name}_output", quantizer))
 
-    def maps(self, eqn: jaxpr.Equation) -> bool:
-        """Whether an equation is under `vmap`."""
-        return self.mapped or eqn.is_mapped
-
 
 @dataclass(frozen=True)
 class OperationRun:

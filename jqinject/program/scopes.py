@@ -86,35 +86,41 @@ class _Scope(Around):
         return in_scope(self.path, self.region, call, args, kwargs)
 
 
-def mark_modules(model: nnx.Module) -> None:
+def mark_modules(model: nnx.Module, is_leaf: Callable[[object], bool] | None = None) -> None:
     """Let the modules of a private copy of a model leave their paths in the programs traced of it.
 
     Args:
         model: a private copy.
+        is_leaf: whether a module is not looked into; None leaves no marks of modules that count as one operation.
     """
     for path, module in list(nnx.iter_modules(model, graph=True)):
         if path and "__call__" in dir(type(module)):
-            intercept(module, _Scope(".".join(map(str, path)), None))
+            name, region = ".".join(map(str, path)), None if is_leaf is None else region_of(module, is_leaf)
+            intercept(module, _Scope(name, region))
+            if region in LAYERS and callable(getattr(type(module), ATTEND, None)):
+                intercept(module, _Scope(name, None), ATTEND)  # no region: its output is not the layer's
 
 
-@contextlib.contextmanager
-def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> Generator[None]:
+def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> contextlib.AbstractContextManager[object]:
     """Let every module of a private copy of a model leave marks when it is called.
 
     Args:
         model: a private copy.
         is_leaf: whether a module is not looked into.
+
+    Returns:
+        A context in which Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks.
     """
-    modules = list(nnx.iter_modules(model, graph=True))
-    for path, module in modules:
-        if path and "__call__" in dir(type(module)):
-            name = ".".join(map(str, path))
-            intercept(module, _Scope(name, region_of(module, is_leaf)))
-            if is_leaf(module) and callable(getattr(type(module), ATTEND, None)):
-                intercept(module, _Scope(name, None), ATTEND)  # no region: its output is not the layer's
-    has_linen = any(isinstance(module, nnx.bridge.ToNNX) for _, module in modules)
-    with linen_scopes(is_leaf) if has_linen else contextlib.nullcontext():
-        yield
+    mark_modules(model, is_leaf)
+
+    def named(call: Callable[..., object], args: Path, kwargs: Any, context: Any) -> object:
+        if context.method_name != "__call__" or not context.module.path:
+            return call(*args, **kwargs)
+        path = "+" + ".".join(context.module.path)
+        return in_scope(path, region_of(context.module, is_leaf), call, args, kwargs)
+
+    has_linen = any(isinstance(node, nnx.bridge.ToNNX) for _, node in nnx.iter_modules(model, graph=True))
+    return linen.intercept_methods(named) if has_linen else contextlib.nullcontext()
 
 
 def in_scope(path: str, region: str | None, call: Callable[..., V], args: Path, kwargs: Any) -> V:
@@ -124,9 +130,9 @@ def in_scope(path: str, region: str | None, call: Callable[..., V], args: Path, 
             return call(*args, **kwargs)
         label = f":{region}:{path}"
         begins = _is_array if region in LAYERS else _is_float  # a layer may take indices of rows
-        first = jax.tree.map(lambda x: _labelled(x, BEGIN + label, begins), args[0])
+        first = jax.tree.map(lambda x: checkpoint_name(x, BEGIN + label) if begins(x) else x, args[0])
         out = call(first, *args[1:], **kwargs)
-        return jax.tree.map(lambda x: _labelled(x, END + label, _is_float), out)
+        return jax.tree.map(lambda x: checkpoint_name(x, END + label) if _is_float(x) else x, out)
 
 
 @contextlib.contextmanager
@@ -140,27 +146,9 @@ def _naming(path: str) -> Generator[None]:
         raise
 
 
-def _labelled(x: jax.Array, label: str, is_marked: Callable[[object], bool]) -> jax.Array:
-    return checkpoint_name(x, label) if is_marked(x) else x
-
-
 def _is_array(x: object) -> bool:
     return isinstance(x, jax.Array)
 
 
 def _is_float(x: object) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
-
-
-@contextlib.contextmanager
-def linen_scopes(is_leaf: Callable[[object], bool]) -> Generator[None]:
-    """Let Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks."""
-
-    def named(call: Callable[..., object], args: Path, kwargs: Any, context: Any) -> object:
-        if context.method_name != "__call__" or not context.module.path:
-            return call(*args, **kwargs)
-        path = "+" + ".".join(context.module.path)
-        return in_scope(path, region_of(context.module, is_leaf), call, args, kwargs)
-
-    with linen.intercept_methods(named):
-        yield

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot import FrozenForm, LowBitCache
-from jqinject.program.moves import AxesInParameter
+from jqinject.program.moves import AxesInParameter, StoredNumbers
 from jqinject.quant_tensor import as_array
 
 if TYPE_CHECKING:
     from jqinject.program.low_rank_product import LowRankProduct
-    from jqinject.program.moved_weight import StoredNumbers
 
 
 Path = tuple[Any, ...]

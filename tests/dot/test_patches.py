@@ -37,13 +37,12 @@ def test_it_is_the_convolution(space, stride, padding, dilation, order):
     convolution = Convolution.of(
         x.shape, w.shape, (stride,) * space, pads, None, (dilation,) * space, numbers, dtype=jnp.float32
     )
-    found = convolution._window()
-    patches, kernel = found.matrices(x, w)
+    patches, kernel = convolution.matrices(x, w)
     product = np.asarray(patches, np.int64) @ np.asarray(kernel, np.int64).T
     expected = jax.lax.conv_general_dilated(
         x, w, (stride,) * space, pads, None, (dilation,) * space, numbers, preferred_element_type=jnp.int32
     )
-    np.testing.assert_array_equal(found.image(jnp.asarray(product, jnp.int32)), expected)
+    np.testing.assert_array_equal(convolution.image(jnp.asarray(product, jnp.int32)), expected)
 
 
 def test_a_window_that_does_not_fit_sees_nothing():
@@ -51,7 +50,7 @@ def test_a_window_that_does_not_fit_sees_nothing():
     convolution = Convolution.of(
         x.shape, w.shape, (1,), "VALID", None, None, spec(LAST, 1), dtype=jnp.float32
     )
-    patches, _ = convolution._window().matrices(x, w)
+    patches, _ = convolution.matrices(x, w)
     assert patches.shape == (2, 0, 20)
 
 
@@ -63,13 +62,13 @@ def test_a_window_that_does_not_fit_sees_nothing():
         {"padding": ((-1, 0),)},
     ],
 )
-def test_what_is_no_plain_product_has_no_window(options):
+def test_what_is_no_plain_product(options):
     given = {"padding": "VALID", "feature_group_count": 1} | options
     groups = given["feature_group_count"]
     convolution = Convolution.of(
         (2, 8, 4), (3, 4 // groups, 6), (1,), dimension_numbers=spec(LAST, 1), dtype=jnp.float32, **given
     )
-    assert convolution._window() is None
+    assert not convolution.is_product
 
 
 def test_an_input_that_has_its_border_already_needs_none():
@@ -82,6 +81,6 @@ def test_an_input_that_has_its_border_already_needs_none():
         dimension_numbers=spec(LAST, 1),
         dtype=jnp.float32,
     )
-    assert convolution._window() is None
+    assert not convolution.is_product
     bordered = dataclasses.replace(convolution, padding=((0, 0),), lhs_dilation=(1,))
-    assert bordered._window().padding == ((0, 0),)
+    assert bordered.is_product

@@ -34,6 +34,7 @@ from jqinject.quant_tensor import (
     is_quantized,
     on_integers,
     public_tensors,
+    shaping,
 )
 from jqinject.quant_tensor.group_layout import with_two_axes
 
@@ -163,13 +164,13 @@ def frozen_numbers(
     grid = _known_grid(weight)
     payload = weight.narrow_numbers()
     stored = StoredForm.of(payload, summed)
-    scale, factor = forms.of_scale(_full_rank(metadata[0], ndim), groups)
+    scale, factor = forms.of_scale(shaping.full_rank(metadata[0], ndim), groups)
     numbers = {"value": stored.stored(payload), "scale": scale}
     if factor is not None:
         numbers["scale_factor"] = factor
     if on_integers(weight):
         if has_zero_point:
-            zero = _full_rank(metadata[1], ndim)
+            zero = shaping.full_rank(metadata[1], ndim)
             numbers["zero_point"] = forms.of_zero_point(zero, payload.dtype, groups)
         if payload.dtype.itemsize == 1 and axes_of_sums is not None:
             numbers["sums"] = jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True)
@@ -302,7 +303,3 @@ def _known_grid(weight: object) -> Grid:
             "  cure: freeze the model itself"
         )
     return public_tensors.int_grid(int(weight.bit_width), weight.signed)
-
-
-def _full_rank(x: jax.Array, ndim: int) -> jax.Array:
-    return x.reshape((1,) * (ndim - x.ndim) + x.shape)

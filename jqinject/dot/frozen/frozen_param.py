@@ -264,13 +264,13 @@ class FrozenParam(LowBitArray, Frozen):
     def _read(self, numbers: dict[str, jax.Array], index: object) -> jax.Array:
         if isinstance(index, nnx.Variable):
             index = index.get_value()
-        reads_all = index is ... or self.get_metadata(READS_WHOLE, False)
-        lookup = (
-            None if reads_all else look_up(numbers, self.form.fitted(tuple(numbers["value"].shape)), index)
-        )
-        if lookup is not None:
-            return lookup.finish(dequantize(lookup.numbers, self.form))
-        value = dequantize(numbers, self.form)
+        form = self.form
+        if index is not ... and not self.get_metadata(READS_WHOLE, False):
+            fitted = form.fitted(tuple(numbers["value"].shape))
+            value = look_up(numbers, fitted, index, lambda numbers: dequantize(numbers, form))
+            if value is not None:
+                return value
+        value = dequantize(numbers, form)
         return value if index is ... else value[index]
 
     def _as_read(self, value: jax.Array) -> jax.Array:

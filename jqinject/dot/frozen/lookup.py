@@ -1,6 +1,7 @@
 """Indexing frozen numbers before they are dequantized: only what is read is dequantized."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,42 +12,21 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 WHOLE = slice(None)
 
 
-class Lookup(NamedTuple):
-    """An index of a weight, as far as it could be applied to the stored numbers.
+def look_up(
+    numbers: dict[str, jax.Array],
+    form: FrozenForm,
+    index: object,
+    dequantize: Callable[[dict[str, jax.Array]], jax.Array],
+) -> jax.Array | None:
+    """Index a weight by integers, arrays of integers, and slices: its stored numbers, as far as possible.
 
-    Attributes:
-        numbers: what it reads of them; every axis is still there, and the axes of an array are one.
-        rest: the index of the dequantized array that remains; it keeps the rank.
-        entries: of the index, one for each axis.
-    """
-
-    numbers: dict[str, jax.Array]
-    rest: tuple[Any, ...]
-    entries: tuple[Any, ...]
-
-    def finish(self, value: jax.Array) -> jax.Array:
-        """Apply the rest.
-
-        Args:
-            value: the dequantized numbers.
-        """
-        for axis, entry in enumerate(self.rest):
-            value = value if _is_whole(entry) else value[(*(WHOLE,) * axis, entry)]
-        shape: list[int] = []
-        for entry, size in zip(self.entries, value.shape, strict=True):
-            shape += [size] if isinstance(entry, slice) else np.shape(entry)
-        return value.reshape(shape)
-
-
-def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: object) -> Lookup | None:
-    """Apply an index of a weight to its stored numbers: integers, arrays of integers, and slices.
-
-    Axes that are cut into groups or packed into bytes are left to the dequantized array.
+    Axes that are cut into groups or packed into bytes are indexed in the dequantized array.
 
     Args:
         numbers: as stored.
         form: theirs, `fitted`.
         index: as in `weight[index]`.
+        dequantize: the numbers, which keep every axis, to an array.
 
     Returns:
         None for an index of another kind (masks, new axes, several arrays): it needs the whole array.
@@ -54,12 +34,18 @@ def look_up(numbers: dict[str, jax.Array], form: FrozenForm, index: object) -> L
     entries = _entries(index, form.shape)
     if entries is None:
         return None
-    read, rest = numbers, list(map(_keeping_rank, entries))
+    rest = list(map(_keeping_rank, entries))
     for axis, entry in enumerate(rest):
         place = form.axis_of_payload(axis)
         if place is not None and not _is_whole(entry):
-            read, rest[axis] = _indexed(read, form, axis, place, entry), WHOLE
-    return Lookup(read, tuple(rest), entries)
+            numbers, rest[axis] = _indexed(numbers, form, axis, place, entry), WHOLE
+    value = dequantize(numbers)
+    for axis, entry in enumerate(rest):
+        value = value if _is_whole(entry) else value[(*(WHOLE,) * axis, entry)]
+    shape: list[int] = []
+    for entry, size in zip(entries, value.shape, strict=True):
+        shape += [size] if isinstance(entry, slice) else np.shape(entry)
+    return value.reshape(shape)
 
 
 def _indexed(

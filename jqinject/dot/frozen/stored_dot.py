@@ -15,6 +15,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, scale_of, stores_last
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.integer import Affine
+from jqinject.dot.kernels.kernel_table import Bound
 from jqinject.dot.kernels.stored_rows import TABLES, StoredOperand, stored_product
 from jqinject.ops import processes, ste
 from jqinject.ops.groups import split_groups
@@ -91,9 +92,10 @@ def _table(form: FrozenForm) -> tuple[float, ...] | None:
 @ste.custom_jvp(0)
 def _dot(static: StoredDot, x: jax.Array, *arrays: jax.Array) -> jax.Array:
     meshes = (jax.typeof(array).sharding.mesh for array in (x, *arrays))
+    plain = Bound(_plain, (static,))
     if static.out_sharding is not None or any(not mesh.empty and mesh.explicit_axes for mesh in meshes):
-        return _Plain(static)(x, *arrays)
-    return processes.on_one_device(_Alone(static), _Plain(static), x, *arrays)
+        return plain(x, *arrays)
+    return processes.on_one_device(Bound(_by_platform, (static, plain)), plain, x, *arrays)
 
 
 @partial(_dot.defjvp, symbolic_zeros=True)
@@ -104,46 +106,34 @@ def _jvp(static: StoredDot, primals: Any, tangents: Any) -> tuple[jax.Array, jax
         full = list(primals)
         for place, array in zip(moving, changed, strict=True):
             full[place] = array
-        return _Plain(static)(*full)
+        return _plain(static, *full)
 
     at, along = ([arrays[place] for place in moving] for arrays in (primals, tangents))
     return _dot(static, *primals), jax.jvp(plain, at, along)[1]
 
 
-@dataclass(frozen=True)
-class _Plain:
+def _plain(static: StoredDot, x: jax.Array, *arrays: jax.Array) -> jax.Array:
     """Dequantized, contracted by XLA."""
-
-    static: StoredDot
-
-    def __call__(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
-        static = self.static
-        weight = quant_tensor_of(dict(zip(static.names, arrays, strict=True)), static.form).value
-        return jax.lax.dot_general(
-            x,
-            weight.astype(x.dtype),
-            static.dims.numbers,
-            precision=static.precision,
-            preferred_element_type=static.dtype,
-            out_sharding=static.out_sharding,
-        )
+    weight = quant_tensor_of(dict(zip(static.names, arrays, strict=True)), static.form).value
+    return jax.lax.dot_general(
+        x,
+        weight.astype(x.dtype),
+        static.dims.numbers,
+        precision=static.precision,
+        preferred_element_type=static.dtype,
+        out_sharding=static.out_sharding,
+    )
 
 
-@dataclass(frozen=True)
-class _Alone:
+def _by_platform(static: StoredDot, plain: Bound, x: jax.Array, *arrays: jax.Array) -> jax.Array:
     """By the means of the platform."""
 
-    static: StoredDot
+    def on_cpu(x: jax.Array, *arrays: jax.Array) -> jax.Array:
+        numbers = dict(zip(static.names, arrays, strict=True))
+        y = _product(x, numbers, static.form.fitted(numbers["value"].shape), static.dims)
+        return plain(x, *arrays) if y is None else y.astype(static.dtype)
 
-    def __call__(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
-        return jax.lax.platform_dependent(x, *arrays, cpu=self._on_cpu, default=_Plain(self.static))
-
-    def _on_cpu(self, x: jax.Array, *arrays: jax.Array) -> jax.Array:
-        numbers = dict(zip(self.static.names, arrays, strict=True))
-        form = self.static.form
-        form = form.fitted(numbers["value"].shape)
-        y = _product(x, numbers, form, self.static.dims)
-        return _Plain(self.static)(x, *arrays) if y is None else y.astype(self.static.dtype)
+    return jax.lax.platform_dependent(x, *arrays, cpu=on_cpu, default=plain)
 
 
 def _product(

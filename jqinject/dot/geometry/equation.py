@@ -219,9 +219,5 @@ def kernel_axes_of(equation: str, kernel_shape: tuple[int, ...]) -> tuple[int, .
         (0,)
     """
     inputs, _, out = equation.replace(" ", "").partition("->")
-    labels = inputs.split(",")[1]
-    if "..." in labels:  # an ellipsis goes into the output
-        hidden = len(kernel_shape) - len(labels.replace("...", ""))
-        before = labels.index("...")
-        labels = labels[:before] + "." * hidden + labels[before + 3 :]
-    return tuple(axis for axis, label in enumerate(labels) if label != "." and label not in out)
+    labels, rest = _spelled(inputs.split(",")[1], len(kernel_shape), equation)
+    return tuple(axis for axis, label in enumerate(labels) if label not in rest + out)

@@ -9,7 +9,7 @@ Which GPU a program will run on is not known while it is traced or lowered, so X
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -64,15 +64,16 @@ def block_product(
     pairs = [*(pair for pair in pairs if pair != blocked), blocked]
     of_lhs = dims.lhs_batch, dims.lhs_free, tuple(left for left, _ in pairs)
     of_rhs = dims.rhs_batch, dims.rhs_free, tuple(right for _, right in pairs)
-    left, right = _blocks(lhs), _blocks(rhs)
+    left, of_left, *factors = _blocks(lhs)
+    right, of_right, *more = _blocks(rhs)
     y = jax.nn.scaled_matmul(
-        _matrices(left.payload, of_lhs),
-        _matrices(right.payload, of_rhs),
-        _matrices(left.scale, of_lhs),
-        _matrices(right.scale, of_rhs),
+        _matrices(left, of_lhs),
+        _matrices(right, of_rhs),
+        _matrices(of_left, of_lhs),
+        _matrices(of_right, of_rhs),
         preferred_element_type=jnp.float32,
     )
-    for factor in (left.factor, right.factor):
+    for factor in (*factors, *more):
         y = y if factor is None else y * factor
     return dims.ordered(y.reshape(dims.plain.out_shape(lhs.shape, rhs.shape)))
 
@@ -99,13 +100,8 @@ def _is_full(x: GroupwiseFloatQuantTensor) -> bool:
     return full and all(isinstance(size, int) for size in x.shape) and (mesh.empty or not mesh.explicit_axes)
 
 
-class _Blocks(NamedTuple):
-    payload: jax.Array
-    scale: jax.Array  # of the payload's rank, blocks in the place of their elements
-    factor: jax.Array | None  # of all scales
-
-
-def _blocks(x: GroupwiseFloatQuantTensor) -> _Blocks:
+def _blocks(x: GroupwiseFloatQuantTensor) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """The payload, its scales with blocks in the place of their elements, and the factor of all scales."""
     levels, axis = levels_of(x), _axis(x)
     if levels is None:
         payload, scale, factor = x.grouped.payload(), x.grouped.scale.astype(E8M0), None
@@ -113,7 +109,7 @@ def _blocks(x: GroupwiseFloatQuantTensor) -> _Blocks:
         payload, scale, factor = levels.minifloats.astype(E2M1), levels.block.astype(E4M3), levels.shared
     one_per_block = (*payload.shape[: axis + 1], 1, *payload.shape[axis + 2 :])
     scale = jnp.broadcast_to(scale, one_per_block).squeeze(axis + 1)
-    return _Blocks(payload.reshape(x.shape), scale, factor)
+    return payload.reshape(x.shape), scale, factor
 
 
 def _matrices(x: jax.Array, axes: tuple[tuple[int, ...], ...]) -> jax.Array:

@@ -1,5 +1,6 @@
 """One convolution of low-bit numbers, without a derivative."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Dimensions, Labels, OutSharding, scale_in_output, scaled_axes
+from jqinject.dot.kernels import kernel_table
 from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
 from jqinject.dot.kernels.integer import Affine, are_sharded, corrected
-from jqinject.dot.kernels.kernel_table import Window, integer_convolution
+from jqinject.native import takes
+from jqinject.ops import processes
 from jqinject.ops.sharding import sharded_as
 from jqinject.ops.ste import nearest
 from jqinject.quant_tensor import QuantTensor
@@ -53,8 +56,8 @@ class Convolution:
     Attributes:
         specs: of the left operand, the right operand and the output: (batch, feature, *space) in their axes.
         padding: before and after each spatial axis.
-        lhs_dilation: of each spatial axis.
-        options: the others, by name.
+        window_strides, lhs_dilation, rhs_dilation: of each spatial axis.
+        feature_group_count, batch_group_count: of groups; 1 without.
         dtype: of the output.
         accumulator_dtype: dtype of integer sums; None means int32.
         out_sharding: of the output, on a mesh with explicit axes; else None.
@@ -62,8 +65,11 @@ class Convolution:
 
     specs: tuple[Spec, Spec, Spec]
     padding: tuple[tuple[int, int], ...]
+    window_strides: tuple[int, ...]
     lhs_dilation: tuple[int, ...]
-    options: tuple[tuple[str, Any], ...]
+    rhs_dilation: tuple[int, ...]
+    feature_group_count: int
+    batch_group_count: int
     dtype: np.dtype
     accumulator_dtype: DTypeLike | None = None
     out_sharding: OutSharding = None
@@ -97,17 +103,14 @@ class Convolution:
                 for axis, dilation in zip(numbers.rhs_spec[2:], rhs_dilation, strict=True)
             ]
             padding = jax.lax.padtype_to_pads(sizes, window, strides, padding)
-        options = {
-            "window_strides": strides,
-            "rhs_dilation": rhs_dilation,
-            "feature_group_count": feature_group_count,
-            "batch_group_count": batch_group_count,
-        }
         return cls(
             (tuple(numbers.lhs_spec), tuple(numbers.rhs_spec), tuple(numbers.out_spec)),
             tuple((int(before), int(after)) for before, after in padding),
+            strides,
             (1,) * space if lhs_dilation is None else tuple(lhs_dilation),
-            tuple(options.items()),
+            rhs_dilation,
+            feature_group_count,
+            batch_group_count,
             np.dtype(dtype),
             accumulator_dtype,
             out_sharding,
@@ -126,10 +129,9 @@ class Convolution:
             shapes: of the left operand, the right one and the output.
             dtype: of the result.
         """
-        options = dict(self.options)
-        if options["feature_group_count"] != 1 or options["batch_group_count"] != 1:
+        if self._is_grouped:
             return None
-        steps = self.lhs_dilation, options["rhs_dilation"], options["window_strides"]
+        steps = self.lhs_dilation, self.rhs_dilation, self.window_strides
         lhs, kernel, out = (
             [
                 (shape[axis] - 1) * step + 1 if shape[axis] else 0
@@ -143,19 +145,18 @@ class Convolution:
             low = [k - 1 - before for k, before in zip(kernel, low, strict=True)]
             high = [a + k - 1 - o - before for a, k, o, before in zip(lhs, kernel, out, low, strict=True)]
             specs = self.specs[2], (inputs, output, *window), self.specs[0]
-            dilation = options["window_strides"]
-            changed = {"window_strides": self.lhs_dilation}
+            strides, left, right = self.lhs_dilation, self.window_strides, self.rhs_dilation
         else:
             high = [k - 1 + o - a - before for a, k, o, before in zip(lhs, kernel, out, low, strict=True)]
             specs = (feature, batch, *space), (out_feature, out_batch, *places), (inputs, output, *window)
-            dilation = self.lhs_dilation
-            changed = {"window_strides": options["rhs_dilation"], "rhs_dilation": options["window_strides"]}
+            strides, left, right = self.rhs_dilation, self.lhs_dilation, self.window_strides
         return replace(
             self,
             specs=specs,
             padding=tuple(zip(low, high, strict=True)),
-            lhs_dilation=dilation,
-            options=tuple((options | changed).items()),
+            window_strides=strides,
+            lhs_dilation=left,
+            rhs_dilation=right,
             dtype=np.dtype(dtype),
             out_sharding=None,
         )
@@ -199,12 +200,15 @@ class Convolution:
         return jax.lax.conv_general_dilated(
             lhs,
             rhs,
-            padding=self.padding,
-            lhs_dilation=self.lhs_dilation,
-            dimension_numbers=jax.lax.ConvDimensionNumbers(*self.specs),
+            self.window_strides,
+            self.padding,
+            self.lhs_dilation,
+            self.rhs_dilation,
+            jax.lax.ConvDimensionNumbers(*self.specs),
+            self.feature_group_count,
+            self.batch_group_count,
             preferred_element_type=self.dtype,
             out_sharding=self.out_sharding,
-            **dict(self.options),
         )
 
     def integers(self, lhs: Affine, rhs: Affine) -> jax.Array:
@@ -237,8 +241,7 @@ class Convolution:
     ) -> "tuple[Convolution, jax.Array]":
         """The convolution for a part of the right operand, and the matching part of the left one."""
         lhs_spec, rhs_spec, _ = self.specs
-        options = dict(self.options)
-        groups = options["feature_group_count"]
+        groups = self.feature_group_count
         feature, inputs = lhs_spec[1], rhs_spec[1]
         if block[inputs] != (0, rhs_shape[inputs]):
             apart = lhs.reshape(*lhs.shape[:feature], groups, rhs_shape[inputs], *lhs.shape[feature + 1 :])
@@ -246,9 +249,7 @@ class Convolution:
             lhs = apart.reshape(*lhs.shape[:feature], -1, *lhs.shape[feature + 1 :])
         padding = [
             (before - block[axis][0] * step, after - (rhs_shape[axis] - block[axis][1]) * step)
-            for (before, after), axis, step in zip(
-                self.padding, rhs_spec[2:], options["rhs_dilation"], strict=True
-            )
+            for (before, after), axis, step in zip(self.padding, rhs_spec[2:], self.rhs_dilation, strict=True)
         ]
         return replace(self, padding=tuple(padding)), lhs
 
@@ -263,7 +264,7 @@ class Convolution:
 
         def covered() -> jax.Array:
             """The sums of the left operand that each window position covers."""
-            groups = dict(self.options)["feature_group_count"] * dict(self.options)["batch_group_count"]
+            groups = self.feature_group_count * self.batch_group_count
             ones = jnp.ones((*shape[:channel], groups, *shape[channel + 1 :]), jnp.int8)
             sums = replace(self, out_sharding=None)._integers(lhs.payload, ones, accumulator)
             return sharded_as(jnp.repeat(sums, shape[channel] // groups, axis=self.specs[2][1]), y)
@@ -281,18 +282,63 @@ class Convolution:
         )
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
-        lhs, rhs = lhs.astype(jnp.int8), rhs.astype(jnp.int8)
-        window = None if are_sharded(lhs, rhs) else self._window()
-        return integer_convolution(lhs, rhs, accumulator, replace(self, dtype=accumulator), window)
+        conv, lhs, rhs = replace(self, dtype=accumulator), lhs.astype(jnp.int8), rhs.astype(jnp.int8)
+        if kernel_table.XLA_CONVOLVES or are_sharded(lhs, rhs) or not self.is_product:
+            return conv(lhs, rhs)
+        return processes.on_one_device(kernel_table.Bound(_as_product, (conv,)), conv, lhs, rhs)
 
-    def _window(self) -> Window | None:
-        """The window; None with groups or a dilated input, which are not a plain product."""
-        options = dict(self.options)
-        grouped = options["feature_group_count"] != 1 or options["batch_group_count"] != 1
+    @property
+    def _is_grouped(self) -> bool:
+        return self.feature_group_count != 1 or self.batch_group_count != 1
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a product of patches: without groups, input dilation and negative padding."""
         dilated = any(step != 1 for step in self.lhs_dilation)
-        if grouped or dilated or any(edge < 0 for edges in self.padding for edge in edges):
-            return None
-        return Window(self.specs, self.padding, options["window_strides"], options["rhs_dilation"])
+        return not (self._is_grouped or dilated or any(edge < 0 for edges in self.padding for edge in edges))
+
+    def matrices(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The patches `(batch, *places, k)` and the kernel `(out features, k)`, `k` window size times features.
+
+        Example:
+            >>> specs = jax.lax.ConvDimensionNumbers((0, 2, 1), (2, 1, 0), (0, 2, 1))
+            >>> conv = Convolution.of((1, 3, 1), (3, 1, 2), (1,), [(1, 1)], None, None, specs, dtype=np.float32)
+            >>> patches, kernel = conv.matrices(jnp.arange(3.0).reshape(1, 3, 1), jnp.ones((3, 1, 2)))
+            >>> patches.shape, kernel.shape, patches[0, :, 1].tolist()
+            ((1, 3, 3), (2, 3), [0.0, 1.0, 2.0])
+        """
+        lhs_spec, rhs_spec, _ = self.specs
+        lhs = lhs.transpose((lhs_spec[0], *lhs_spec[2:], lhs_spec[1]))
+        rhs = rhs.transpose((rhs_spec[0], *rhs_spec[2:], rhs_spec[1]))
+        lhs = jnp.pad(lhs, ((0, 0), *self.padding, (0, 0)))
+        window = rhs.shape[1:-1]
+        places = [
+            max((size - (patches - 1) * dilation - 1) // stride + 1, 0)
+            for size, patches, stride, dilation in zip(
+                lhs.shape[1:-1], window, self.window_strides, self.rhs_dilation, strict=True
+            )
+        ]
+        kernel = kernel_table.row_major(rhs.reshape(rhs.shape[0], math.prod(rhs.shape[1:])))
+        if 0 in places:
+            return jnp.zeros((len(lhs), *places, kernel.shape[1]), lhs.dtype), kernel
+        patches = [self._seen(lhs, at, places) for at in itertools.product(*map(range, window))]
+        return jnp.concatenate(patches, axis=-1), kernel
+
+    def image(self, y: jax.Array) -> jax.Array:
+        """`(batch, *places, out features)` in the order of the output's axes."""
+        out_spec = self.specs[2]
+        order = (out_spec[0], *out_spec[2:], out_spec[1])
+        return y.transpose([order.index(axis) for axis in range(y.ndim)])
+
+    def _seen(self, lhs: jax.Array, at: tuple[int, ...], places: list[int]) -> jax.Array:
+        """The input at one place of the window, for all window positions."""
+        start = [step * dilation for step, dilation in zip(at, self.rhs_dilation, strict=True)]
+        end = [
+            first + (count - 1) * stride + 1
+            for first, count, stride in zip(start, places, self.window_strides, strict=True)
+        ]
+        limits = (lhs.shape[0], *end, lhs.shape[-1])
+        return jax.lax.slice(lhs, (0, *start, 0), limits, (1, *self.window_strides, 1))
 
     def _with_border(self, lhs: Affine) -> jax.Array:
         zero: Any = lhs.zero_point
@@ -310,3 +356,18 @@ class Convolution:
         layout = scale_in_output(x, labels, range(len(spec)))
         assert layout is not None, "checked by the table"
         return layout
+
+
+def _as_product(conv: Convolution, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    """A convolution of bytes as a product of patches, if the platform has a kernel for it."""
+
+    def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        patches, kernel = conv.matrices(lhs, rhs)
+        if not takes(patches, kernel, conv.dtype, math.prod(patches.shape[:-1])):
+            return conv(lhs, rhs)
+        y = kernel_table.by_kernel(patches.reshape(-1, patches.shape[-1]), kernel)
+        return conv.image(y.reshape(*patches.shape[:-1], len(kernel)))
+
+    if not kernel_table.is_sized(lhs, rhs) or not takes(lhs, rhs, conv.dtype, rows=1):
+        return conv(lhs, rhs)
+    return jax.lax.platform_dependent(lhs, rhs, cpu=product, default=conv)

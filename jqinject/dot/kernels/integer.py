@@ -230,12 +230,12 @@ def integer_contraction(
         accumulator: a signed integer dtype that holds the sums.
         packed: the right operand as `Affine.packed`, for a kernel that reads it so.
     """
-    divisible = kernel_table.Divisible(dims, accumulator, out_sharding)
+    divisible = kernel_table.Product(dims, accumulator, out_sharding)
     unsharded = jax.typeof(lhs).sharding.mesh.empty and jax.typeof(rhs).sharding.mesh.empty
     if out_sharding is not None or (not unsharded and are_sharded(lhs, rhs)):
         return divisible(lhs, rhs)
     arrays = (lhs, rhs) if packed is None else (lhs, rhs, packed)
-    return processes.on_one_device(kernel_table.Alone(dims, accumulator), divisible, *arrays)
+    return processes.on_one_device(kernel_table.Product(dims, accumulator, alone=True), divisible, *arrays)
 
 
 def are_sharded(lhs: jax.Array, rhs: jax.Array) -> bool:
@@ -307,51 +307,44 @@ def _contract_groups(
         accumulator_dtype: as for `affine_dot_general`.
     """
     leaves, tree = jax.tree.flatten((lhs, rhs))
-    by_group = _GroupByGroup(tree, dims.plain.along(pairs), len(pairs), accumulator_dtype)
+    by_group = kernel_table.Bound(
+        _group_by_group, (tree, dims.plain.along(pairs), len(pairs), accumulator_dtype)
+    )
     if len(pairs) != 1 or accumulator_dtype is not None or are_sharded(lhs.payload, rhs.payload):
         return by_group(*leaves)
-    return processes.on_one_device(_ByPlatform(by_group, dims, pairs), by_group, *leaves)
+    return processes.on_one_device(
+        kernel_table.Bound(_by_platform, (tree, dims, pairs, by_group)), by_group, *leaves
+    )
 
 
-@dataclass(frozen=True)
-class _GroupByGroup:
+def _group_by_group(
+    tree: Any, dims: Dimensions, axes: int, accumulator_dtype: DTypeLike | None, *leaves: jax.Array
+) -> jax.Array:
     """The outputs of groups, summed in float32, as XLA partitions them over devices."""
-
-    tree: Any
-    dims: Dimensions
-    axes: int
-    accumulator_dtype: DTypeLike | None
-
-    def __call__(self, *leaves: jax.Array) -> jax.Array:
-        lhs, rhs = jax.tree.unflatten(self.tree, leaves)
-        y = affine_dot_general(lhs, rhs, self.dims, jnp.float32, self.accumulator_dtype)
-        return y.sum(tuple(range(self.axes)))
+    lhs, rhs = jax.tree.unflatten(tree, leaves)
+    return affine_dot_general(lhs, rhs, dims, jnp.float32, accumulator_dtype).sum(tuple(range(axes)))
 
 
-@dataclass(frozen=True)
-class _ByPlatform:
+def _by_platform(
+    tree: Any, dims: Dimensions, pairs: tuple[int, ...], by_group: kernel_table.Bound, *leaves: jax.Array
+) -> jax.Array:
     """The contraction by the means of the platform."""
 
-    by_group: _GroupByGroup
-    dims: Dimensions
-    pairs: tuple[int, ...]
-
-    def __call__(self, *leaves: jax.Array) -> jax.Array:
-        return jax.lax.platform_dependent(*leaves, cpu=self._on_cpu, default=self.by_group)
-
-    def _on_cpu(self, *leaves: jax.Array) -> jax.Array:
-        lhs, rhs = jax.tree.unflatten(self.by_group.tree, leaves)
-        packed, table = rhs.packed, stored_rows.TABLES.get(rhs.payload.dtype.name)
-        right = stored_rows.StoredOperand(rhs.payload, packed, table, rhs.scale, rhs.zero_point)
+    def on_cpu(*leaves: jax.Array) -> jax.Array:
+        lhs, rhs = jax.tree.unflatten(tree, leaves)
+        table = stored_rows.TABLES.get(rhs.payload.dtype.name)
+        right = stored_rows.StoredOperand(rhs.payload, rhs.packed, table, rhs.scale, rhs.zero_point)
         integers = (lhs.payload, lhs.scale) if _is_signed_bytes(lhs) else None
-        y = stored_rows.stored_product(lhs.dequantized(), right, self.dims, self.pairs, integers)
+        y = stored_rows.stored_product(lhs.dequantized(), right, dims, pairs, integers)
         if y is not None:
             return y
-        sizes = [lhs.payload.shape[axis] for axis in self.dims.lhs_contract]
+        sizes = [lhs.payload.shape[axis] for axis in dims.lhs_contract]
         sized = all(isinstance(size, int) for size in sizes)  # not in an export for any platform
-        if not sized or math.prod(sizes) >= LEAST_GROUP * sizes[self.pairs[0]]:
-            return self.by_group(*leaves)
-        return jax.lax.dot_general(lhs.dequantized(), rhs.dequantized(), self.dims.numbers)
+        if not sized or math.prod(sizes) >= LEAST_GROUP * sizes[pairs[0]]:
+            return by_group(*leaves)
+        return jax.lax.dot_general(lhs.dequantized(), rhs.dequantized(), dims.numbers)
+
+    return jax.lax.platform_dependent(*leaves, cpu=on_cpu, default=by_group)
 
 
 def _is_signed_bytes(x: Affine) -> bool:

@@ -13,7 +13,6 @@ bits are widened first. JAX would widen operands of two dtypes to the accumulato
 int32.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +27,6 @@ from jqinject.dot.kernels.stored_rows import TABLES, as_rows, packed_rows, rows_
 from jqinject.native import int8_matmul, stored_matmul, takes
 from jqinject.ops import processes, sharding
 
-Kernel = Callable[..., jax.Array]
-Convolve = Callable[[jax.Array, jax.Array], jax.Array]
 # From 0.12 on XLA's own convolution of bytes is faster than a product of patches (3 x 3, 64 to 256 channels).
 XLA_CONVOLVES = jax.__version_info__ >= (0, 12)
 BYTE = 8
@@ -38,140 +35,79 @@ MATRICES = Dimensions.of(2, 2, (((1,), (1,)), ((), ())))
 
 
 @dataclass(frozen=True)
-class Alone:
-    """The product by the kernel of the platform."""
+class Bound:
+    """A function of arrays with its static arguments, compared by value: for `on_one_device`."""
 
-    dims: Dimensions
-    accumulator: np.dtype
+    function: Callable[..., jax.Array]
+    static: tuple[object, ...]
 
-    def __call__(self, lhs: jax.Array, rhs: jax.Array, *packed: jax.Array) -> jax.Array:
-        def bound(kernel: Kernel) -> Callable[..., jax.Array]:
-            return lambda a, b, *packed: kernel(a, b, self.dims, self.accumulator, *packed)
-
-        narrow = any(jnp.iinfo(x.dtype).bits < BYTE for x in (lhs, rhs))
-        kernels = KERNELS | (dict.fromkeys(GPUS, _in_bytes) if narrow else {})
-        tables = {platform: bound(kernel) for platform, kernel in kernels.items()}
-        return jax.lax.platform_dependent(lhs, rhs, *packed, default=bound(_as_it_is), **tables)
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        return self.function(*self.static, *arrays)
 
 
 @dataclass(frozen=True)
-class Divisible:
-    """The product as XLA partitions it over devices."""
+class Product:
+    """The product of integers by the kernel of the platform, or as XLA partitions it over devices.
+
+    Attributes:
+        dims, out_sharding: as for `lax.dot_general`.
+        accumulator: a signed integer dtype that holds the sums.
+        alone: whether the program is for one device, so that kernels can be called.
+    """
 
     dims: Dimensions
     accumulator: np.dtype
     out_sharding: OutSharding = None
+    alone: bool = False
 
     def __call__(self, lhs: jax.Array, rhs: jax.Array, *packed: jax.Array) -> jax.Array:
-        def product(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-            return _as_it_is(lhs, rhs, self.dims, self.accumulator, out_sharding=self.out_sharding)
+        kernels: dict[str, Callable[..., jax.Array]] = {}
+        if any(jnp.iinfo(x.dtype).bits < BYTE for x in (lhs, rhs)):
+            kernels = dict.fromkeys(("cpu", *GPUS), self._in_bytes)
+        if self.alone:
+            kernels["cpu"] = self._on_cpu
+        if not kernels:
+            return self._plain(lhs, rhs)
+        return jax.lax.platform_dependent(lhs, rhs, *packed, default=self._plain, **kernels)
 
-        if all(jnp.iinfo(x.dtype).bits >= BYTE for x in (lhs, rhs)):
-            return product(lhs, rhs)
-
-        def in_bytes(a: jax.Array, b: jax.Array) -> jax.Array:
-            return product(_at_least_a_byte(a), _at_least_a_byte(b))
-
-        return jax.lax.platform_dependent(
-            lhs, rhs, default=product, cpu=in_bytes, **dict.fromkeys(GPUS, in_bytes)
+    def _plain(self, lhs: jax.Array, rhs: jax.Array, *packed: jax.Array) -> jax.Array:
+        return jax.lax.dot_general(
+            lhs,
+            rhs,
+            self.dims.numbers,
+            preferred_element_type=self.accumulator,
+            out_sharding=self.out_sharding,
         )
 
+    def _in_bytes(self, lhs: jax.Array, rhs: jax.Array, *packed: jax.Array) -> jax.Array:
+        return self._plain(_at_least_a_byte(lhs), _at_least_a_byte(rhs))
 
-@dataclass(frozen=True)
-class Window:
-    """The window of a convolution without groups and input dilation.
-
-    Attributes:
-        specs: of the left operand, the right operand and the output: (batch, feature, *space) in their axes.
-        padding: before and after each spatial axis.
-        strides, dilation: of the window along each spatial axis.
-    """
-
-    specs: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    padding: tuple[tuple[int, int], ...]
-    strides: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    def matrices(self, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The patches `(batch, *places, k)` and the kernel `(out features, k)`, `k` window size times features.
-
-        Example:
-            >>> window = Window(((0, 2, 1), (2, 1, 0), (0, 2, 1)), ((1, 1),), (1,), (1,))
-            >>> patches, kernel = window.matrices(jnp.arange(3.0).reshape(1, 3, 1), jnp.ones((3, 1, 2)))
-            >>> patches.shape, kernel.shape, patches[0, :, 1].tolist()
-            ((1, 3, 3), (2, 3), [0.0, 1.0, 2.0])
-        """
-        lhs_spec, rhs_spec, _ = self.specs
-        lhs = lhs.transpose((lhs_spec[0], *lhs_spec[2:], lhs_spec[1]))
-        rhs = rhs.transpose((rhs_spec[0], *rhs_spec[2:], rhs_spec[1]))
-        lhs = jnp.pad(lhs, ((0, 0), *self.padding, (0, 0)))
-        window = rhs.shape[1:-1]
-        places = [
-            max((size - (patches - 1) * dilation - 1) // stride + 1, 0)
-            for size, patches, stride, dilation in zip(
-                lhs.shape[1:-1], window, self.strides, self.dilation, strict=True
-            )
-        ]
-        kernel = rhs.reshape(rhs.shape[0], math.prod(rhs.shape[1:]))
-        kernel = with_layout_constraint(kernel, Layout(major_to_minor=(0, 1)))
-        if 0 in places:
-            return jnp.zeros((len(lhs), *places, kernel.shape[1]), lhs.dtype), kernel
-        patches = [self._seen(lhs, at, places) for at in itertools.product(*map(range, window))]
-        return jnp.concatenate(patches, axis=-1), kernel
-
-    def image(self, y: jax.Array) -> jax.Array:
-        """`(batch, *places, out features)` in the order of the output's axes."""
-        out_spec = self.specs[2]
-        order = (out_spec[0], *out_spec[2:], out_spec[1])
-        return y.transpose([order.index(axis) for axis in range(y.ndim)])
-
-    def _seen(self, lhs: jax.Array, at: tuple[int, ...], places: list[int]) -> jax.Array:
-        """The input at one place of the window, for all window positions."""
-        start = [step * dilation for step, dilation in zip(at, self.dilation, strict=True)]
-        end = [
-            first + (count - 1) * stride + 1
-            for first, count, stride in zip(start, places, self.strides, strict=True)
-        ]
-        limits = (lhs.shape[0], *end, lhs.shape[-1])
-        return jax.lax.slice(lhs, (0, *start, 0), limits, (1, *self.strides, 1))
+    def _on_cpu(self, lhs: jax.Array, rhs: jax.Array, packed: jax.Array | None = None) -> jax.Array:
+        dims, accumulator = self.dims, self.accumulator
+        y = None if packed is None else _packed_on_cpu(lhs, rhs, dims, accumulator, packed)
+        if y is not None:
+            return y
+        # XLA has no product of two 4-bit arrays on CPUs (its verifier refuses the program).
+        lhs, rhs = _at_least_a_byte(lhs), _at_least_a_byte(rhs)
+        if not is_sized(lhs, rhs) or not dims.lhs_contract or 0 in (lhs.size, rhs.size):
+            return self._plain(lhs, rhs)
+        batch = [lhs.shape[axis] for axis in dims.lhs_batch]
+        free = [lhs.shape[axis] for axis in dims.lhs_free], [rhs.shape[axis] for axis in dims.rhs_free]
+        has_kernel = takes(lhs, rhs, accumulator, math.prod(free[0]))
+        if batch and not has_kernel:
+            return self._plain(lhs, rhs)
+        left = _matrices(lhs, dims.lhs_batch, dims.lhs_free, dims.lhs_contract)
+        right = _matrices(rhs, dims.rhs_batch, dims.rhs_free, dims.rhs_contract)
+        if has_kernel:
+            return by_kernel(left, right).reshape(*batch, *free[0], *free[1])
+        rows = len(left)
+        left = jnp.pad(left, ((0, 1), (0, 0))) if rows == 1 else left
+        return Product(MATRICES, accumulator)._plain(left, right)[:rows].reshape(*free[0], *free[1])
 
 
-def integer_convolution(
-    lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype, plain: Convolve, window: Window | None
-) -> jax.Array:
-    """A convolution of integers summed in `accumulator`.
-
-    Args:
-        lhs, rhs: int8 arrays.
-        accumulator: a signed integer dtype that holds the sums.
-        plain: the convolution by XLA, compared by value.
-        window: of the same convolution, if a product of patches can replace it.
-    """
-    if window is None or XLA_CONVOLVES:
-        return plain(lhs, rhs)
-    return processes.on_one_device(_AsMatrices(accumulator, plain, window), plain, lhs, rhs)
-
-
-@dataclass(frozen=True)
-class _AsMatrices:
-    """A convolution as a matrix product, if the platform has a kernel for it."""
-
-    accumulator: np.dtype
-    plain: Convolve
-    window: Window
-
-    def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        sized = all(isinstance(size, int) for size in (*lhs.shape, *rhs.shape))
-        if not sized or not takes(lhs, rhs, self.accumulator, rows=1):
-            return self.plain(lhs, rhs)
-        return jax.lax.platform_dependent(lhs, rhs, cpu=self._product, default=self.plain)
-
-    def _product(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        patches, kernel = self.window.matrices(lhs, rhs)
-        if not takes(patches, kernel, self.accumulator, math.prod(patches.shape[:-1])):
-            return self.plain(lhs, rhs)
-        y = _by_kernel(patches.reshape(-1, patches.shape[-1]), kernel)
-        return self.window.image(y.reshape(*patches.shape[:-1], len(kernel)))
+def is_sized(*arrays: jax.Array) -> bool:
+    """Whether all sizes are known, as in any program but an export for any size."""
+    return all(isinstance(size, int) for x in arrays for size in x.shape)
 
 
 def settled(payload: jax.Array) -> jax.Array:
@@ -190,57 +126,12 @@ def _identity(x: jax.Array) -> jax.Array:
 
 
 def _laid_out_on_cpu(x: jax.Array) -> jax.Array:
-    return jax.lax.platform_dependent(x, cpu=_row_major, default=_identity)
+    return jax.lax.platform_dependent(x, cpu=row_major, default=_identity)
 
 
-def _row_major(x: jax.Array) -> jax.Array:
+def row_major(x: jax.Array) -> jax.Array:
+    """An array in row-major order in memory."""
     return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
-
-
-def _as_it_is(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    dims: Dimensions,
-    accumulator: np.dtype,
-    packed: jax.Array | None = None,
-    out_sharding: OutSharding = None,
-) -> jax.Array:
-    return jax.lax.dot_general(
-        lhs, rhs, dims.numbers, preferred_element_type=accumulator, out_sharding=out_sharding
-    )
-
-
-def _on_cpu(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    dims: Dimensions,
-    accumulator: np.dtype,
-    packed: jax.Array | None = None,
-) -> jax.Array:
-    if packed is not None:
-        y = _packed_on_cpu(lhs, rhs, dims, accumulator, packed)
-        if y is not None:
-            return y
-    # XLA has no product of two 4-bit arrays on CPUs (its verifier refuses the program).
-    lhs, rhs = _at_least_a_byte(lhs), _at_least_a_byte(rhs)
-    sized = all(
-        isinstance(size, int) for size in (*lhs.shape, *rhs.shape)
-    )  # not in an export for any platform
-    if not sized or not dims.lhs_contract or 0 in (lhs.size, rhs.size):
-        return _as_it_is(lhs, rhs, dims, accumulator)
-    batch = [lhs.shape[axis] for axis in dims.lhs_batch]
-    free = [lhs.shape[axis] for axis in dims.lhs_free], [rhs.shape[axis] for axis in dims.rhs_free]
-    if takes(lhs, rhs, accumulator, math.prod(free[0])):
-        left = _matrices(lhs, dims.lhs_batch, dims.lhs_free, dims.lhs_contract)
-        right = _matrices(rhs, dims.rhs_batch, dims.rhs_free, dims.rhs_contract)
-        return _by_kernel(left, right).reshape(*batch, *free[0], *free[1])
-    if batch:
-        return _as_it_is(lhs, rhs, dims, accumulator)
-    left = _matrices(lhs, (), dims.lhs_free, dims.lhs_contract)
-    right = _matrices(rhs, (), dims.rhs_free, dims.rhs_contract)
-    rows = len(left)
-    left = jnp.pad(left, ((0, 1), (0, 0))) if rows == 1 else left
-    return _as_it_is(left, right, MATRICES, accumulator)[:rows].reshape(*free[0], *free[1])
 
 
 def _packed_on_cpu(
@@ -261,7 +152,8 @@ def _packed_on_cpu(
     return y.reshape(shape)
 
 
-def _by_kernel(left: jax.Array, right: jax.Array) -> jax.Array:
+def by_kernel(left: jax.Array, right: jax.Array) -> jax.Array:
+    """The product of two matrices of bytes, `(rows, k)` and `(columns, k)`, by the compiled kernel."""
     return sharding.varying_with(int8_matmul(left, right), left, right)
 
 
@@ -280,13 +172,4 @@ def _matrices(
     matrices = x.transpose(order).reshape(*(x.shape[axis] for axis in batch), rows, depth)
     if order == tuple(range(x.ndim)):
         return matrices
-    return _row_major(matrices)
-
-
-def _in_bytes(
-    lhs: jax.Array, rhs: jax.Array, dims: Dimensions, accumulator: np.dtype, *_packed: jax.Array
-) -> jax.Array:
-    return _as_it_is(_at_least_a_byte(lhs), _at_least_a_byte(rhs), dims, accumulator)
-
-
-KERNELS: dict[str, Kernel] = {"cpu": _on_cpu}
+    return row_major(matrices)

@@ -174,7 +174,7 @@ class Contraction(InnerModule):
             return jnp.ones(count, jnp.float32)
         if self.stream is None:
             raise scheme_fits.MissingRngsError(self._where(name), scheme_fits.RANDOM_SIGNS)
-        return product_transforms.random_signs(self.stream(), count)
+        return jax.random.rademacher(self.stream(), (count,), jnp.float32)
 
     def set_view(self, use_running_average: bool | None = None, deterministic: bool | None = None) -> None:
         """Switch between training and evaluation.

@@ -5,7 +5,6 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jqinject.core.transforms import Hadamard, along
 from jqinject.dot.geometry.dimensions import Label, Labels
@@ -39,7 +38,12 @@ def transform_of(quantizer: object) -> Any:
 
 @lru_cache(maxsize=256)
 def _declared(binding: Binding) -> object:
-    return binding.resolve("pre_transform") if binding.declares("pre_transform") else None
+    return declared(binding, "pre_transform")
+
+
+def declared(binding: Binding, name: str) -> Any:
+    """Return what an injector declares by a name; None if it does not."""
+    return binding.resolve(name) if binding.declares(name) else None
 
 
 def transformed_label(summed: Labels) -> Label:
@@ -61,19 +65,9 @@ def transformed(operand: Any, x: LabelledTensor, summed: Labels) -> LabelledTens
     return LabelledTensor(along(transform, x.tensor, (x.axis(transformed_label(summed)),)), x.labels)
 
 
-def multiplied(x: LabelledTensor, factors: jax.Array, label: Label) -> LabelledTensor:
-    """An operand whose numbers along one axis are multiplied by a factor each."""
-    return LabelledTensor(x.tensor * beside(x, factors, label).astype(x.tensor.dtype), x.labels)
-
-
 def beside(x: LabelledTensor, factors: jax.Array, label: Label) -> jax.Array:
     """Factors of the numbers along one axis, laid out for an operand."""
     return factors.reshape([factors.size if axis_label == label else 1 for axis_label in x.labels])
-
-
-def random_signs(key: jax.Array, count: int) -> jax.Array:
-    """So many numbers of which each is 1 or -1, with equal probability, float32."""
-    return jax.random.rademacher(key, (count,), jnp.float32)
 
 
 def check_transforms(scheme: Mapping[str, object], name: str) -> None:

@@ -13,7 +13,6 @@ from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import (
     beside,
-    multiplied,
     transform_of,
     transformed,
     transformed_label,
@@ -150,7 +149,8 @@ def _backward(
         label = transformed_label(of_x)
         signs = contraction.signs(name, x.tensor.shape[x.axis(label)])
         factors = beside(g, signs, label)
-        x, folded = multiplied(x, signs, label), factors if folded is None else factors * folded
+        x = LabelledTensor(x.tensor * beside(x, signs, label).astype(x.tensor.dtype), x.labels)
+        folded = factors if folded is None else factors * folded
     array = isinstance(x.tensor, jax.Array)
     partner = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
     _, partner = contraction.quantized(name, in_pieces(partner), of_x, in_rows=plan.in_rows)

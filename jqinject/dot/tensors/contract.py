@@ -1,6 +1,5 @@
 """`contract`: two operands in the numbers that they have in common, by the kernel that the table of `choice` has."""
 
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -34,7 +33,7 @@ from jqinject.dot.tensors.six_operands import (
 from jqinject.ops import FloatGrid
 from jqinject.quant_tensor import FloatQuantTensor, Operand, as_array, on_minifloats
 
-_IN_FLOAT32 = Sums(floats="float32")
+_IN_FLOAT32, _FIRST = Sums(floats="float32"), Sums(floats="first")
 
 
 def contract(
@@ -235,27 +234,6 @@ def integer_conv(
     return contract_integers(plan, lhs, rhs)
 
 
-@lru_cache(maxsize=1024)
-def plan_of_integers(
-    dims: Dimensions,
-    dtype: np.dtype,
-    accumulator_dtype: DTypeLike | None = None,
-    out_sharding: OutSharding = None,
-    gradient: GradientFormat | None = None,
-) -> Plan:
-    """The plan of a contraction of integers; backward, the gradient is contracted with floats in its own dtype.
-
-    Args:
-        dims, out_sharding: as for `lax.dot_general`.
-        dtype: of the output.
-        accumulator_dtype: of integers; None means int32.
-        gradient: the numbers of the output's gradient, if it arrives quantized.
-    """
-    backward, forward = Sums(floats="first"), Sums(accumulator_dtype, floats="first")
-    what = "a contraction of integers"
-    return Plan(dims, dtype, forward, backward, backward, out_sharding, gradient, what)
-
-
 def contract_as(
     choice: ChosenKernel,
     where: Dimensions | Convolution | Ragged,
@@ -300,7 +278,11 @@ def contract_as(
             if gradient is not None and (choice.swapped or not gradient.is_integer):
                 gradient = _integers_in_one(gradient)
             axes: Any = choice.where
-            plan = plan_of_integers(axes, np.dtype(dtype), accumulator_dtype, out_sharding, gradient)
+            sums, what = (
+                (Sums(accumulator_dtype, floats="first"), _FIRST, _FIRST),
+                "a contraction of integers",
+            )
+            plan = Plan(axes, np.dtype(dtype), *sums, out_sharding, gradient, what)
         return contract_integers(plan, *choice.operands(values), *rest)
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":

@@ -7,7 +7,7 @@ axes meet: `Dimensions`, a `Convolution` or a `Ragged` in one `Plan`. What a bac
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -368,9 +368,10 @@ def quantized_gradient(
     g, partner, summed = in_tiles(sums.tiles, g, partner, result)
     if quantizer is None:
         return g, partner, None
-    quantized, report = quantizer(g.tensor, slot, partial(_quantized, g.labels, summed, plan.in_rows))
+    labels = g.labels
+
+    def quantize(proxy: object, tensor: jax.Array) -> LabelledTensor:
+        return quantized_by(proxy, LabelledTensor(tensor, labels), summed, in_rows=plan.in_rows)
+
+    quantized, report = quantizer(g.tensor, slot, quantize)
     return quantized, partner, report
-
-
-def _quantized(labels: Labels, summed: Labels, in_rows: bool, proxy: object, g: jax.Array) -> LabelledTensor:
-    return quantized_by(proxy, LabelledTensor(g, labels), summed, in_rows=in_rows)

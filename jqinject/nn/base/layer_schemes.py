@@ -96,7 +96,7 @@ def build_op(
     def build(layers: tuple[object, ...], rngs: nnx.Rngs | None) -> Any:
         op = kind(scheme, rngs=rngs)
         if weight_is_quantized:
-            op.scheme = op.scheme.beside_quantized_weight()
+            op.scheme = op.scheme.replaced(fprop_rhs=None)
         op.complete_by(call)
         return op
 
