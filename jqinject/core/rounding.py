@@ -26,8 +26,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jqinject.core import _protocols, check, state
-from jqinject.core.component import Component, InnerModule, component, frozen_value
+from jqinject.core import _protocols, check, component, state
 from jqinject.ops import ste
 
 
@@ -95,8 +94,8 @@ def _set_view(self: Any, deterministic: bool | None = None) -> None:
         self.deterministic = deterministic
 
 
-@component
-class StochasticRoundSte(InnerModule):
+@component.component
+class StochasticRoundSte(component.InnerModule):
     """Round up with a probability equal to the fraction, else down; to nearest when `deterministic`.
 
     Each call in training mode uses a new key of its random stream. `model.eval()` sets `deterministic`, so that serving
@@ -148,8 +147,8 @@ class StochasticRoundSte(InnerModule):
     set_view = _set_view
 
 
-@component
-class RoundToOddSte(Component):
+@component.component
+class RoundToOddSte(component.Component):
     """Round to odd numbers, with gradient 1: `2 * floor(x / 2) + 1`, the nearest one.
 
     Integers of b + 1 bits include 2^b odd ones, symmetric about 0: AQT's b-bit numbers with `preserve_zero=False`, in
@@ -189,7 +188,7 @@ class LearnedRound(ABC):
         return ste.floor_ste(x) + share
 
 
-@frozen_value
+@component.frozen_value
 class LearnedRoundHardSigmoid(LearnedRound):
     """A stretched sigmoid, clipped to 0 and 1 so that both are reached.
 
@@ -231,7 +230,7 @@ class LearnedRoundHardSigmoid(LearnedRound):
         return -jnp.log(width / (fraction - self.learned_round_gamma) - 1)
 
 
-@frozen_value
+@component.frozen_value
 class LearnedRoundSigmoid(LearnedRound):
     """A sigmoid, steeper at lower temperatures.
 
@@ -285,8 +284,8 @@ class LearnedRoundIdentity(LearnedRound):
         return jnp.zeros_like(fraction)
 
 
-@component
-class LearnedRoundSte(InnerModule):
+@component.component
+class LearnedRoundSte(component.InnerModule):
     """Rounding with a learned parameter for each element of one weight; its input has gradient 1.
 
     In training mode the first two kinds leave the weight between two integers until its share is learned.
@@ -338,7 +337,7 @@ class LearnedRoundSte(InnerModule):
     set_view = _set_view
 
 
-@frozen_value
+@component.frozen_value
 class TrustMask:
     """Numbers that rounding and clipping moved by at most `trust_steps`.
 
@@ -362,7 +361,7 @@ class TrustMask:
         return jnp.abs(rounded - steps) <= self.trust_steps
 
 
-@frozen_value
+@component.frozen_value
 class BelowMask:
     """Numbers of a magnitude below `limit_steps`.
 

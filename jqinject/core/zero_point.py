@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _protocols, check
-from jqinject.core.component import Component, component
+from jqinject.core import _protocols, check, component
 from jqinject.core.memory import memory, memory_policy
 from jqinject.core.statistics.search import Candidate, Task
 from jqinject.ops import groups, lean, power, sharding, ste
@@ -32,8 +31,8 @@ class ZeroZeroPoint:
         return lean.known_zero()
 
 
-@component
-class ScaleShiftQuantZeroPoint(Component):
+@component.component
+class ScaleShiftQuantZeroPoint(component.Component):
     """A zero point whose distance in floats is itself quantized: `quantized(z) / scale + min_int`.
 
     Source: Brevitas's `_ScaleShiftQuantZeroPoint`.
@@ -111,7 +110,7 @@ class _MemoryZeroPoint(memory.Memory):
         return to_int(scale, jnp.asarray(least, dtype=jnp.float32), bit_width, z)
 
 
-@component
+@component.component
 class ParameterZeroPoint(_MemoryZeroPoint):
     """A learned zero point: `z = |value|`, the parameter `value` starting at `zero_point_init`.
 
@@ -145,7 +144,7 @@ class ParameterZeroPoint(_MemoryZeroPoint):
         super().begin(arguments, memory_policy.initial_number(init, shape, "ParameterZeroPoint", names))
 
 
-@component
+@component.component
 class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
     """A zero point that is first collected from statistics, then learned: `z = |value|`.
 
@@ -193,7 +192,7 @@ class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
     collected_zero_point: float | None = None
 
 
-@component
+@component.component
 class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     """The zero point of the given tensor: `z = |stat(view(x))|`, in steps. No state.
 
@@ -220,7 +219,7 @@ class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     dynamic_scaling_broadcastable_fn: memory_policy.Broadcastable | None = None
 
 
-@component
+@component.component
 class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     """A zero point for each group of the given tensor: `z = -stat(groups(x))`, in steps. No state.
 
@@ -250,7 +249,7 @@ class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, memory.Dynamic):
         return -self.number(x, task).statistic
 
 
-@component
+@component.component
 class _OfParameterZeroPoint(_MemoryZeroPoint):
     """Abstract: a zero point of a parameter, or of several that share it."""
 
@@ -265,7 +264,7 @@ class _OfParameterZeroPoint(_MemoryZeroPoint):
     zero_point_affine_shifting_init: float | None = None
 
 
-@component
+@component.component
 class StatsFromParameterZeroPoint(_OfParameterZeroPoint):
     """A zero point computed anew from the tensor at every call: `z = -stat(view(x))`.
 

@@ -17,18 +17,7 @@ from flax import nnx
 
 from jqinject.core import _protocols, check, clamping
 from jqinject.core.component import Component, component, set_view
-from jqinject.core.memory.memory_policy import (
-    DISTANCE,
-    AffineRescaling,
-    Broadcastable,
-    DefaultMomentum,
-    Kind,
-    MemoryPolicy,
-    Number,
-    collected_after,
-    completed_entries,
-    kept_parameters,
-)
+from jqinject.core.memory import memory_policy
 from jqinject.core.scaling.rule import ONE, RESTRICTIONS, SCALE_FLOOR, ScaleRule
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
@@ -36,7 +25,7 @@ from jqinject.core.statistics.statistic import in_place, statistic_of
 from jqinject.core.views import cut_of
 from jqinject.ops import fake_quant, lean, power, sharding, ste
 
-AVERAGED: dict[Kind, str] = {"running": "running_stats", "collected": "buffer"}
+AVERAGED: dict[memory_policy.Kind, str] = {"running": "running_stats", "collected": "buffer"}
 """The name in the record of what a policy averages."""
 OWN = (
     *("block_scale_impl", "exponent_impl", "group_dim", "group_size", "int_quant"),
@@ -79,24 +68,24 @@ class Memory(Component):
     """
 
     of: ClassVar[str] = "scaling"
-    kind: ClassVar[Kind] = "now"
+    kind: ClassVar[memory_policy.Kind] = "now"
     default_view: ClassVar[Any] = clamping.Identity()
     empty: ClassVar[float] = 1.0
     """The initial value of a parameter or average that is not filled."""
 
-    policy: MemoryPolicy
+    policy: memory_policy.MemoryPolicy
     value: QuantParam = None  # type: ignore[assignment]
     record: QuantStat = None  # type: ignore[assignment]
     counter, buffer, running_stats = Part(), Part(), Part()
     stats: Any = None
     view: Any = None
     shape: tuple[int, ...] = ()
-    rule: Any = DISTANCE
+    rule: Any = memory_policy.DISTANCE
     searches: bool = False
     concat_dim: int = 0
-    broadcastable: Broadcastable | None = None
+    broadcastable: memory_policy.Broadcastable | None = None
     in_groups: bool = False
-    affine_rescaling: AffineRescaling | None = None
+    affine_rescaling: memory_policy.AffineRescaling | None = None
     tracked_parameters: nnx.List[nnx.Variable[Any]] | None = None
     constant: tuple[bytes, tuple[int, ...]]  # of the policy `constant`: float32, static
     use_running_average: bool
@@ -124,17 +113,17 @@ class Memory(Component):
             state = {"value": QuantParam(jnp.asarray(stored))}
             if kind == "constant":
                 state = {"constant": (stored.tobytes(), stored.shape)}
-            vars(self).update(policy=MemoryPolicy(kind), **state)
+            vars(self).update(policy=memory_policy.MemoryPolicy(kind), **state)
             return
         stats = arguments[f"{of}_stats_impl"]
         in_groups = "input_view_impl" in arguments
         view = arguments["input_view_impl" if in_groups else f"{of}_stats_input_view_shape_impl"]
         momentum = arguments.get(f"{of}_stats_momentum")
-        policy = MemoryPolicy(
+        policy = memory_policy.MemoryPolicy(
             kind,
             check.momentum(momentum, where, f"{of}_stats_momentum"),
             arguments.get("collect_stats_steps", 0),
-            named=not isinstance(momentum, DefaultMomentum),
+            named=not isinstance(momentum, memory_policy.DefaultMomentum),
         )
         shape = check.shape(arguments.get(f"{of}_shape", ()), where, f"{of}_shape")
         factor, shift = (arguments.get(f"{of}_affine_{part}_init") for part in ("rescaling", "shifting"))
@@ -152,8 +141,10 @@ class Memory(Component):
             concat_dim=arguments.get(f"{of}_stats_input_concat_dim", 0),
             broadcastable=arguments.get("dynamic_scaling_broadcastable_fn"),
             in_groups=in_groups,
-            tracked_parameters=kept_parameters(tracked, arguments.get("force_parameter", False), where),
-            affine_rescaling=None if factor is None else AffineRescaling(shape, factor, shift),
+            tracked_parameters=memory_policy.kept_parameters(
+                tracked, arguments.get("force_parameter", False), where
+            ),
+            affine_rescaling=None if factor is None else memory_policy.AffineRescaling(shape, factor, shift),
         )
         self.remember(policy, {AVERAGED[kind]: self.empty} if kind in AVERAGED else {})
         if kind in ("filled", "collected"):
@@ -162,7 +153,7 @@ class Memory(Component):
         if collected is not None:
             self.commit(self.rule.to_stored(float_array(collected, shape)))
 
-    def remember(self, policy: MemoryPolicy, numbers: dict[str, float]) -> None:
+    def remember(self, policy: memory_policy.MemoryPolicy, numbers: dict[str, float]) -> None:
         """Make the record of a policy.
 
         Args:
@@ -203,7 +194,7 @@ class Memory(Component):
 
     def number(
         self, x: Any, task: Task = None, transform: Callable[[jax.Array], jax.Array] | None = None
-    ) -> Number:
+    ) -> memory_policy.Number:
         """The number for `x`; remembers it in training mode.
 
         Args:
@@ -213,15 +204,15 @@ class Memory(Component):
         """
         kind = self.policy.kind
         if kind == "learned":
-            return Number(stored=self.value.get_value())
+            return memory_policy.Number(stored=self.value.get_value())
         if kind == "constant":
             data, shape = self.constant
-            return Number(stored=jnp.asarray(np.frombuffer(data, np.float32).reshape(shape)))
+            return memory_policy.Number(stored=jnp.asarray(np.frombuffer(data, np.float32).reshape(shape)))
         if kind == "filled":
             return self._filled(x, task, transform)
         if kind == "now":
             stat = self.statistic(x, task)
-            return Number(stat) if self.affine_rescaling is None else self._mapped(stat)
+            return memory_policy.Number(stat) if self.affine_rescaling is None else self._mapped(stat)
         if not (self.use_running_average or x.size == 0):  # evaluation changes no state
             return self._running(x, task) if kind == "running" else self._collecting(x, task, transform)
         record, rule = self.record.get_raw_value(), self.rule
@@ -229,7 +220,7 @@ class Memory(Component):
             return self._mapped(record["running_stats"])
         collected = record["buffer"] if rule.stores_statistic else rule.to_stored(record["buffer"])
         still_collecting = record["counter"] <= self.policy.limit
-        return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
+        return memory_policy.Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     def statistic(self, x: Any, task: Task = None, active: jax.Array | None = None) -> jax.Array:
         """The statistic of `x`, or of the tracked parameters; zeros where it is not `active`."""
@@ -253,17 +244,17 @@ class Memory(Component):
             return stat
         return check.statistic_shape(stat, self.shape, type(self).__name__, f"{self.of}_shape")
 
-    def _mapped(self, stat: jax.Array) -> Number:
+    def _mapped(self, stat: jax.Array) -> memory_policy.Number:
         if self.affine_rescaling is None:
-            return Number(stat)
-        return Number(stored=self.affine_rescaling(self.to_stored(stat)))
+            return memory_policy.Number(stat)
+        return memory_policy.Number(stored=self.affine_rescaling(self.to_stored(stat)))
 
     def to_stored(self, stat: jax.Array) -> jax.Array:
         """A statistic, bounded, in the domain of the rule."""
         domain = self.rule
         return domain.to_stored(domain.clamped(stat))
 
-    def _filled(self, x: Any, task: Task, transform: Any) -> Number:
+    def _filled(self, x: Any, task: Task, transform: Any) -> memory_policy.Number:
         """The parameter, or what will fill it; with the gradient of the parameter."""
         learned, done = self.value.get_value(), self.counter.get_value() > 0
 
@@ -284,9 +275,9 @@ class Memory(Component):
             filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
             self.value.set_value(ste.with_gradient_of(learned, filled))
             self.counter.set_value(keep.astype(jnp.float32))
-        return Number(stored=ste.with_gradient_of(learned, current))
+        return memory_policy.Number(stored=ste.with_gradient_of(learned, current))
 
-    def _running(self, x: jax.Array, task: Task) -> Number:
+    def _running(self, x: jax.Array, task: Task) -> memory_policy.Number:
         """The batch's statistic, which enters the running one."""
         stat, arrays = self.statistic(x, task), self.record.get_raw_value()
         number = jax.lax.stop_gradient(stat)
@@ -294,7 +285,7 @@ class Memory(Component):
         self.record.set_value({"counter": count, "running_stats": averaged})
         return self._mapped(stat)
 
-    def _collecting(self, x: jax.Array, task: Task, transform: Any) -> Number:
+    def _collecting(self, x: jax.Array, task: Task, transform: Any) -> memory_policy.Number:
         """Statistic and parameter, one of which is used; collects and hands over."""
         policy, domain, record = self.policy, self.rule, self.record.get_raw_value()
         count, buffer = record["counter"], record["buffer"]
@@ -303,12 +294,12 @@ class Memory(Component):
         stat = stat if transform is None else transform(stat)
         stat = stat if domain.least is not None else domain.clamped(stat)
         stored = None if domain.stores_statistic else domain.to_stored(buffer)
-        learned, buffer, count = collected_after(
+        learned, buffer, count = memory_policy.collected_after(
             policy, domain.least, stat, collecting, self.value.get_value(), buffer, stored, count
         )
         self.record.set_value({"counter": count, "buffer": buffer})
         self.value.set_value(learned)
-        return Number(stat, learned, collecting)
+        return memory_policy.Number(stat, learned, collecting)
 
     # State
 
@@ -357,7 +348,7 @@ class Memory(Component):
             raise ValueError(f"{type(self).__name__} does not know how")
         if self.value is None:
             return {}
-        if self.rule is DISTANCE:
+        if self.rule is memory_policy.DISTANCE:
             factors.check_signs()  # a range that reaches below zero would reach above it
         value = self.rule.from_stored(self.value.get_value())
         return {"value": self.rule.to_stored(factors.times(value))}
@@ -379,7 +370,7 @@ class Memory(Component):
         Returns:
             The entries to load.
         """
-        return completed_entries(self, entries)
+        return memory_policy.completed_entries(self, entries)
 
     def _check_joint(self, tracked: Any, views: list[Any]) -> None:
         """Refuse views that cannot be joined along an axis."""
@@ -440,7 +431,7 @@ class MemoryScaling(Memory):
         x: jax.Array | None = None,
         threshold: Any = None,
         task: Task = None,
-        number: Number | None = None,
+        number: memory_policy.Number | None = None,
     ) -> jax.Array:
         """The scale of `x`, float32.
 
@@ -461,7 +452,9 @@ class MemoryScaling(Memory):
             if not (rule.stores_statistic and rule.keeps_threshold and after is None):
                 clamped = rule.clamped(stat)
                 unrestricted = clamped if threshold is None else power.divide(clamped, threshold)
-                learned = MemoryScaling.__call__(self, None, threshold, number=Number(stored=stored))
+                learned = MemoryScaling.__call__(
+                    self, None, threshold, number=memory_policy.Number(stored=stored)
+                )
                 return lean.choose(collecting, unrestricted, learned)
             stored = lean.choose(collecting, stat, stored)
         elif stored is None and not rule.stores_statistic:

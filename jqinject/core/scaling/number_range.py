@@ -13,13 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _protocols, check, clamping
-from jqinject.core.component import Component, component, frozen_value
+from jqinject.core import _protocols, check, clamping, component
 from jqinject.ops import lean, minifloat
 from jqinject.ops.power import exp2, max_int, min_int
 
 
-@frozen_value
+@component.frozen_value
 class IntScaling:
     """Steps from zero to the end of the range: `-min_int` if signed, `max_int` if not.
 
@@ -86,7 +85,7 @@ class MaxIntScaling(IntScaling):
         return max_int(signed, self.narrow_range, bit_width)
 
 
-@frozen_value
+@component.frozen_value
 class PowerOfTwoIntScaling(IntScaling):
     """Steps as a power of two: `max_int + 1` of the full range, 128 for signed 8 bits and 256 for unsigned.
 
@@ -104,7 +103,7 @@ class PowerOfTwoIntScaling(IntScaling):
         return max_int(signed, False, bit_width) + 1
 
 
-@frozen_value
+@component.frozen_value
 class SingleArgStatelessBuffer:
     """A constant instead of a one-argument component: `int_scaling_impl` for scales that already count floats per step.
 
@@ -124,7 +123,7 @@ class SingleArgStatelessBuffer:
         return self.value
 
 
-@frozen_value
+@component.frozen_value
 class FloatScaling:
     """The number that the statistic is scaled to: the largest of the format.
 
@@ -159,8 +158,8 @@ class TruncMsbScaling:
         return exp2(jnp.asarray(input_bit_width, jnp.float32) - jnp.asarray(output_bit_width, jnp.float32))
 
 
-@component
-class TruncScalingWrapper(Component):
+@component.component
+class TruncScalingWrapper(component.Component):
     """Any scale of the integers, as a divisor: `clamp(scaling_impl(q, trunc_int_scaling_impl(b_out, signed)), 1,
     2**(b_in - b_out))`; values beyond the remaining bits saturate.
 

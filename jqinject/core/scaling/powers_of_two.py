@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import _protocols, check
-from jqinject.core.component import Component, component, frozen_value
+from jqinject.core import _protocols, check, component
 from jqinject.core.memory.memory import Dynamic
 from jqinject.core.scaling.rule import POWERS_OF_TWO, Unchanged
 from jqinject.core.statistics.search import Task
@@ -40,8 +39,8 @@ def midmax_mantissa_bias(
     return 0.0 if excess == 0 or excess + 1 == 2**mantissa_bit_width else math.log2(excess + 1)
 
 
-@component
-class RoundMidMaxSte(Component):
+@component.component
+class RoundMidMaxSte(component.Component):
     """`ceil(x - log2(2 - 2^(bias - m - 1)))`, straight-through: rounds an exponent up only if necessary.
 
     Magnitudes up to half a step above the largest number round down to it; only beyond is the next power of two needed.
@@ -97,7 +96,7 @@ class CeilExponent(FloorExponent):
     carry = float8_cast.FRACTION
 
 
-@frozen_value
+@component.frozen_value
 class EvenExponent(FloorExponent):
     """`floor(log2 amax') - emax`, `amax'` rounded to the format's mantissa.
 
@@ -123,7 +122,7 @@ class RoundUpExponent(FloorExponent):
         return float8_cast.round_up_exponent(amax, largest)
 
 
-@component
+@component.component
 class SharedExponentScaling(Dynamic):
     """A power of two for each group or block of the given tensor, from its largest magnitude. No state, no gradient.
 
@@ -169,8 +168,8 @@ class SharedExponentScaling(Dynamic):
         return jnp.where(jnp.isnan(scale), rule.divisor_of_nan, normal)
 
 
-@component
-class QuantRestrictValue(Unchanged, Component):
+@component.component
+class QuantRestrictValue(Unchanged, component.Component):
     """Values quantized by another quantizer, such as 8-bit float group scales.
 
     As `restrict_scaling_impl` it also applies to the integer threshold, a scalar: if the quantizer is per channel, also

@@ -14,9 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import check, state
-from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
-from jqinject.core.component import Component, InnerModule, component
+from jqinject.core import _protocols, check, component, state
 from jqinject.core.scaling.rule import clamp_scale
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of
 from jqinject.ops import lean, power, reductions, sharding
@@ -29,8 +27,8 @@ from jqinject.ops.accumulator_bounds import (
 from jqinject.quant_tensor import is_concrete
 
 
-@component
-class NormParameter(InnerModule):
+@component.component
+class NormParameter(component.InnerModule):
     """Abstract: holds the learned norm g, the parameter `value`, and measures weights.
 
     g starts at the norm of the one tracked weight. A norm of 0 becomes 2**-64.
@@ -48,12 +46,12 @@ class NormParameter(InnerModule):
         ValueError: for no weight or several, or a wrong `pre_scaling_shape`.
     """
 
-    scaling_impl: Scaling
-    normalize_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View
+    scaling_impl: _protocols.Scaling
+    normalize_stats_impl: _protocols.Stat
+    scaling_stats_input_view_shape_impl: _protocols.View
     tracked_parameter_list: InitVar[Iterable[Any]]
     pre_scaling_shape: check.Shape | None = None
-    restrict_pre_scaling_impl: Restrict | None = None
+    restrict_pre_scaling_impl: _protocols.Restrict | None = None
     pre_scaling_min_val: check.Minimum | None = None
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
@@ -108,7 +106,7 @@ class ParameterPreScalingWeightNorm(NormParameter):
         return clamp_scale(power.divide(scaled, self.learned_norm()), None)
 
 
-@component
+@component.component
 class InputAwarePreScaling(NormParameter):
     """Abstract: a scale before rounding that prevents accumulator overflow, by the bits and the sign of the input.
 
@@ -116,7 +114,7 @@ class InputAwarePreScaling(NormParameter):
     """
 
     zero_centered: ClassVar[bool]
-    accumulator_bit_width_impl: BitWidth = field(kw_only=True)
+    accumulator_bit_width_impl: _protocols.BitWidth = field(kw_only=True)
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
         bits = _known(self.accumulator_bit_width_impl())
@@ -211,7 +209,7 @@ class AccumulatorAwareParameterPreScaling(InputAwarePreScaling):
         return self._limited(weights, get_upper_bound_on_l1_norm(width, input_bit_width, input_is_signed))
 
 
-@component
+@component.component
 class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
     """Like `AccumulatorAwareParameterPreScaling`, for weights that are first centered on 0 (A2Q+).
 
@@ -272,8 +270,8 @@ def _known(bits: Any) -> int | None:
     return round(float(bits)) if is_concrete(bits) else None
 
 
-@component
-class PreZeroCenterZeroPoint(Component):
+@component.component
+class PreZeroCenterZeroPoint(component.Component):
     """Centers a weight on 0 before it is rounded: `-mean(x) / scale`, the mean of each channel.
 
     Differs from Brevitas: the mean of no numbers is 0 (there: nan).
@@ -292,7 +290,7 @@ class PreZeroCenterZeroPoint(Component):
     """
 
     stats_reduce_dim: int | None
-    pre_zero_point_stats_input_view_shape_impl: View
+    pre_zero_point_stats_input_view_shape_impl: _protocols.View
     pre_zero_point_shape: tuple[int, ...] | None = None
     axis_name: Any = None
 

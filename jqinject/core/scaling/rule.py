@@ -25,16 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import (
-    Restrict,
-    Rounding,
-    Threshold,
-    class_fact,
-    keeps_sign,
-    scale_dtype,
-)
-from jqinject.core.component import Component, component, frozen_value
-from jqinject.core.rounding import RoundSte
+from jqinject.core import _protocols, component, rounding
 from jqinject.ops import fake_quant, power, ste
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
@@ -110,7 +101,7 @@ class SignedFloatRestrictValue(Unchanged):
         return x
 
 
-@frozen_value
+@component.frozen_value
 class ScaledRestrictValue(Unchanged):
     """Any value, times a constant: as `restrict_scale_threshold_impl`, a factor of every scale.
 
@@ -148,8 +139,8 @@ class LogFloatRestrictValue(_Log2):
         return _finite_power(x, _MOST_LOG2)
 
 
-@component
-class PowerOfTwoRestrictValue(_Log2, Component):
+@component.component
+class PowerOfTwoRestrictValue(_Log2, component.Component):
     """Powers of two, learned as the exponent; the exponent is rounded with a straight-through gradient.
 
     Args:
@@ -163,15 +154,15 @@ class PowerOfTwoRestrictValue(_Log2, Component):
 
     scale_dtype = POWERS_OF_TWO
 
-    restrict_value_float_to_int_impl: Rounding | None = None
+    restrict_value_float_to_int_impl: _protocols.Rounding | None = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`2**round(x)`."""
-        return _finite_power((self.restrict_value_float_to_int_impl or RoundSte())(x), 127.0)
+        return _finite_power((self.restrict_value_float_to_int_impl or rounding.RoundSte())(x), 127.0)
 
 
-@component
-class IntRestrictValue(Unchanged, Component):
+@component.component
+class IntRestrictValue(Unchanged, component.Component):
     """Whole numbers, with a straight-through gradient.
 
     Args:
@@ -182,11 +173,11 @@ class IntRestrictValue(Unchanged, Component):
         3.0
     """
 
-    restrict_value_float_to_int_impl: Rounding | None = None
+    restrict_value_float_to_int_impl: _protocols.Rounding | None = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`round(x)`."""
-        return (self.restrict_value_float_to_int_impl or RoundSte())(x)
+        return (self.restrict_value_float_to_int_impl or rounding.RoundSte())(x)
 
 
 RESTRICTIONS = ("restrict_scaling_impl", "restrict_threshold_impl", "restrict_scale_threshold_impl")
@@ -201,8 +192,8 @@ def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
     return fake_quant.signed_clamp_min_ste(x, max(scaling_min_val or 0.0, SCALE_FLOOR))
 
 
-@component
-class ScaleRule(Component):
+@component.component
+class ScaleRule(component.Component):
     """How a number becomes a scale: `s = after(restrict(v) / restrict_threshold(t))`, `|v|` bounded from below.
 
     A statistic is clamped, taken to the domain of the restriction, restricted, clamped again and divided by the
@@ -222,9 +213,9 @@ class ScaleRule(Component):
         (3.0, 8.0)
     """
 
-    restrict_scaling_impl: Restrict = FloatRestrictValue()
-    restrict_threshold_impl: Restrict | None = None
-    restrict_scale_threshold_impl: Restrict | None = None
+    restrict_scaling_impl: _protocols.Restrict = FloatRestrictValue()
+    restrict_threshold_impl: _protocols.Restrict | None = None
+    restrict_scale_threshold_impl: _protocols.Restrict | None = None
     floor: float = SCALE_FLOOR
     of_magnitude: bool = False
     # Known for all calls: the numbers that the restriction leaves unchanged, and those to expect.
@@ -235,10 +226,12 @@ class ScaleRule(Component):
 
     def __post_init__(self) -> None:
         restrict, of_threshold = self.restrict_scaling_impl, self.restrict_threshold_impl
-        keeps_stored = class_fact(type(restrict), "keeps_positive") is True and not keeps_sign(restrict)
+        keeps_stored = _protocols.class_fact(
+            type(restrict), "keeps_positive"
+        ) is True and not _protocols.keeps_sign(restrict)
         vars(self).update(
             keeps_stored=keeps_stored,
-            keeps_threshold=class_fact(type(of_threshold or restrict), "keeps_positive") is True,
+            keeps_threshold=_protocols.class_fact(type(of_threshold or restrict), "keeps_positive") is True,
             stores_statistic=keeps_stored and self.of_magnitude,
             least=self.floor if self.of_magnitude else None,
         )
@@ -247,11 +240,11 @@ class ScaleRule(Component):
     def scale_dtype(self) -> np.dtype | None:
         """The dtype of the quotient's restriction; without one, that of powers of two if both parts are such."""
         threshold, after = self.restrict_threshold_impl, self.restrict_scale_threshold_impl
-        last = scale_dtype(after)
+        last = _protocols.scale_dtype(after)
         if last not in (None, POWERS_OF_TWO):
             return last
         parts = (self.restrict_scaling_impl, *(part for part in (threshold, after) if part is not None))
-        return POWERS_OF_TWO if all(scale_dtype(part) == POWERS_OF_TWO for part in parts) else None
+        return POWERS_OF_TWO if all(_protocols.scale_dtype(part) == POWERS_OF_TWO for part in parts) else None
 
     def clamped(self, stat: jax.Array) -> jax.Array:
         """The statistic, its magnitude bounded from below; gradient 1."""
@@ -267,7 +260,7 @@ class ScaleRule(Component):
         """From the domain in which it is learned to the value."""
         return self.restrict_scaling_impl(stored)
 
-    def steps(self, threshold: Threshold) -> jax.Array:
+    def steps(self, threshold: _protocols.Threshold) -> jax.Array:
         """The number of integer steps as the restriction allows it: the next power of two, for instance."""
         restrict = self.restrict_threshold_impl or self.restrict_scaling_impl
         return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))

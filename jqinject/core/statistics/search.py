@@ -22,9 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import check
+from jqinject.core import check, component
 from jqinject.core._protocols import Stat, Threshold, View, searches
-from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of, where_active
 from jqinject.core.views import OverSubChannelBlockView, blocks_of, cut_of
@@ -151,7 +150,7 @@ def zero_point_of(zero_point: Any, x: jax.Array, scale: jax.Array, bit_width: An
     return zero_point(x, scale, bit_width, task) if searches(zero_point) else zero_point(x, scale, bit_width)
 
 
-class SearchedStat(Component):
+class SearchedStat(component.Component):
     """A statistic that is searched by trying candidates; without gradient.
 
     It takes unviewed tensors and applies its own view, so that losses are measured on whole quantized tensors. Several
@@ -278,7 +277,7 @@ def _search(
     return best, {**arrays, "last": best.reshape(arrays["last"].shape)}
 
 
-@component
+@component.component
 class MSE(SearchedStat):
     """The candidate with the least `sum (x - quantized(x))^2`, over the tensor or over each channel or group.
 
