@@ -318,7 +318,7 @@ def in_range_of(value: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Arr
         >>> float(in_range_of(jnp.float32(-65760.0), jnp.float32(513.75), jnp.float16))
         -65504.0
     """
-    largest = float(lean.number_format(dtype).max)
+    largest = float(jnp.finfo(dtype).max)
     if largest < 1e38:
         inside = jnp.where(jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
         value = with_gradient_of(value, inside)

@@ -109,15 +109,9 @@ class SimpleMovingAverage(Memory):
         """None: the quantizer answers, which knows whether its range is fixed."""
         return None
 
-    def mean(self, two_ends: bool, ndim: int = 0) -> ClippingRange:
-        """The mean range, its ends of `ndim` axes of size 1; zeros if no batch has entered."""
-        return jax.tree.map(
-            lambda end: shaped(end, (1,) * ndim), mean_of(self.record.get_raw_value(), two_ends)
-        )
-
 
 def mean_of(record: dict[str, jax.Array], two_ends: bool) -> ClippingRange:
-    """The mean range of the record of a `SimpleMovingAverage`."""
+    """The mean range of the record of a `SimpleMovingAverage`; zeros if no batch has entered."""
     count, *sums = (record[name] for name in MEAN)
     high, low = (total / jnp.maximum(count, 1) for total in sums)
     return ClippingRange(high, low if two_ends else None)
@@ -340,11 +334,13 @@ class RangeScaling(Component):
         Args:
             ndim: the number of axes, each of size 1, that its ends get.
         """
-        if self.record is not None:
-            arrays, shape = self.record.get_raw_value(), (1,) * ndim
-            return ClippingRange(*(shaped(arrays[end], shape) for end in ("high", "low") if end in arrays))
-        assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
-        return self.averaging_impl.mean(self.has_zero_point, ndim)
+        if self.record is None:
+            assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
+            ends = mean_of(self.averaging_impl.record.get_raw_value(), self.has_zero_point)
+        else:
+            arrays = self.record.get_raw_value()
+            ends = ClippingRange(arrays["high"], arrays.get("low"))
+        return jax.tree.map(lambda end: shaped(end, (1,) * ndim), ends)
 
     def freeze(self, threshold: _protocols.Threshold = None, bit_width: int | None = None) -> None:
         """Make constants of the averaged range, its scale and its zero point: a call no longer measures or averages.

@@ -12,9 +12,9 @@ from jqinject.core import _protocols, check, clamping, component, views
 from jqinject.core.bit_width import ComputeMaxMantissa
 from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded
 from jqinject.core.rounding import RoundSte
+from jqinject.core.scaling.block_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.scaling.rule import POWERS_OF_TWO
-from jqinject.core.scaling.two_level_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.statistics.ranges import through_ends
 from jqinject.core.statistics.search import Search, scale_of
 from jqinject.ops import float8_cast, power, ste
@@ -22,7 +22,7 @@ from jqinject.ops.fake_quant import Offset
 from jqinject.ops.float_grid import FloatGrid, quantize_on_grid
 from jqinject.ops.grid import Grid
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
-from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
+from jqinject.ops.minifloat import float_steps, from_float_steps
 from jqinject.quant_tensor import Levels
 
 _WIDTHS = ("exponent_bit_width_impl", "mantissa_bit_width_impl", "exponent_bias_impl", "float_clamp_impl")
@@ -269,9 +269,7 @@ class FloatQuant(Quantizer):
         )
         divisor = getattr(self.scaling_impl, "divisor", None)
         steps = steps_of(numbers.astype(jnp.float32), scale if divisor is None else divisor(scale))
-        minifloats = self.clamped(
-            to_float_grid(steps, grid.mantissa_bit_width, grid.exponent_bias, self.float_to_int_impl), grid
-        )
+        minifloats = self.clamped(grid.unbounded(steps, self.float_to_int_impl), grid)
         value = value_of(minifloats, scale, x.dtype)
         value = jnp.where(jnp.isinf(numbers), numbers, value) if through else value
         if mask is not None:

@@ -15,8 +15,8 @@ from jqinject.core.bit_width import BitWidthConst
 from jqinject.core.component import component, set_view
 from jqinject.core.quantizers.delay import Delayed
 from jqinject.core.quantizers.quantizer import IntQuant, Quantized, Quantizer, RoundedByIntQuant, int_grid
-from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
+from jqinject.core.scaling.rule import TruncMsbScaling
 from jqinject.ops import lean, round_ste
 from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import IntGrid

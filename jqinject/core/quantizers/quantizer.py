@@ -49,6 +49,7 @@ from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuan
 from jqinject.quant_tensor.public_tensors import int_grid as shared_int_grid
 
 Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
+Ends = ClippingRange | None
 
 
 @jax.tree_util.register_dataclass
@@ -240,13 +241,7 @@ class Quantizer(component.Component):
         """The grid of this call, and which of its numbers the scale maps the statistic to; None for 1."""
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: Offset,
-        ends: ClippingRange | None,
-        grid: Grid,
-        keep: bool,
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends, grid: Grid, keep: bool
     ) -> Rounded:
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
         raise TypeError(

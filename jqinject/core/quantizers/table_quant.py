@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import _protocols, check, clamping, component
-from jqinject.core.quantizers import delay, quantizer
-from jqinject.core.statistics.ranges import ClippingRange
-from jqinject.ops import fake_quant, power, ste
+from jqinject.core.quantizers import delay
+from jqinject.core.quantizers.quantizer import Ends, Quantizer, Rounded
+from jqinject.ops import power, ste
+from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import Codebook, Grid, IntGrid, TableGrid
 
 
-class _SignQuant(delay.Delayed, quantizer.Quantizer):
+class _SignQuant(delay.Delayed, Quantizer):
     """Abstract: signs times a scale that is called with the tensor alone; see `_values`."""
 
     bits = 1
@@ -36,14 +37,8 @@ class _SignQuant(delay.Delayed, quantizer.Quantizer):
         """-1, 0 and 1, float32."""
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: fake_quant.Offset,
-        ends: ClippingRange | None,
-        grid: Grid,
-        keep: bool,
-    ) -> quantizer.Rounded:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends, grid: Grid, keep: bool
+    ) -> Rounded:
         y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
         return y if self.delay is None else self.delay(x, y), None
 
@@ -144,7 +139,7 @@ class TernaryQuant(_SignQuant):
 
 
 @component.component
-class CodebookQuant(quantizer.Quantizer):
+class CodebookQuant(Quantizer):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
     `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; ties go to the lower number; nan
@@ -189,14 +184,8 @@ class CodebookQuant(quantizer.Quantizer):
         return self.codebook, self.codebook.largest
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: fake_quant.Offset,
-        ends: ClippingRange | None,
-        grid: Grid,
-        keep: bool,
-    ) -> quantizer.Rounded:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends, grid: Grid, keep: bool
+    ) -> Rounded:
         steps = power.divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, *grid.bounds)
         nearest = grid.round(inside)

@@ -6,8 +6,6 @@ view: a transposition, and for sharded tensors a gather. One of blocks over two 
 one.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -129,7 +127,7 @@ class TwoPhaseStat(ABC):
             return stat
         return finish(stat, axes, self.keepdim)
 
-    def along(self, axes: Axes) -> TwoPhaseStat:
+    def along(self, axes: Axes) -> "TwoPhaseStat":
         """The statistic over other axes, up to its shape."""
         keepdim = {"keepdim": True} if any(f.name == "keepdim" for f in fields(cast(Any, self))) else {}
         return replace(cast(Any, self), stats_reduce_dim=axes, **keepdim)
