@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from inspect import unwrap
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -126,14 +126,12 @@ class StochasticRoundSte(component.InnerModule):
     seed: InitVar[int] = 0
     deterministic: bool = False
     noise_sharing_axes: tuple[int, ...] = ()
-    random_bits: int = 32
+    random_bits: Annotated[int, check.among((16, 32), "16 or 32", check.integer)] = 32
 
     is_nearest = True
 
     def __post_init__(self, rngs: nnx.Rngs | None, seed: int) -> None:
         seed = check.integer(seed, "StochasticRoundSte", "seed")
-        if self.random_bits not in (16, 32):
-            raise ValueError(f"StochasticRoundSte: random_bits must be 16 or 32, got {self.random_bits}")
         source = (nnx.Rngs(seed) if rngs is None else rngs)["stochastic_round"]
         # A fork, always named alike: names are part of the graph.
         self.stream = nnx.RngStream(source(), tag="stochastic_round")

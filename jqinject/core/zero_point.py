@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -71,10 +71,14 @@ class _MemoryZeroPoint(memory.Memory):
     """Abstract: a zero point from the distance that a memory remembers.
 
     A subclass is a dataclass of its constructor's arguments, and states the kind of policy.
+
+    Attributes:
+        is_low_end: whether its number is the lower end of the range, at most 0, instead of the distance.
     """
 
     of = "zero_point"
     empty = 0.0
+    is_low_end: ClassVar[bool] = False
     int_quant: Any
     quantize_zero_point: bool
     scale_shift_zero_point: ScaleShift | None = None
@@ -88,7 +92,7 @@ class _MemoryZeroPoint(memory.Memory):
         """How far the range reaches below zero, in floats."""
         stat, stored, collecting = self.number(x, task)
         z = stored if stat is None else stat if stored is None else lean.choose(collecting, stat, stored)
-        return ste.abs_binary_sign_grad(z)
+        return -z if self.is_low_end else ste.abs_binary_sign_grad(z)
 
     def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
         """The zero point of `x`, float32: `clamp(round(z / scale + min_int))`, or `z / scale + min_int`.
@@ -243,10 +247,7 @@ class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     zero_point_stats_impl: _protocols.Stat
     int_quant: _protocols.IntQuantizer
     quantize_zero_point: bool
-
-    def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
-        """How far the range of each group reaches below zero, in floats."""
-        return -self.number(x, task).statistic
+    is_low_end: ClassVar[bool] = True
 
 
 @component.component
@@ -293,12 +294,8 @@ class StatsFromParameterZeroPoint(_OfParameterZeroPoint):
         4.0
     """
 
+    is_low_end: ClassVar[bool] = True
     scale_shift_zero_point_impl: ScaleShift | None = None
-
-    def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
-        """How far the range reaches below zero, in floats."""
-        number = self.number(x, task)
-        return -(number.stored if number.statistic is None else number.statistic)
 
 
 class ParameterFromStatsFromParameterZeroPoint(_OfParameterZeroPoint):

@@ -10,7 +10,6 @@ from dataclasses import field, replace
 from typing import Any, ClassVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -18,12 +17,13 @@ from flax import nnx
 from jqinject.core import _protocols, check, clamping
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory import memory_policy
+from jqinject.core.memory.memory_policy import Number
 from jqinject.core.scaling.rule import ONE, RESTRICTIONS, SCALE_FLOOR, ScaleRule
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
 from jqinject.core.statistics.statistic import in_place, statistic_of
 from jqinject.core.views import cut_of
-from jqinject.ops import fake_quant, lean, power, sharding, ste
+from jqinject.ops import fake_quant, lean, power, processes, sharding, ste
 
 AVERAGED: dict[memory_policy.Kind, str] = {"running": "running_stats", "collected": "buffer"}
 """The name in the record of what a policy averages."""
@@ -132,7 +132,10 @@ class Memory(Component):
                 f"{where}: {of}_affine_shifting_init={shift} needs a factor as well: give "
                 f"{of}_affine_rescaling_init=1.0."
             )
-        tracked = list(arguments.get("tracked_parameter_list", ()))
+        tracked, forced = (
+            list(arguments.get("tracked_parameter_list", ())),
+            arguments.get("force_parameter", False),
+        )
         vars(self).update(
             stats=stats,
             view=self.default_view if view is None else view,
@@ -141,9 +144,7 @@ class Memory(Component):
             concat_dim=arguments.get(f"{of}_stats_input_concat_dim", 0),
             broadcastable=arguments.get("dynamic_scaling_broadcastable_fn"),
             in_groups=in_groups,
-            tracked_parameters=memory_policy.kept_parameters(
-                tracked, arguments.get("force_parameter", False), where
-            ),
+            tracked_parameters=memory_policy.kept_parameters(tracked, forced, where),
             affine_rescaling=None if factor is None else memory_policy.AffineRescaling(shape, factor, shift),
         )
         self.remember(policy, {AVERAGED[kind]: self.empty} if kind in AVERAGED else {})
@@ -180,12 +181,6 @@ class Memory(Component):
         """Whether a batch has entered; None if nothing is collected. See `StaticRange`."""
         return all_counted(self.counter.get_value()) if self._averages else None
 
-    def unfilled(self) -> tuple[str, ...]:
-        """Return the names of the Variables that hold placeholders until training fills them."""
-        if self.value is None or self.record is None:
-            return ()
-        return ("value",) if (self.counter.get_value() <= self.policy.limit).all() else ()
-
     @property
     def _averages(self) -> bool:
         return self.policy.kind in ("running", "mean", "collected")
@@ -194,7 +189,7 @@ class Memory(Component):
 
     def number(
         self, x: Any, task: Task = None, transform: Callable[[jax.Array], jax.Array] | None = None
-    ) -> memory_policy.Number:
+    ) -> Number:
         """The number for `x`; remembers it in training mode.
 
         Args:
@@ -204,15 +199,15 @@ class Memory(Component):
         """
         kind = self.policy.kind
         if kind == "learned":
-            return memory_policy.Number(stored=self.value.get_value())
+            return Number(stored=self.value.get_value())
         if kind == "constant":
             data, shape = self.constant
-            return memory_policy.Number(stored=jnp.asarray(np.frombuffer(data, np.float32).reshape(shape)))
+            return Number(stored=jnp.asarray(np.frombuffer(data, np.float32).reshape(shape)))
         if kind == "filled":
             return self._filled(x, task, transform)
         if kind == "now":
             stat = self.statistic(x, task)
-            return memory_policy.Number(stat) if self.affine_rescaling is None else self._mapped(stat)
+            return Number(stat) if self.affine_rescaling is None else self._mapped(stat)
         if not (self.use_running_average or x.size == 0):  # evaluation changes no state
             return self._running(x, task) if kind == "running" else self._collecting(x, task, transform)
         record, rule = self.record.get_raw_value(), self.rule
@@ -220,7 +215,7 @@ class Memory(Component):
             return self._mapped(record["running_stats"])
         collected = record["buffer"] if rule.stores_statistic else rule.to_stored(record["buffer"])
         still_collecting = record["counter"] <= self.policy.limit
-        return memory_policy.Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
+        return Number(stored=jnp.where(still_collecting, collected, self.value.get_value()))
 
     def statistic(self, x: Any, task: Task = None, active: jax.Array | None = None) -> jax.Array:
         """The statistic of `x`, or of the tracked parameters; zeros where it is not `active`."""
@@ -244,17 +239,17 @@ class Memory(Component):
             return stat
         return check.statistic_shape(stat, self.shape, type(self).__name__, f"{self.of}_shape")
 
-    def _mapped(self, stat: jax.Array) -> memory_policy.Number:
+    def _mapped(self, stat: jax.Array) -> Number:
         if self.affine_rescaling is None:
-            return memory_policy.Number(stat)
-        return memory_policy.Number(stored=self.affine_rescaling(self.to_stored(stat)))
+            return Number(stat)
+        return Number(stored=self.affine_rescaling(self.to_stored(stat)))
 
     def to_stored(self, stat: jax.Array) -> jax.Array:
         """A statistic, bounded, in the domain of the rule."""
         domain = self.rule
         return domain.to_stored(domain.clamped(stat))
 
-    def _filled(self, x: Any, task: Task, transform: Any) -> memory_policy.Number:
+    def _filled(self, x: Any, task: Task, transform: Any) -> Number:
         """The parameter, or what will fill it; with the gradient of the parameter."""
         learned, done = self.value.get_value(), self.counter.get_value() > 0
 
@@ -264,7 +259,7 @@ class Memory(Component):
             stored = self.to_stored(number.statistic) if number.stored is None else number.stored
             return sharding.sharded_as(stored, learned)
 
-        if not isinstance(done, jax.core.Tracer):
+        if not processes.is_traced(done):
             fresh = learned if bool(done) else first()
         else:
             fresh = jax.lax.cond(done, lambda: jnp.ones_like(learned), first)
@@ -275,9 +270,9 @@ class Memory(Component):
             filled = jnp.where(keep, current, jax.lax.stop_gradient(learned))
             self.value.set_value(ste.with_gradient_of(learned, filled))
             self.counter.set_value(keep.astype(jnp.float32))
-        return memory_policy.Number(stored=ste.with_gradient_of(learned, current))
+        return Number(stored=ste.with_gradient_of(learned, current))
 
-    def _running(self, x: jax.Array, task: Task) -> memory_policy.Number:
+    def _running(self, x: jax.Array, task: Task) -> Number:
         """The batch's statistic, which enters the running one."""
         stat, arrays = self.statistic(x, task), self.record.get_raw_value()
         number = jax.lax.stop_gradient(stat)
@@ -285,7 +280,7 @@ class Memory(Component):
         self.record.set_value({"counter": count, "running_stats": averaged})
         return self._mapped(stat)
 
-    def _collecting(self, x: jax.Array, task: Task, transform: Any) -> memory_policy.Number:
+    def _collecting(self, x: jax.Array, task: Task, transform: Any) -> Number:
         """Statistic and parameter, one of which is used; collects and hands over."""
         policy, domain, record = self.policy, self.rule, self.record.get_raw_value()
         count, buffer = record["counter"], record["buffer"]
@@ -299,7 +294,7 @@ class Memory(Component):
         )
         self.record.set_value({"counter": count, "buffer": buffer})
         self.value.set_value(learned)
-        return memory_policy.Number(stat, learned, collecting)
+        return Number(stat, learned, collecting)
 
     # State
 
@@ -431,7 +426,7 @@ class MemoryScaling(Memory):
         x: jax.Array | None = None,
         threshold: Any = None,
         task: Task = None,
-        number: memory_policy.Number | None = None,
+        number: Number | None = None,
     ) -> jax.Array:
         """The scale of `x`, float32.
 
@@ -452,9 +447,7 @@ class MemoryScaling(Memory):
             if not (rule.stores_statistic and rule.keeps_threshold and after is None):
                 clamped = rule.clamped(stat)
                 unrestricted = clamped if threshold is None else power.divide(clamped, threshold)
-                learned = MemoryScaling.__call__(
-                    self, None, threshold, number=memory_policy.Number(stored=stored)
-                )
+                learned = MemoryScaling.__call__(self, None, threshold, number=Number(stored=stored))
                 return lean.choose(collecting, unrestricted, learned)
             stored = lean.choose(collecting, stat, stored)
         elif stored is None and not rule.stores_statistic:

@@ -6,7 +6,6 @@ from dataclasses import InitVar, replace
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
@@ -258,7 +257,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
             ValueError: there was none.
         """
         input_format = self.input_format.get_value()
-        if isinstance(input_format, jax.core.Tracer | jax.ShapeDtypeStruct):
+        if not state.has_numbers(input_format):
             return None
         if not bool(jnp.all(input_format[..., 0] > 0)):
             raise ValueError(

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.core import _protocols, check, clamping, component
-from jqinject.core.quantizers import delay
-from jqinject.core.quantizers.quantizer import Ends, Quantizer, Rounded
+from jqinject.core.quantizers import delay, quantizer
 from jqinject.ops import power, ste
 from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import Codebook, Grid, IntGrid, TableGrid
 
 
-class _SignQuant(delay.Delayed, Quantizer):
+class _SignQuant(delay.Delayed, quantizer.Quantizer):
     """Abstract: signs times a scale that is called with the tensor alone; see `_values`."""
 
     bits = 1
@@ -37,8 +36,8 @@ class _SignQuant(delay.Delayed, Quantizer):
         """-1, 0 and 1, float32."""
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends, grid: Grid, keep: bool
-    ) -> Rounded:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: quantizer.Ends, grid: Grid, keep: bool
+    ) -> quantizer.Rounded:
         y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
         return y if self.delay is None else self.delay(x, y), None
 
@@ -139,7 +138,7 @@ class TernaryQuant(_SignQuant):
 
 
 @component.component
-class CodebookQuant(Quantizer):
+class CodebookQuant(quantizer.Quantizer):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
     `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; ties go to the lower number; nan
@@ -184,8 +183,8 @@ class CodebookQuant(Quantizer):
         return self.codebook, self.codebook.largest
 
     def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends, grid: Grid, keep: bool
-    ) -> Rounded:
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: quantizer.Ends, grid: Grid, keep: bool
+    ) -> quantizer.Rounded:
         steps = power.divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, *grid.bounds)
         nearest = grid.round(inside)

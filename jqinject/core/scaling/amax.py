@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import InitVar, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +111,9 @@ class AmaxScaling(InnerModule):
     scaling_shape: tuple[int, ...] = ()
     delayed: bool = True
     amax_history_length: int = 1024
-    amax_compute_algo: str = "max"
+    amax_compute_algo: Annotated[str, check.among(("max", "most_recent"), "one of 'max', 'most_recent'")] = (
+        "max"
+    )
     keeps_infinite: bool = False
     margin: float = 0.0
     scaling_init: InitVar[float] = 1.0
@@ -129,9 +131,6 @@ class AmaxScaling(InnerModule):
         at_least = check.between(1, math.inf, why=f". For a scale from the tensor itself, {cure}")
         length = check.between(-math.inf, 2**20, at_least)
         check.fields(self, margin=check.between(-32, 32), amax_history_length=length)
-        if self.amax_compute_algo not in ("max", "most_recent"):
-            by = self.amax_compute_algo
-            raise ValueError(f"{where}: amax_compute_algo must be one of 'max', 'most_recent', got {by!r}")
         if check.number(scaling_init, where, "scaling_init") <= 0:
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
         shape = self.scaling_shape

@@ -18,7 +18,7 @@ here.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -369,15 +369,9 @@ class FourOverSixScales(BlockScaleImpl):
         (Array([224., 448.], dtype=float32), Array([320., 448.], dtype=float32))
     """
 
-    error: Literal["mae", "mse"] = "mae"
-    e4m3_max: float = E4M3_MAX
+    error: Annotated[Literal["mae", "mse"], check.among(("mae", "mse"), "'mae' or 'mse'")] = "mae"
+    e4m3_max: Annotated[float, check.among((256, 448), "448 or 256", check.number)] = E4M3_MAX
     scaled_error: bool = False
-
-    def __post_init__(self) -> None:
-        if self.error not in ("mae", "mse"):
-            raise ValueError(f"FourOverSixScales: error must be 'mae' or 'mse', got {self.error!r}")
-        if self.e4m3_max not in (256, 448):
-            raise ValueError(f"FourOverSixScales: e4m3_max must be 448 or 256, got {self.e4m3_max!r}")
 
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """Both scales; arguments as of `NVFP4Scales`."""

@@ -25,7 +25,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,7 +33,7 @@ from jqinject.core.memory.memory import DividedScaling, Dynamic, MemoryScaling
 from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM, Broadcastable, Number, initial_number
 from jqinject.core.scaling.rule import FloatRestrictValue
 from jqinject.core.statistics.search import Task
-from jqinject.ops import lean, ste
+from jqinject.ops import lean, processes, ste
 
 
 class _InitialScaling(DividedScaling):
@@ -45,7 +44,7 @@ class _InitialScaling(DividedScaling):
         where, names = type(self).__name__, ("scaling_init", "scaling_shape")
         restrict = arguments["restrict_scaling_impl"] or FloatRestrictValue()
         init = initial_number(arguments["scaling_init"], arguments.get("scaling_shape"), where, names)
-        if isinstance(init, jax.core.Tracer):
+        if processes.is_traced(init):
             return super().begin(arguments, restrict.restrict_init_tensor(init))
         numbers = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
         check.positive(np.abs(init) if _protocols.keeps_sign(restrict) else init, where, "scaling_init")

@@ -233,9 +233,8 @@ class ScaleRule(component.Component):
 
     def __post_init__(self) -> None:
         restrict, of_threshold = self.restrict_scaling_impl, self.restrict_threshold_impl
-        keeps_stored = _protocols.class_fact(
-            type(restrict), "keeps_positive"
-        ) is True and not _protocols.keeps_sign(restrict)
+        keeps_positive = _protocols.class_fact(type(restrict), "keeps_positive") is True
+        keeps_stored = keeps_positive and not _protocols.keeps_sign(restrict)
         vars(self).update(
             keeps_stored=keeps_stored,
             keeps_threshold=_protocols.class_fact(type(of_threshold or restrict), "keeps_positive") is True,
@@ -410,9 +409,8 @@ class TruncMsbScaling:
         self, scaling_input: Any, input_bit_width: lean.Bits, output_bit_width: lean.Bits, signed: bool
     ) -> jax.Array:
         """The divisor, float32. It depends on the bit widths alone."""
-        return power.exp2(
-            jnp.asarray(input_bit_width, jnp.float32) - jnp.asarray(output_bit_width, jnp.float32)
-        )
+        bits = jnp.asarray(input_bit_width, jnp.float32) - jnp.asarray(output_bit_width, jnp.float32)
+        return power.exp2(bits)
 
 
 @component.component

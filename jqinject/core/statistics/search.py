@@ -106,6 +106,7 @@ def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) ->
 
 
 LINE_SEARCHES = {"grid": grid_search, "fibonacci": fibonacci_search}
+OF_LINE_SEARCHES = check.among(LINE_SEARCHES, f"one of {sorted(LINE_SEARCHES)}")
 
 Trial = Callable[[jax.Array, jax.Array], Any]
 """(tensor, statistic) -> value, scale, zero point of the quantized tensor."""
@@ -322,16 +323,12 @@ class MSE(SearchedStat):
     inner_stats_input_view_shape_impl: View
     mse_iters: int = 20
     stats_reduce_dim: int | None = None
-    mse_search_method: str = "fibonacci"
+    mse_search_method: Annotated[str, OF_LINE_SEARCHES] = "fibonacci"
     bipolar_search: bool = False
     memory_shape: InitVar[Sequence[int] | None] = None
     axis_name: Any = None
 
     def __post_init__(self, memory_shape: Sequence[int] | None) -> None:
-        if self.mse_search_method not in LINE_SEARCHES:
-            raise ValueError(
-                f"MSE: mse_search_method must be one of {sorted(LINE_SEARCHES)}, got {self.mse_search_method!r}"
-            )
         check.between(4 if self.bipolar_search else 2, np.inf)(self.mse_iters, "MSE", "mse_iters")
         remember(self, memory_shape)
 
