@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 CODE_LINES = {
     "": 189,
     "catalogue": 679,
-    "core": 4396,
+    "core": 4353,
     "demo": 356,
     "dot": 4237,
     "export": 673,
@@ -27,7 +27,7 @@ CODE_LINES = {
     "native": 201,
     "nn": 3562,
     "odml": 307,
-    "ops": 1666,
+    "ops": 1664,
     "optim": 287,
     "program": 3126,
     "proxy": 898,
@@ -35,7 +35,7 @@ CODE_LINES = {
     "quant_tensor": 1183,
     "recipes": 4732,
 }
-NUMBER_OF_FILES = 350
+NUMBER_OF_FILES = 348
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {

@@ -21,22 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check, clamping, component, views
-from jqinject.core._protocols import (
-    BitWidth,
-    Clamp,
-    IntQuantizer,
-    IntScalingImpl,
-    Rounding,
-    Scaling,
-    View,
-    by_range,
-    class_fact,
-    groups_of,
-    is_nearest,
-    scale_dtype,
-    searches,
-)
+from jqinject.core import _protocols, check, clamping, component, views
+from jqinject.core._protocols import by_range, class_fact, groups_of, is_nearest, scale_dtype, searches
 from jqinject.core.quantizers.delay import Delayed
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.ranges import ClippingRange, through_ends
@@ -49,7 +35,7 @@ from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuan
 from jqinject.quant_tensor.public_tensors import int_grid as shared_int_grid
 
 Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
-Ends = ClippingRange | None
+Ends = ClippingRange | None  # of the range that the gradient goes through
 
 
 @jax.tree_util.register_dataclass
@@ -162,8 +148,8 @@ class Quantizer(component.Component):
         input_view_impl: applied to the tensor before it is rounded.
     """
 
-    scaling_impl: Scaling
-    input_view_impl: View = clamping.Identity()
+    scaling_impl: _protocols.Scaling
+    input_view_impl: _protocols.View = clamping.Identity()
 
     @property
     def has_zero_point(self) -> bool:
@@ -315,9 +301,9 @@ class IntQuant(Delayed):
 
     narrow_range: bool
     signed: bool
-    input_view_impl: View = clamping.Identity()
-    float_to_int_impl: Rounding = RoundSte()
-    tensor_clamp_impl: Clamp = clamping.TensorClamp()
+    input_view_impl: _protocols.View = clamping.Identity()
+    float_to_int_impl: _protocols.Rounding = RoundSte()
+    tensor_clamp_impl: _protocols.Clamp = clamping.TensorClamp()
     quant_delay_steps: InitVar[int | None] = 0
 
     @property
@@ -412,7 +398,7 @@ def int_grid(int_quant: Any, bit_width: Bits) -> IntGrid:
 
 @lru_cache(maxsize=1024)
 def _constant(
-    signed: bool, narrow_range: bool, bit_width: BitWidth, steps: IntScalingImpl
+    signed: bool, narrow_range: bool, bit_width: _protocols.BitWidth, steps: _protocols.IntScalingImpl
 ) -> tuple[IntGrid, Any]:
     """The grid and the threshold of constant components."""
     grid = IntGrid(bit_width(), signed, narrow_range)
@@ -422,12 +408,12 @@ def _constant(
 class RoundedByIntQuant(Quantizer):
     """Abstract: a quantizer whose `int_quant` rounds, to as many bits as its `bit_width_impl` says."""
 
-    int_quant: IntQuantizer
-    bit_width_impl: BitWidth
+    int_quant: _protocols.IntQuantizer
+    bit_width_impl: _protocols.BitWidth
     int_scaling_impl: Any
 
     @property
-    def input_view_impl(self) -> View:  # type: ignore[override]
+    def input_view_impl(self) -> _protocols.View:  # type: ignore[override]
         """The view of an `IntQuant`; one of a user's own views the tensor itself."""
         return self.int_quant.input_view_impl if isinstance(self.int_quant, IntQuant) else clamping.Identity()
 

@@ -15,13 +15,8 @@ from flax import nnx
 from jqinject.core import _protocols, check, component, state
 from jqinject.core.scaling.rule import clamp_scale
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of
+from jqinject.ops import accumulator_bounds as bounds
 from jqinject.ops import lean, power, reductions, sharding
-from jqinject.ops.accumulator_bounds import (
-    get_upper_bound_on_l1_norm,
-    get_upper_bound_on_zero_centered_l1_norm,
-    integer_budget,
-    within_budget,
-)
 from jqinject.quant_tensor import is_concrete
 
 
@@ -132,7 +127,7 @@ class InputAwarePreScaling(NormParameter):
         width, bits = _known(self.accumulator_bit_width_impl()), _known(input_bit_width)
         if width is None or bits is None or isinstance(input_is_signed, jax.Array):
             return
-        if integer_budget(width, bits, input_is_signed, self.zero_centered):
+        if bounds.integer_budget(width, bits, input_is_signed, self.zero_centered):
             return
         least = bits + 1 if self.zero_centered else bits + 2 - int(input_is_signed)
         sign = "signed" if input_is_signed else "unsigned"
@@ -148,10 +143,10 @@ class InputAwarePreScaling(NormParameter):
         Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
         """
         width, centered, shape = self.accumulator_bit_width_impl(), self.zero_centered, self.pre_scaling_shape
-        budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
+        budget = bounds.integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
         sizes = (1,) * (q.ndim - len(shape or ())) + (shape or ())
         axes = tuple(axis for axis, size in enumerate(sizes) if size == 1)
-        return within_budget(q, budget, axes, zero_centered=centered)
+        return bounds.within_budget(q, budget, axes, zero_centered=centered)
 
     def _limited(self, weights: jax.Array, bound: jax.Array) -> jax.Array:
         """`norm(w) / min(g / s, bound)`."""
@@ -204,7 +199,8 @@ class AccumulatorAwareParameterPreScaling(InputAwarePreScaling):
         """
         self.check_input(input_bit_width, input_is_signed)
         width = self.accumulator_bit_width_impl()
-        return self._limited(weights, get_upper_bound_on_l1_norm(width, input_bit_width, input_is_signed))
+        bound = bounds.get_upper_bound_on_l1_norm(width, input_bit_width, input_is_signed)
+        return self._limited(weights, bound)
 
 
 @component.component
@@ -294,7 +290,8 @@ class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
             ValueError: the accumulator is too narrow for nonzero weights.
         """
         self.check_input(input_bit_width, input_is_signed)
-        bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width_impl(), input_bit_width)
+        width = self.accumulator_bit_width_impl()
+        bound = bounds.get_upper_bound_on_zero_centered_l1_norm(width, input_bit_width)
         pre_scale = self._limited(weights + self.pre_zero_point_impl.get_zero_center(weights), bound)
         # Constant weights leave only the rounding error of their mean, which cannot be divided into steps.
         least = jax.lax.stop_gradient(self.norm(weights)) * 2.0**-26
