@@ -143,9 +143,8 @@ def _within_jvp(compute: Compute, to_range: bool, primals: Primals, tangents: Ta
     x, ends, _ = primals
     value = _within(compute, to_range, *primals)
     dx, *dends = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], *tangents[1]))
-    change = jax.checkpoint(partial(_change_within, to_range))(
-        x, ends, dx, dends if to_range else [None] * len(dends)
-    )
+    dends = dends if to_range else [None] * len(dends)
+    change = jax.checkpoint(partial(_change_within, to_range))(x, ends, dx, dends)
     return value, change_beside(change, value)
 
 

@@ -81,9 +81,8 @@ class SimpleMovingAverage(Memory):
 
     def __post_init__(self) -> None:
         weight = check.momentum(self.momentum, "SimpleMovingAverage", "momentum")
-        self.remember(
-            MemoryPolicy("mean", weight, restart=self.restart), {"sum_of_max": 0.0, "sum_of_min": 0.0}
-        )
+        sums = {"sum_of_max": 0.0, "sum_of_min": 0.0}
+        self.remember(MemoryPolicy("mean", weight, restart=self.restart), sums)
 
     def __call__(self, batch: ClippingRange, update: bool) -> ClippingRange:
         """The mean range.

@@ -132,10 +132,8 @@ class Memory(Component):
                 f"{where}: {of}_affine_shifting_init={shift} needs a factor as well: give "
                 f"{of}_affine_rescaling_init=1.0."
             )
-        tracked, forced = (
-            list(arguments.get("tracked_parameter_list", ())),
-            arguments.get("force_parameter", False),
-        )
+        tracked = list(arguments.get("tracked_parameter_list", ()))
+        forced = arguments.get("force_parameter", False)
         vars(self).update(
             stats=stats,
             view=self.default_view if view is None else view,
@@ -164,9 +162,8 @@ class Memory(Component):
         vars(self).update(policy=policy)
         if policy.kind != "now":
             arrays = {name: float_array(number, self.shape) for name, number in numbers.items()}
-            vars(self).update(
-                record=QuantStat({"counter": float_array(0.0), **arrays}), use_running_average=False
-            )
+            record = QuantStat({"counter": float_array(0.0), **arrays})
+            vars(self).update(record=record, use_running_average=False)
 
     # What it is
 
@@ -322,10 +319,8 @@ class Memory(Component):
         fills = due.reshape(*due.shape, *(1,) * (value.ndim - due.ndim))
         collected = jax.lax.stop_gradient(self.rule.to_stored(buffer))
         self.value.set_value(jnp.where(fills, collected, jax.lax.stop_gradient(value)))
-        over = jnp.float32(self.policy.steps + 1)
-        self.record.set_value(
-            {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, buffer)}
-        )
+        count = jnp.where(due, jnp.float32(self.policy.steps + 1), count)
+        self.record.set_value({"counter": count, "buffer": jnp.where(fills, collected, buffer)})
 
     def commit(self, stored: jax.Array) -> None:
         """Take a number as collected: it is learned at once.

@@ -185,9 +185,8 @@ class MemoryPolicy:
             count: how many batches have entered.
             active: whether the memory still takes batches; None for always.
         """
-        grown = tuple(
-            [self._grown(old, number, count) for old, number in zip(averages, numbers, strict=True)]
-        )
+        pairs = zip(averages, numbers, strict=True)
+        grown = tuple([self._grown(old, number, count) for old, number in pairs])
         # One number for each counter, or several that enter together. Ends on both sides of 0 have a finite sum if both
         # are finite, and it cannot overflow.
         total = grown[0] if len(grown) == 1 else jax.lax.add(*grown)

@@ -262,11 +262,9 @@ class FloatQuant(Quantizer):
             return through_ends(compute, x.astype(jnp.float32), ends, scale, **flags).astype(x.dtype), None
         through, mask = self.straight_through, self.gradient_mask_impl
         numbers = jax.lax.stop_gradient(x) if through else x
-        steps_of, value_of = (
-            (float8_cast.steps_of_power, float8_cast.from_steps_of_power)
-            if self._by_powers
-            else (float_steps, from_float_steps)
-        )
+        steps_of, value_of = float_steps, from_float_steps
+        if self._by_powers:
+            steps_of, value_of = float8_cast.steps_of_power, float8_cast.from_steps_of_power
         divisor = getattr(self.scaling_impl, "divisor", None)
         steps = steps_of(numbers.astype(jnp.float32), scale if divisor is None else divisor(scale))
         minifloats = self.clamped(grid.unbounded(steps, self.float_to_int_impl), grid)

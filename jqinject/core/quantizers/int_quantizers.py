@@ -237,9 +237,8 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
         if input_bit_width is not None and input_is_signed is not None:
             if not self.use_running_average:
-                arrays = [
-                    jnp.asarray(fact).astype(jnp.float32) for fact in (input_bit_width, input_is_signed)
-                ]
+                facts = input_bit_width, input_is_signed
+                arrays = [jnp.asarray(fact).astype(jnp.float32) for fact in facts]
                 self.input_format.set_value(jax.lax.stop_gradient(jnp.round(jnp.stack(arrays))))
             return super().__call__(x, input_bit_width, input_is_signed)
         input_format = self.kept_input()

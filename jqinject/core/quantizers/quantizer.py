@@ -154,9 +154,8 @@ class Quantizer(component.Component):
     @property
     def has_zero_point(self) -> bool:
         """Whether the zero point may differ from 0: what the component that finds it says."""
-        finder: Any = (
-            self.scaling_impl if by_range(type(self.scaling_impl)) else getattr(self, "zero_point_impl", None)
-        )
+        scaling = self.scaling_impl
+        finder: Any = scaling if by_range(type(scaling)) else getattr(self, "zero_point_impl", None)
         return finder is not None and getattr(finder, "has_zero_point", True)
 
     @property
@@ -357,10 +356,8 @@ class IntQuant(Delayed):
             keep: whether to return the integers as int8 or uint8; None if they are wider, delayed, or the bit width is
                 learned.
         """
-        parts, keep = (
-            (type(self.float_to_int_impl), type(self.tensor_clamp_impl)),
-            keep and self.delay is None,
-        )
+        parts = type(self.float_to_int_impl), type(self.tensor_clamp_impl)
+        keep = keep and self.delay is None
         if type(grid.bit_width) is int:
             how, *ends = _constants(*parts, grid, keep)
         else:

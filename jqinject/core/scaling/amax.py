@@ -18,6 +18,7 @@ from jqinject.ops import lean, observe, processes, sharding, ste
 from jqinject.quant_tensor import is_concrete
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
+_ALGORITHM = check.among(("max", "most_recent"), "one of 'max', 'most_recent'")
 
 
 def scale_of_amax(amax: jax.Array, last: jax.Array, threshold: Any, margin: float = 0.0) -> jax.Array:
@@ -111,9 +112,7 @@ class AmaxScaling(InnerModule):
     scaling_shape: tuple[int, ...] = ()
     delayed: bool = True
     amax_history_length: int = 1024
-    amax_compute_algo: Annotated[str, check.among(("max", "most_recent"), "one of 'max', 'most_recent'")] = (
-        "max"
-    )
+    amax_compute_algo: Annotated[str, _ALGORITHM] = "max"
     keeps_infinite: bool = False
     margin: float = 0.0
     scaling_init: InitVar[float] = 1.0
@@ -267,9 +266,8 @@ class AmaxScaling(InnerModule):
         is_settled = is_concrete(scale_so_far) and not is_concrete(amax)
         if not (is_settled and not processes.on_host(scale_so_far).any()):
             amax, scale = jnp.maximum(amax_so_far, amax), jnp.maximum(scale_so_far, scale)
-        self.record.set_value(
-            {**arrays, "step_amax": amax, "step_scale": jnp.broadcast_to(scale, amax.shape)}
-        )
+        scale = jnp.broadcast_to(scale, amax.shape)
+        self.record.set_value({**arrays, "step_amax": amax, "step_scale": scale})
 
     def report(self) -> jax.Array:
         """What `collect` takes: of this step so far, along a new last axis; zeros before the first."""
