@@ -15,8 +15,10 @@ Arguments of a `component` or a `frozen_value` are checked by their annotations,
 
 import dataclasses
 import functools
+import inspect
 import math
 import operator
+import sys
 from collections.abc import Callable, Container, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
@@ -355,8 +357,19 @@ def of_fields(cls: type) -> dict[str, Check]:
         if argument.name.endswith("_impl"):
             checks[argument.name] = optional(component) if argument.default is None else component
         else:
-            checks[argument.name] = _of_annotation(argument.type)
+            checks[argument.name] = _of_annotation(_annotation(cls, argument))
     return {name: check for name, check in checks.items() if check is not None}
+
+
+def _annotation(cls: type, argument: dataclasses.Field[object]) -> object:
+    """Return the type of an argument, which is text in a module that postpones annotations."""
+    if not isinstance(argument.type, str):
+        return argument.type
+    owner = next(base for base in cls.__mro__ if argument.name in inspect.get_annotations(base))
+    try:
+        return eval(argument.type, vars(sys.modules[owner.__module__]))
+    except NameError:  # of a class defined later or in a function: none that is checked
+        return None
 
 
 def _of_annotation(kind: Any) -> Check | None:
