@@ -67,13 +67,20 @@ from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
 from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
 from jqinject.core.rounding import TrustMask as TrustMask
 from jqinject.core.scaling.amax import AmaxScaling as AmaxScaling
-from jqinject.core.scaling.number_range import FloatScaling as FloatScaling
-from jqinject.core.scaling.number_range import IntScaling as IntScaling
-from jqinject.core.scaling.number_range import MaxIntScaling as MaxIntScaling
-from jqinject.core.scaling.number_range import PowerOfTwoIntScaling as PowerOfTwoIntScaling
-from jqinject.core.scaling.number_range import SingleArgStatelessBuffer as SingleArgStatelessBuffer
-from jqinject.core.scaling.number_range import TruncMsbScaling as TruncMsbScaling
-from jqinject.core.scaling.number_range import TruncScalingWrapper as TruncScalingWrapper
+from jqinject.core.scaling.block_scaling import BlockScales as BlockScales
+from jqinject.core.scaling.block_scaling import CeilExponent as CeilExponent
+from jqinject.core.scaling.block_scaling import EvenExponent as EvenExponent
+from jqinject.core.scaling.block_scaling import FloorExponent as FloorExponent
+from jqinject.core.scaling.block_scaling import FourOverSixScales as FourOverSixScales
+from jqinject.core.scaling.block_scaling import LeastNormalScales as LeastNormalScales
+from jqinject.core.scaling.block_scaling import NVFP4Scales as NVFP4Scales
+from jqinject.core.scaling.block_scaling import QuantRestrictValue as QuantRestrictValue
+from jqinject.core.scaling.block_scaling import RoundMidMaxSte as RoundMidMaxSte
+from jqinject.core.scaling.block_scaling import RoundUpExponent as RoundUpExponent
+from jqinject.core.scaling.block_scaling import (
+    RuntimeDynamicTwoLevelScaling as RuntimeDynamicTwoLevelScaling,
+)
+from jqinject.core.scaling.block_scaling import SharedExponentScaling as SharedExponentScaling
 from jqinject.core.scaling.of_memory import ConstScaling as ConstScaling
 from jqinject.core.scaling.of_memory import LearnedActStepScaling as LearnedActStepScaling
 from jqinject.core.scaling.of_memory import LearnedStepScaling as LearnedStepScaling
@@ -88,13 +95,6 @@ from jqinject.core.scaling.of_memory import RuntimeDynamicGroupStatsScaling as R
 from jqinject.core.scaling.of_memory import RuntimeDynamicStatsScaling as RuntimeDynamicStatsScaling
 from jqinject.core.scaling.of_memory import RuntimeStatsScaling as RuntimeStatsScaling
 from jqinject.core.scaling.of_memory import StatsFromParameterScaling as StatsFromParameterScaling
-from jqinject.core.scaling.powers_of_two import CeilExponent as CeilExponent
-from jqinject.core.scaling.powers_of_two import EvenExponent as EvenExponent
-from jqinject.core.scaling.powers_of_two import FloorExponent as FloorExponent
-from jqinject.core.scaling.powers_of_two import QuantRestrictValue as QuantRestrictValue
-from jqinject.core.scaling.powers_of_two import RoundMidMaxSte as RoundMidMaxSte
-from jqinject.core.scaling.powers_of_two import RoundUpExponent as RoundUpExponent
-from jqinject.core.scaling.powers_of_two import SharedExponentScaling as SharedExponentScaling
 from jqinject.core.scaling.pre_scaling import (
     AccumulatorAwareParameterPreScaling as AccumulatorAwareParameterPreScaling,
 )
@@ -105,18 +105,18 @@ from jqinject.core.scaling.pre_scaling import InputAwarePreScaling as InputAware
 from jqinject.core.scaling.pre_scaling import ParameterPreScalingWeightNorm as ParameterPreScalingWeightNorm
 from jqinject.core.scaling.pre_scaling import PreZeroCenterZeroPoint as PreZeroCenterZeroPoint
 from jqinject.core.scaling.rule import FloatRestrictValue as FloatRestrictValue
+from jqinject.core.scaling.rule import FloatScaling as FloatScaling
 from jqinject.core.scaling.rule import IntRestrictValue as IntRestrictValue
+from jqinject.core.scaling.rule import IntScaling as IntScaling
 from jqinject.core.scaling.rule import LogFloatRestrictValue as LogFloatRestrictValue
+from jqinject.core.scaling.rule import MaxIntScaling as MaxIntScaling
+from jqinject.core.scaling.rule import PowerOfTwoIntScaling as PowerOfTwoIntScaling
 from jqinject.core.scaling.rule import PowerOfTwoRestrictValue as PowerOfTwoRestrictValue
 from jqinject.core.scaling.rule import ScaledRestrictValue as ScaledRestrictValue
 from jqinject.core.scaling.rule import SignedFloatRestrictValue as SignedFloatRestrictValue
-from jqinject.core.scaling.two_level_scaling import BlockScales as BlockScales
-from jqinject.core.scaling.two_level_scaling import FourOverSixScales as FourOverSixScales
-from jqinject.core.scaling.two_level_scaling import LeastNormalScales as LeastNormalScales
-from jqinject.core.scaling.two_level_scaling import NVFP4Scales as NVFP4Scales
-from jqinject.core.scaling.two_level_scaling import (
-    RuntimeDynamicTwoLevelScaling as RuntimeDynamicTwoLevelScaling,
-)
+from jqinject.core.scaling.rule import SingleArgStatelessBuffer as SingleArgStatelessBuffer
+from jqinject.core.scaling.rule import TruncMsbScaling as TruncMsbScaling
+from jqinject.core.scaling.rule import TruncScalingWrapper as TruncScalingWrapper
 from jqinject.core.state import Frozen as Frozen
 from jqinject.core.state import GradSlot as GradSlot
 from jqinject.core.state import GradStat as GradStat

@@ -10,11 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _protocols, check, state
-from jqinject.core.component import Component, InnerModule, component
+from jqinject.core import _protocols, check, component, state
 from jqinject.core.scaling.rule import IntRestrictValue
-from jqinject.ops import lean, minifloat, ste, tensor_clamp_ste
-from jqinject.ops.power import power
+from jqinject.ops import lean, minifloat, power, ste, tensor_clamp_ste
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class BitWidthConst:
         return self.bit_width
 
 
-class BitWidthStatefulConst(InnerModule):
+class BitWidthStatefulConst(component.InnerModule):
     """A bit width that is saved but not trained: a float32 scalar.
 
     Args:
@@ -66,8 +64,8 @@ class BitWidthStatefulConst(InnerModule):
         return self.bit_width.get_value()
 
 
-@component
-class BitWidthParameter(InnerModule):
+@component.component
+class BitWidthParameter(component.InnerModule):
     """A learned bit width: `b = round(|offset| + min_bit_width)`.
 
     The variable is `bit_width_offset`; rounding is straight-through and `|.|` has gradient +1 at 0, so that a bit width
@@ -135,8 +133,8 @@ class BitWidthParameter(InnerModule):
         return completed
 
 
-@component
-class RemoveBitwidthParameter(InnerModule):
+@component.component
+class RemoveBitwidthParameter(component.InnerModule):
     """A learned number of bits to remove: `1 / (1e-6 + |coeff|)`.
 
     The variable is `bit_width_coeff`, which starts at 10 for 0 bits.
@@ -180,8 +178,8 @@ class RemoveBitwidthParameter(InnerModule):
         return entry if self.override_pretrained_bit_width and entries else dict(entries)
 
 
-@component
-class MsbClampBitWidth(Component):
+@component.component
+class MsbClampBitWidth(component.Component):
     """A bit width derived from another: `clamp(|b - bits to remove|, min, max)`, with a straight-through clamp.
 
     Args:
@@ -304,8 +302,8 @@ class StaticExponentBias:
         return self.exponent_bias
 
 
-@component
-class ComputeExponentBias(Component):
+@component.component
+class ComputeExponentBias(component.Component):
     """The bias for e exponent bits: `2**(e - 1) - 1`.
 
     Args:
@@ -320,4 +318,4 @@ class ComputeExponentBias(Component):
 
     def __call__(self) -> Any:
         """The bias: an int for constant bits, else a float32 array."""
-        return power(self.exponent_bit_width_impl() - 1) - 1
+        return power.power(self.exponent_bit_width_impl() - 1) - 1

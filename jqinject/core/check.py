@@ -19,7 +19,7 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 import jax
@@ -86,6 +86,29 @@ def between(low: float, high: float, kind: Check | None = None, why: str = ".", 
         plain = (kind or number)(value, where, name)
         if not low <= plain <= high:
             raise ValueError(f"{where}: {name} {required}, got {value!r}{why}")
+        return plain
+
+    return check
+
+
+def among(values: Container[object], expected: str, kind: Check | None = None) -> Check:
+    """Return a check of a value that is one of some.
+
+    Args:
+        values: the allowed ones.
+        expected: what the error text says of them.
+        kind: the check before that, such as `integer`; None means none.
+
+    Example:
+        >>> among(("mae", "mse"), "'mae' or 'mse'")("l1", "FourOverSixScales", "error")
+        Traceback (most recent call last):
+        ValueError: FourOverSixScales: error must be 'mae' or 'mse', got 'l1'
+    """
+
+    def check(value: object, where: str, name: str) -> object:
+        plain = value if kind is None else kind(value, where, name)
+        if plain not in values:
+            raise ValueError(f"{where}: {name} must be {expected}, got {value!r}")
         return plain
 
     return check

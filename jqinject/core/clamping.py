@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jqinject.core import check
+from jqinject.core import check, component
 from jqinject.core._protocols import Clamp, is_nearest
-from jqinject.core.component import frozen_value
 from jqinject.ops import exp2, fake_quant, log2
 from jqinject.ops.lean import Bits
 from jqinject.ops.minifloat import check_codes, max_float
@@ -73,7 +72,7 @@ class TensorClampSte(TensorClamp):
         return fake_quant.tensor_clamp_ste(x, min_val, max_val)
 
 
-@frozen_value
+@component.frozen_value
 class ClampMin:
     """`max(x, min_val)`; no gradient where it clamps.
 
@@ -112,7 +111,7 @@ class ScalarSignedClampMinSte(ClampMin):
         return fake_quant.signed_clamp_min_ste(x, abs(self.min_val))
 
 
-@frozen_value
+@component.frozen_value
 class ScalarClamp:
     """Clamp to fixed bounds; no gradient where it clamps.
 
@@ -150,7 +149,7 @@ class ScalarClampSte(ScalarClamp):
         return fake_quant.scalar_clamp_ste(x, self.min_val, self.max_val)
 
 
-@frozen_value
+@component.frozen_value
 class FloatSaturate:
     """Clamp to the largest minifloat, infinities too, as conversions of hardware do; nan stays nan.
 
@@ -184,7 +183,7 @@ class FloatSaturate:
         return TensorClamp()(x, *self.bounds(exponent_bit_width, max_mantissa, exponent_bias))
 
 
-@frozen_value
+@component.frozen_value
 class FloatClamp(FloatSaturate):
     """Clamp to the largest minifloat, or, without saturation, turn larger values into inf or nan.
 

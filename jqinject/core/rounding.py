@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from inspect import unwrap
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jqinject.core import _protocols, check, state
-from jqinject.core.component import Component, InnerModule, component, frozen_value
+from jqinject.core import _protocols, check, component, state
 from jqinject.ops import ste
 
 
@@ -95,8 +94,8 @@ def _set_view(self: Any, deterministic: bool | None = None) -> None:
         self.deterministic = deterministic
 
 
-@component
-class StochasticRoundSte(InnerModule):
+@component.component
+class StochasticRoundSte(component.InnerModule):
     """Round up with a probability equal to the fraction, else down; to nearest when `deterministic`.
 
     Each call in training mode uses a new key of its random stream. `model.eval()` sets `deterministic`, so that serving
@@ -127,14 +126,12 @@ class StochasticRoundSte(InnerModule):
     seed: InitVar[int] = 0
     deterministic: bool = False
     noise_sharing_axes: tuple[int, ...] = ()
-    random_bits: int = 32
+    random_bits: Annotated[int, check.among((16, 32), "16 or 32", check.integer)] = 32
 
     is_nearest = True
 
     def __post_init__(self, rngs: nnx.Rngs | None, seed: int) -> None:
         seed = check.integer(seed, "StochasticRoundSte", "seed")
-        if self.random_bits not in (16, 32):
-            raise ValueError(f"StochasticRoundSte: random_bits must be 16 or 32, got {self.random_bits}")
         source = (nnx.Rngs(seed) if rngs is None else rngs)["stochastic_round"]
         # A fork, always named alike: names are part of the graph.
         self.stream = nnx.RngStream(source(), tag="stochastic_round")
@@ -148,8 +145,8 @@ class StochasticRoundSte(InnerModule):
     set_view = _set_view
 
 
-@component
-class RoundToOddSte(Component):
+@component.component
+class RoundToOddSte(component.Component):
     """Round to odd numbers, with gradient 1: `2 * floor(x / 2) + 1`, the nearest one.
 
     Integers of b + 1 bits include 2^b odd ones, symmetric about 0: AQT's b-bit numbers with `preserve_zero=False`, in
@@ -189,7 +186,7 @@ class LearnedRound(ABC):
         return ste.floor_ste(x) + share
 
 
-@frozen_value
+@component.frozen_value
 class LearnedRoundHardSigmoid(LearnedRound):
     """A stretched sigmoid, clipped to 0 and 1 so that both are reached.
 
@@ -231,7 +228,7 @@ class LearnedRoundHardSigmoid(LearnedRound):
         return -jnp.log(width / (fraction - self.learned_round_gamma) - 1)
 
 
-@frozen_value
+@component.frozen_value
 class LearnedRoundSigmoid(LearnedRound):
     """A sigmoid, steeper at lower temperatures.
 
@@ -285,8 +282,8 @@ class LearnedRoundIdentity(LearnedRound):
         return jnp.zeros_like(fraction)
 
 
-@component
-class LearnedRoundSte(InnerModule):
+@component.component
+class LearnedRoundSte(component.InnerModule):
     """Rounding with a learned parameter for each element of one weight; its input has gradient 1.
 
     In training mode the first two kinds leave the weight between two integers until its share is learned.
@@ -338,7 +335,7 @@ class LearnedRoundSte(InnerModule):
     set_view = _set_view
 
 
-@frozen_value
+@component.frozen_value
 class TrustMask:
     """Numbers that rounding and clipping moved by at most `trust_steps`.
 
@@ -362,7 +359,7 @@ class TrustMask:
         return jnp.abs(rounded - steps) <= self.trust_steps
 
 
-@frozen_value
+@component.frozen_value
 class BelowMask:
     """Numbers of a magnitude below `limit_steps`.
 

@@ -159,7 +159,6 @@ class ChannelScale(Transform):
     """
 
     def __init__(self, channels: int) -> None:
-        self.channels = channels
         self.factors = state.QuantStat(state.float_array(1.0, (channels,)))
 
     def put(self, factors: jax.Array) -> None:
@@ -207,7 +206,6 @@ class Permutation(Transform):
     """
 
     def __init__(self, channels: int) -> None:
-        self.channels = channels
         self.order = state.QuantStat(jnp.arange(channels, dtype=jnp.int32))
 
     def put(self, order: jax.Array) -> None:
@@ -335,7 +333,6 @@ class Orthogonal(Transform):
     """
 
     def __init__(self, channels: int) -> None:
-        self.channels = channels
         self.matrix = state.QuantStat(jnp.eye(channels, dtype=jnp.float32))
 
     def put(self, matrix: jax.Array) -> None:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _protocols, check
-from jqinject.core.component import Component, component
+from jqinject.core import _protocols, check, component
 from jqinject.core.memory import memory, memory_policy
 from jqinject.core.statistics.search import Candidate, Task
 from jqinject.ops import groups, lean, power, sharding, ste
@@ -32,8 +31,8 @@ class ZeroZeroPoint:
         return lean.known_zero()
 
 
-@component
-class ScaleShiftQuantZeroPoint(Component):
+@component.component
+class ScaleShiftQuantZeroPoint(component.Component):
     """A zero point whose distance in floats is itself quantized: `quantized(z) / scale + min_int`.
 
     Source: Brevitas's `_ScaleShiftQuantZeroPoint`.
@@ -72,10 +71,14 @@ class _MemoryZeroPoint(memory.Memory):
     """Abstract: a zero point from the distance that a memory remembers.
 
     A subclass is a dataclass of its constructor's arguments, and states the kind of policy.
+
+    Attributes:
+        is_low_end: whether its number is the lower end of the range, at most 0, instead of the distance.
     """
 
     of = "zero_point"
     empty = 0.0
+    is_low_end: ClassVar[bool] = False
     int_quant: Any
     quantize_zero_point: bool
     scale_shift_zero_point: ScaleShift | None = None
@@ -89,7 +92,7 @@ class _MemoryZeroPoint(memory.Memory):
         """How far the range reaches below zero, in floats."""
         stat, stored, collecting = self.number(x, task)
         z = stored if stat is None else stat if stored is None else lean.choose(collecting, stat, stored)
-        return ste.abs_binary_sign_grad(z)
+        return -z if self.is_low_end else ste.abs_binary_sign_grad(z)
 
     def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
         """The zero point of `x`, float32: `clamp(round(z / scale + min_int))`, or `z / scale + min_int`.
@@ -111,7 +114,7 @@ class _MemoryZeroPoint(memory.Memory):
         return to_int(scale, jnp.asarray(least, dtype=jnp.float32), bit_width, z)
 
 
-@component
+@component.component
 class ParameterZeroPoint(_MemoryZeroPoint):
     """A learned zero point: `z = |value|`, the parameter `value` starting at `zero_point_init`.
 
@@ -145,7 +148,7 @@ class ParameterZeroPoint(_MemoryZeroPoint):
         super().begin(arguments, memory_policy.initial_number(init, shape, "ParameterZeroPoint", names))
 
 
-@component
+@component.component
 class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
     """A zero point that is first collected from statistics, then learned: `z = |value|`.
 
@@ -193,7 +196,7 @@ class ParameterFromRuntimeZeroPoint(_MemoryZeroPoint):
     collected_zero_point: float | None = None
 
 
-@component
+@component.component
 class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     """The zero point of the given tensor: `z = |stat(view(x))|`, in steps. No state.
 
@@ -220,7 +223,7 @@ class RuntimeDynamicStatsZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     dynamic_scaling_broadcastable_fn: memory_policy.Broadcastable | None = None
 
 
-@component
+@component.component
 class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     """A zero point for each group of the given tensor: `z = -stat(groups(x))`, in steps. No state.
 
@@ -244,13 +247,10 @@ class RuntimeDynamicGroupZeroPoint(_MemoryZeroPoint, memory.Dynamic):
     zero_point_stats_impl: _protocols.Stat
     int_quant: _protocols.IntQuantizer
     quantize_zero_point: bool
-
-    def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
-        """How far the range of each group reaches below zero, in floats."""
-        return -self.number(x, task).statistic
+    is_low_end: ClassVar[bool] = True
 
 
-@component
+@component.component
 class _OfParameterZeroPoint(_MemoryZeroPoint):
     """Abstract: a zero point of a parameter, or of several that share it."""
 
@@ -265,7 +265,7 @@ class _OfParameterZeroPoint(_MemoryZeroPoint):
     zero_point_affine_shifting_init: float | None = None
 
 
-@component
+@component.component
 class StatsFromParameterZeroPoint(_OfParameterZeroPoint):
     """A zero point computed anew from the tensor at every call: `z = -stat(view(x))`.
 
@@ -294,12 +294,8 @@ class StatsFromParameterZeroPoint(_OfParameterZeroPoint):
         4.0
     """
 
+    is_low_end: ClassVar[bool] = True
     scale_shift_zero_point_impl: ScaleShift | None = None
-
-    def distance(self, x: jax.Array | None, task: Task) -> jax.Array:
-        """How far the range reaches below zero, in floats."""
-        number = self.number(x, task)
-        return -(number.stored if number.statistic is None else number.statistic)
 
 
 class ParameterFromStatsFromParameterZeroPoint(_OfParameterZeroPoint):

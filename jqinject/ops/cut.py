@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops.processes import on_one_device
+from jqinject.ops.processes import is_traced, on_one_device
 from jqinject.ops.sharding import by_compiler, is_split, sharded_as, shards_along
 from jqinject.ops.ste import with_gradient_of
 
@@ -211,6 +210,6 @@ def cut_in_place(x: jax.Array, size: int, axis: int) -> Cut | None:
 
 def _shards_along(x: jax.Array, axis: int) -> int | None:
     """The number of shards of a concrete array along an axis; None for a tracer."""
-    if isinstance(x, jax.core.Tracer):
+    if is_traced(x):
         return None
     return x.shape[axis] // max(x.sharding.shard_shape(x.shape)[axis], 1)

@@ -143,9 +143,8 @@ def _within_jvp(compute: Compute, to_range: bool, primals: Primals, tangents: Ta
     x, ends, _ = primals
     value = _within(compute, to_range, *primals)
     dx, *dends = (None if isinstance(t, SymbolicZero) else t for t in (tangents[0], *tangents[1]))
-    change = jax.checkpoint(partial(_change_within, to_range))(
-        x, ends, dx, dends if to_range else [None] * len(dends)
-    )
+    dends = dends if to_range else [None] * len(dends)
+    change = jax.checkpoint(partial(_change_within, to_range))(x, ends, dx, dends)
     return value, change_beside(change, value)
 
 
@@ -318,7 +317,7 @@ def in_range_of(value: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Arr
         >>> float(in_range_of(jnp.float32(-65760.0), jnp.float32(513.75), jnp.float16))
         -65504.0
     """
-    largest = float(lean.number_format(dtype).max)
+    largest = float(jnp.finfo(dtype).max)
     if largest < 1e38:
         inside = jnp.where(jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
         value = with_gradient_of(value, inside)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.ops import float_grid, lean, minifloat, ste
+from jqinject.ops import float_grid, minifloat, ste
 from jqinject.ops.power import divide, integer_power
 
 FLOAT8_DTYPES = tuple(
@@ -79,7 +79,7 @@ def cast_to_float8(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     # To bfloat16 explicitly: a compiler may remove a cast to it and back.
     to_bfloat16 = partial(jax.lax.reduce_precision, exponent_bits=8, mantissa_bits=7)
     rounded: Callable[..., jax.Array] = to_bfloat16 if x.dtype == jnp.bfloat16 else jnp.asarray
-    largest = float(lean.number_format(dtype).max)
+    largest = float(jnp.finfo(dtype).max)
     numbers = x.astype(jnp.float32)
     scale = rounded(scale)
     quotient = divide(numbers, scale) if scale.size == x.size else numbers * jax.lax.integer_pow(scale, -1)
@@ -100,7 +100,7 @@ def from_float8(payload: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
         >>> from_float8(jnp.array([57344.0, jnp.inf], jnp.float8_e5m2), jnp.float32(2), jnp.float16).tolist()
         [65504.0, inf]
     """
-    steps, largest = payload.astype(jnp.float32), float(lean.number_format(dtype).max)
+    steps, largest = payload.astype(jnp.float32), float(jnp.finfo(dtype).max)
     product = steps * scale
     value = jax.lax.clamp(-largest, product, largest)
     if payload.dtype == _WITH_INF:
@@ -137,7 +137,7 @@ def float8_factor(amax: jax.Array, largest: float, dtype: DTypeLike, power_of_tw
         Array(128., dtype=float32)
     """
     factor = divide(jnp.float32(largest), amax)
-    factor = jnp.where(jnp.isinf(factor), float(lean.number_format(dtype).max), factor)
+    factor = jnp.where(jnp.isinf(factor), float(jnp.finfo(dtype).max), factor)
     if not power_of_two:
         return factor
     exponent = jax.lax.bitcast_convert_type(factor, jnp.int32) & jnp.int32(0x7F800000)
@@ -162,7 +162,7 @@ def quantize_by_factor(
         Array(448, dtype=float8_e4m3fn)
     """
     numbers = jax.lax.stop_gradient(x).astype(jnp.float32)
-    largest = float(lean.number_format(q_dtype).max)
+    largest = float(jnp.finfo(q_dtype).max)
     payload = float_grid.FloatGrid.of_dtype(q_dtype).encode(jnp.clip(numbers * factor, -largest, largest))
     value = divide(payload.astype(jnp.float32), jnp.broadcast_to(factor, numbers.shape))
     value = jnp.where(jnp.isinf(numbers), numbers, value)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.ops import fake_quant, ste
+from jqinject.ops import fake_quant, power, ste
 from jqinject.ops.grid import Grid, Rounding, narrowest
 from jqinject.ops.minifloat import (
     MOST_EXPONENT_BITS,
@@ -27,7 +27,6 @@ from jqinject.ops.minifloat import (
     max_mantissa,
     to_float_grid,
 )
-from jqinject.ops.power import exp2, integer_power, power
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class FloatGrid(Grid):
         if not isinstance(mantissa, jax.Array):
             checked_width("mantissa_bit_width", mantissa, 0, MOST_MANTISSA_BITS)
         if bias is None:
-            bias = power(exponent - 1) - 1
+            bias = power.power(exponent - 1) - 1
             object.__setattr__(self, "exponent_bias", bias)
         check_codes(mantissa, self.inf_values, self.nan_values, self.saturating)
         if self.is_learned:
@@ -131,7 +130,7 @@ class FloatGrid(Grid):
     def smallest_subnormal(self) -> Any:
         """The least number above 0."""
         exponent = 1 - self.exponent_bias - self.mantissa_bit_width
-        return exp2(exponent) if self.is_learned else 2.0**exponent
+        return power.exp2(exponent) if self.is_learned else 2.0**exponent
 
     @property
     def dtype(self) -> np.dtype | None:
@@ -201,7 +200,7 @@ class FloatGrid(Grid):
         magnitude = wide & jnp.uint32(sign_bit - 1)
         field, fraction = (magnitude >> mantissa).astype(jnp.int32), magnitude & jnp.uint32(2**mantissa - 1)
         # From 2**128 on, which only codes of no numbers reach, it is inf.
-        step = integer_power(jnp.clip(field, 1, 128 + bias + mantissa) - (bias + mantissa))
+        step = power.integer_power(jnp.clip(field, 1, 128 + bias + mantissa) - (bias + mantissa))
         value = jnp.where(field > 0, fraction + 2**mantissa, fraction).astype(jnp.float32) * step
         largest, nan, inf = self._last_codes
         if inf is not None:
@@ -231,7 +230,7 @@ class FloatGrid(Grid):
         field = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32) >> 23
         exponent = jnp.clip(field - 127, 1 - bias, 126 + mantissa)
         # A fraction that is rounded up to the next power of two carries into the exponent.
-        fraction = jnp.round(jnp.abs(x) * integer_power(mantissa - exponent)).astype(jnp.int32)
+        fraction = jnp.round(jnp.abs(x) * power.integer_power(mantissa - exponent)).astype(jnp.int32)
         largest, nan, inf = self._last_codes
         codes = jnp.minimum(fraction + (exponent - (1 - bias) << mantissa), largest).astype(jnp.uint32)
         signs = jnp.where(jnp.signbit(x), jnp.uint32(self._sign_bit if self.signed else 0), jnp.uint32(0))

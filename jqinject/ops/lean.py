@@ -1,6 +1,6 @@
 """Everyday functions of arrays that leave no more operations in a program than they need."""
 
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.core
@@ -13,16 +13,6 @@ from jqinject.ops.sharding import sharded_as, varying_with
 
 Bits = int | jax.Array
 """A bit width: an int if it is constant, an array if it is learned."""
-
-
-def number_format(dtype: DTypeLike) -> Any:
-    """`jnp.finfo` of a float dtype, narrow ones included: `max`, `tiny`, `bits` and so on.
-
-    Example:
-        >>> float(number_format(jnp.float8_e4m3fn).max)
-        448.0
-    """
-    return jnp.finfo(dtype)
 
 
 def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:

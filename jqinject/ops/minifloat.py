@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.ops.lean import Bits, number_format
+from jqinject.ops.lean import Bits
 from jqinject.ops.power import divide, exp2, integer_power, log2, power
 from jqinject.ops.ste import Primals, Tangents, custom_jvp, with_gradient_of
 
@@ -139,7 +139,7 @@ def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: DTypeLike) -> ja
         [65504.0, inf]
     """
     value = steps * scale
-    largest = float(number_format(dtype).max)
+    largest = float(jnp.finfo(dtype).max)
     inside = jnp.where(jnp.isfinite(steps) & jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
     return with_gradient_of(value, inside).astype(dtype)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jqinject.ops import lean, ste
+from jqinject.ops import ste
 from jqinject.ops.grid import Grid, IntGrid
 
 
@@ -29,7 +29,7 @@ def is_low_bit(dtype: DTypeLike) -> bool:
         >>> is_low_bit(jnp.float8_e4m3fn), is_low_bit(jnp.float4_e2m1fn), is_low_bit(jnp.bfloat16), is_low_bit(jnp.int8)
         (True, True, False, False)
     """
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and lean.number_format(dtype).bits < 16
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.finfo(dtype).bits < 16
 
 
 @jax.tree_util.register_dataclass
@@ -81,7 +81,7 @@ def packed_grid(dtype: DTypeLike) -> IntGrid | None:
         (IntGrid(bit_width=4, signed=True, narrow_range=False), None)
     """
     if is_low_bit(dtype):
-        bits, signed = lean.number_format(dtype).bits, False
+        bits, signed = jnp.finfo(dtype).bits, False
     elif jnp.issubdtype(dtype, jnp.integer):
         bits, signed = jnp.iinfo(dtype).bits, bool(jnp.issubdtype(dtype, jnp.signedinteger))
     else:

@@ -284,9 +284,8 @@ def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
         # Half of the length with which there are as many blocks as candidates: blocks are compared in one sweep.
         length = math.isqrt(x.size // rank) // 2
         if length >= LEAST_BLOCK:
-            ordered = jnp.where(
-                jnp.isnan(x), jnp.inf, x
-            )  # a maximum may drop nan, and `top_k` sorts it anywhere
+            # A maximum may drop nan, and `top_k` sorts it anywhere.
+            ordered = jnp.where(jnp.isnan(x), jnp.inf, x)
             selected = _largest_in_blocks(-ordered if from_below else ordered, rank, length)
             return -selected if from_below else selected
     top = jnp.uint32(1 << 31)

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check, clamping, state
-from jqinject.core._protocols import Restrict, Threshold, View, block_width, groups_of, takes_cut
+from jqinject.core import _protocols, check, clamping, state
 from jqinject.core.component import Component, component, set_view
 from jqinject.core.memory.memory import Memory
 from jqinject.core.memory.memory_policy import MemoryPolicy, mean, mean_after
@@ -82,9 +81,8 @@ class SimpleMovingAverage(Memory):
 
     def __post_init__(self) -> None:
         weight = check.momentum(self.momentum, "SimpleMovingAverage", "momentum")
-        self.remember(
-            MemoryPolicy("mean", weight, restart=self.restart), {"sum_of_max": 0.0, "sum_of_min": 0.0}
-        )
+        sums = {"sum_of_max": 0.0, "sum_of_min": 0.0}
+        self.remember(MemoryPolicy("mean", weight, restart=self.restart), sums)
 
     def __call__(self, batch: ClippingRange, update: bool) -> ClippingRange:
         """The mean range.
@@ -110,15 +108,9 @@ class SimpleMovingAverage(Memory):
         """None: the quantizer answers, which knows whether its range is fixed."""
         return None
 
-    def mean(self, two_ends: bool, ndim: int = 0) -> ClippingRange:
-        """The mean range, its ends of `ndim` axes of size 1; zeros if no batch has entered."""
-        return jax.tree.map(
-            lambda end: shaped(end, (1,) * ndim), mean_of(self.record.get_raw_value(), two_ends)
-        )
-
 
 def mean_of(record: dict[str, jax.Array], two_ends: bool) -> ClippingRange:
-    """The mean range of the record of a `SimpleMovingAverage`."""
+    """The mean range of the record of a `SimpleMovingAverage`; zeros if no batch has entered."""
     count, *sums = (record[name] for name in MEAN)
     high, low = (total / jnp.maximum(count, 1) for total in sums)
     return ClippingRange(high, low if two_ends else None)
@@ -262,8 +254,8 @@ class RangeScaling(Component):
     batch_axes: tuple[int, ...] = ()
     scale_stop_grad: bool = False
     clip_gradient: bool = True
-    input_view_impl: View = clamping.Identity()
-    restrict_scaling_impl: Restrict | None = None
+    input_view_impl: _protocols.View = clamping.Identity()
+    restrict_scaling_impl: _protocols.Restrict | None = None
     axis_name: Any = None
     record: state.QuantStat | None = field(default=None, init=False)
     frozen_for: tuple[Any, int | None] | None = field(default=None, init=False)
@@ -280,7 +272,7 @@ class RangeScaling(Component):
             )
         if groups is not None:
             _check_apart(groups[1], self.channelwise_axes)
-            if (width := block_width(self.input_view_impl)) > 1:
+            if (width := _protocols.block_width(self.input_view_impl)) > 1:
                 checked_group_size((groups[0], width), "RangeScaling")
 
     set_view = set_view
@@ -288,7 +280,7 @@ class RangeScaling(Component):
     @property
     def groups(self) -> tuple[int, int] | None:
         """Group size and grouped axis; None without groups."""
-        return groups_of(self.input_view_impl)
+        return _protocols.groups_of(self.input_view_impl)
 
     @property
     def has_zero_point(self) -> bool:
@@ -341,13 +333,15 @@ class RangeScaling(Component):
         Args:
             ndim: the number of axes, each of size 1, that its ends get.
         """
-        if self.record is not None:
-            arrays, shape = self.record.get_raw_value(), (1,) * ndim
-            return ClippingRange(*(shaped(arrays[end], shape) for end in ("high", "low") if end in arrays))
-        assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
-        return self.averaging_impl.mean(self.has_zero_point, ndim)
+        if self.record is None:
+            assert self.averaging_impl is not None, "a range of the given tensor is not averaged"
+            ends = mean_of(self.averaging_impl.record.get_raw_value(), self.has_zero_point)
+        else:
+            arrays = self.record.get_raw_value()
+            ends = ClippingRange(arrays["high"], arrays.get("low"))
+        return jax.tree.map(lambda end: shaped(end, (1,) * ndim), ends)
 
-    def freeze(self, threshold: Threshold = None, bit_width: int | None = None) -> None:
+    def freeze(self, threshold: _protocols.Threshold = None, bit_width: int | None = None) -> None:
         """Make constants of the averaged range, its scale and its zero point: a call no longer measures or averages.
 
         A range of the given tensor, or one that no batch has entered, stays as it is. The average is kept.
@@ -383,7 +377,7 @@ class RangeScaling(Component):
         axis = groups[1] % x.ndim
         shared = self._shared(x.ndim, axis)
         cut = in_groups(view, shared, x)
-        if cut is not None and not takes_cut(method):
+        if cut is not None and not _protocols.takes_cut(method):
             x = with_gather_warning(
                 method, x, (axis,), f"needs groups of {groups[0]}, which cross shards", TAKES_CUT
             )
@@ -408,7 +402,7 @@ class RangeScaling(Component):
         return self.measure(x, threshold, None)[0]
 
     def measure(
-        self, x: jax.Array, threshold: Threshold, bit_width: int | None
+        self, x: jax.Array, threshold: _protocols.Threshold, bit_width: int | None
     ) -> tuple[jax.Array, jax.Array | None, ClippingRange]:
         """Scale, zero point (None without one), and the range that they come from.
 

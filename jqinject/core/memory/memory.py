@@ -10,33 +10,22 @@ from dataclasses import field, replace
 from typing import Any, ClassVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jqinject.core import _protocols, check, clamping
 from jqinject.core.component import Component, component, set_view
-from jqinject.core.memory.memory_policy import (
-    DISTANCE,
-    AffineRescaling,
-    Broadcastable,
-    DefaultMomentum,
-    Kind,
-    MemoryPolicy,
-    Number,
-    collected_after,
-    completed_entries,
-    kept_parameters,
-)
+from jqinject.core.memory import memory_policy
+from jqinject.core.memory.memory_policy import Number
 from jqinject.core.scaling.rule import ONE, RESTRICTIONS, SCALE_FLOOR, ScaleRule
 from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_array
 from jqinject.core.statistics.search import Task
 from jqinject.core.statistics.statistic import in_place, statistic_of
 from jqinject.core.views import cut_of
-from jqinject.ops import fake_quant, lean, power, sharding, ste
+from jqinject.ops import fake_quant, lean, power, processes, sharding, ste
 
-AVERAGED: dict[Kind, str] = {"running": "running_stats", "collected": "buffer"}
+AVERAGED: dict[memory_policy.Kind, str] = {"running": "running_stats", "collected": "buffer"}
 """The name in the record of what a policy averages."""
 OWN = (
     *("block_scale_impl", "exponent_impl", "group_dim", "group_size", "int_quant"),
@@ -79,24 +68,24 @@ class Memory(Component):
     """
 
     of: ClassVar[str] = "scaling"
-    kind: ClassVar[Kind] = "now"
+    kind: ClassVar[memory_policy.Kind] = "now"
     default_view: ClassVar[Any] = clamping.Identity()
     empty: ClassVar[float] = 1.0
     """The initial value of a parameter or average that is not filled."""
 
-    policy: MemoryPolicy
+    policy: memory_policy.MemoryPolicy
     value: QuantParam = None  # type: ignore[assignment]
     record: QuantStat = None  # type: ignore[assignment]
     counter, buffer, running_stats = Part(), Part(), Part()
     stats: Any = None
     view: Any = None
     shape: tuple[int, ...] = ()
-    rule: Any = DISTANCE
+    rule: Any = memory_policy.DISTANCE
     searches: bool = False
     concat_dim: int = 0
-    broadcastable: Broadcastable | None = None
+    broadcastable: memory_policy.Broadcastable | None = None
     in_groups: bool = False
-    affine_rescaling: AffineRescaling | None = None
+    affine_rescaling: memory_policy.AffineRescaling | None = None
     tracked_parameters: nnx.List[nnx.Variable[Any]] | None = None
     constant: tuple[bytes, tuple[int, ...]]  # of the policy `constant`: float32, static
     use_running_average: bool
@@ -124,17 +113,17 @@ class Memory(Component):
             state = {"value": QuantParam(jnp.asarray(stored))}
             if kind == "constant":
                 state = {"constant": (stored.tobytes(), stored.shape)}
-            vars(self).update(policy=MemoryPolicy(kind), **state)
+            vars(self).update(policy=memory_policy.MemoryPolicy(kind), **state)
             return
         stats = arguments[f"{of}_stats_impl"]
         in_groups = "input_view_impl" in arguments
         view = arguments["input_view_impl" if in_groups else f"{of}_stats_input_view_shape_impl"]
         momentum = arguments.get(f"{of}_stats_momentum")
-        policy = MemoryPolicy(
+        policy = memory_policy.MemoryPolicy(
             kind,
             check.momentum(momentum, where, f"{of}_stats_momentum"),
             arguments.get("collect_stats_steps", 0),
-            named=not isinstance(momentum, DefaultMomentum),
+            named=not isinstance(momentum, memory_policy.DefaultMomentum),
         )
         shape = check.shape(arguments.get(f"{of}_shape", ()), where, f"{of}_shape")
         factor, shift = (arguments.get(f"{of}_affine_{part}_init") for part in ("rescaling", "shifting"))
@@ -144,6 +133,7 @@ class Memory(Component):
                 f"{of}_affine_rescaling_init=1.0."
             )
         tracked = list(arguments.get("tracked_parameter_list", ()))
+        forced = arguments.get("force_parameter", False)
         vars(self).update(
             stats=stats,
             view=self.default_view if view is None else view,
@@ -152,8 +142,8 @@ class Memory(Component):
             concat_dim=arguments.get(f"{of}_stats_input_concat_dim", 0),
             broadcastable=arguments.get("dynamic_scaling_broadcastable_fn"),
             in_groups=in_groups,
-            tracked_parameters=kept_parameters(tracked, arguments.get("force_parameter", False), where),
-            affine_rescaling=None if factor is None else AffineRescaling(shape, factor, shift),
+            tracked_parameters=memory_policy.kept_parameters(tracked, forced, where),
+            affine_rescaling=None if factor is None else memory_policy.AffineRescaling(shape, factor, shift),
         )
         self.remember(policy, {AVERAGED[kind]: self.empty} if kind in AVERAGED else {})
         if kind in ("filled", "collected"):
@@ -162,7 +152,7 @@ class Memory(Component):
         if collected is not None:
             self.commit(self.rule.to_stored(float_array(collected, shape)))
 
-    def remember(self, policy: MemoryPolicy, numbers: dict[str, float]) -> None:
+    def remember(self, policy: memory_policy.MemoryPolicy, numbers: dict[str, float]) -> None:
         """Make the record of a policy.
 
         Args:
@@ -172,9 +162,8 @@ class Memory(Component):
         vars(self).update(policy=policy)
         if policy.kind != "now":
             arrays = {name: float_array(number, self.shape) for name, number in numbers.items()}
-            vars(self).update(
-                record=QuantStat({"counter": float_array(0.0), **arrays}), use_running_average=False
-            )
+            record = QuantStat({"counter": float_array(0.0), **arrays})
+            vars(self).update(record=record, use_running_average=False)
 
     # What it is
 
@@ -188,12 +177,6 @@ class Memory(Component):
     def has_range(self) -> bool | None:
         """Whether a batch has entered; None if nothing is collected. See `StaticRange`."""
         return all_counted(self.counter.get_value()) if self._averages else None
-
-    def unfilled(self) -> tuple[str, ...]:
-        """Return the names of the Variables that hold placeholders until training fills them."""
-        if self.value is None or self.record is None:
-            return ()
-        return ("value",) if (self.counter.get_value() <= self.policy.limit).all() else ()
 
     @property
     def _averages(self) -> bool:
@@ -273,7 +256,7 @@ class Memory(Component):
             stored = self.to_stored(number.statistic) if number.stored is None else number.stored
             return sharding.sharded_as(stored, learned)
 
-        if not isinstance(done, jax.core.Tracer):
+        if not processes.is_traced(done):
             fresh = learned if bool(done) else first()
         else:
             fresh = jax.lax.cond(done, lambda: jnp.ones_like(learned), first)
@@ -303,7 +286,7 @@ class Memory(Component):
         stat = stat if transform is None else transform(stat)
         stat = stat if domain.least is not None else domain.clamped(stat)
         stored = None if domain.stores_statistic else domain.to_stored(buffer)
-        learned, buffer, count = collected_after(
+        learned, buffer, count = memory_policy.collected_after(
             policy, domain.least, stat, collecting, self.value.get_value(), buffer, stored, count
         )
         self.record.set_value({"counter": count, "buffer": buffer})
@@ -336,10 +319,8 @@ class Memory(Component):
         fills = due.reshape(*due.shape, *(1,) * (value.ndim - due.ndim))
         collected = jax.lax.stop_gradient(self.rule.to_stored(buffer))
         self.value.set_value(jnp.where(fills, collected, jax.lax.stop_gradient(value)))
-        over = jnp.float32(self.policy.steps + 1)
-        self.record.set_value(
-            {"counter": jnp.where(due, over, count), "buffer": jnp.where(fills, collected, buffer)}
-        )
+        count = jnp.where(due, jnp.float32(self.policy.steps + 1), count)
+        self.record.set_value({"counter": count, "buffer": jnp.where(fills, collected, buffer)})
 
     def commit(self, stored: jax.Array) -> None:
         """Take a number as collected: it is learned at once.
@@ -357,7 +338,7 @@ class Memory(Component):
             raise ValueError(f"{type(self).__name__} does not know how")
         if self.value is None:
             return {}
-        if self.rule is DISTANCE:
+        if self.rule is memory_policy.DISTANCE:
             factors.check_signs()  # a range that reaches below zero would reach above it
         value = self.rule.from_stored(self.value.get_value())
         return {"value": self.rule.to_stored(factors.times(value))}
@@ -379,7 +360,7 @@ class Memory(Component):
         Returns:
             The entries to load.
         """
-        return completed_entries(self, entries)
+        return memory_policy.completed_entries(self, entries)
 
     def _check_joint(self, tracked: Any, views: list[Any]) -> None:
         """Refuse views that cannot be joined along an axis."""

@@ -24,7 +24,6 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -99,7 +98,7 @@ def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) ->
     Raises:
         ValueError: the shapes disagree, or the value is not finite.
     """
-    traced, sizes = isinstance(init, jax.core.Tracer), check.optional(check.shape)(shape, where, names[1])
+    traced, sizes = processes.is_traced(init), check.optional(check.shape)(shape, where, names[1])
     value = init.astype(jnp.float32) if traced else np.array(init, dtype=np.float32)
     if not (traced or np.all(np.isfinite(value))):
         raise ValueError(f"{where}: {names[0]} must be finite, got {init!r}.")
@@ -186,9 +185,8 @@ class MemoryPolicy:
             count: how many batches have entered.
             active: whether the memory still takes batches; None for always.
         """
-        grown = tuple(
-            [self._grown(old, number, count) for old, number in zip(averages, numbers, strict=True)]
-        )
+        pairs = zip(averages, numbers, strict=True)
+        grown = tuple([self._grown(old, number, count) for old, number in pairs])
         # One number for each counter, or several that enter together. Ends on both sides of 0 have a finite sum if both
         # are finite, and it cannot overflow.
         total = grown[0] if len(grown) == 1 else jax.lax.add(*grown)

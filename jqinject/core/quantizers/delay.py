@@ -5,14 +5,13 @@ from dataclasses import InitVar, field
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check, state
-from jqinject.core.component import Component, component
+from jqinject.core import check, component, state
 
 _STEPS = check.between(0, check.MOST_STEPS, check.integer)
 
 
-@component
-class DelayWrapper(Component):
+@component.component
+class DelayWrapper(component.Component):
     """Returns `x` in the first `quant_delay_steps` calls, `y` after.
 
     Every call counts, in training and evaluation. State: `countdown`, the calls left; none without a delay.
@@ -56,7 +55,7 @@ def delay_steps(quant_delay_steps: int | None, where: str) -> int:
     return 0 if quant_delay_steps is None else _STEPS(quant_delay_steps, where, "quant_delay_steps")
 
 
-class Delayed(Component):
+class Delayed(component.Component):
     """Abstract: what quantizes after `quant_delay_steps` calls, its one `InitVar`.
 
     Attributes:

@@ -8,54 +8,28 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jqinject.core import check
-from jqinject.core._protocols import (
-    BitWidth,
-    FloatClampImpl,
-    FloatScalingImpl,
-    GradientMask,
-    Rounding,
-    Scaling,
-    View,
-    collects_in_steps,
-    is_nearest,
-)
+from jqinject.core import _protocols, check, clamping, component, views
 from jqinject.core.bit_width import ComputeMaxMantissa
-from jqinject.core.clamping import Identity
-from jqinject.core.component import Component, component
 from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded
 from jqinject.core.rounding import RoundSte
+from jqinject.core.scaling.block_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.scaling.rule import POWERS_OF_TWO
-from jqinject.core.scaling.two_level_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.statistics.ranges import through_ends
 from jqinject.core.statistics.search import Search, scale_of
-from jqinject.core.views import Blocks, blocks_of, in_layout
+from jqinject.ops import float8_cast, power, ste
 from jqinject.ops.fake_quant import Offset
-from jqinject.ops.float8_cast import (
-    FLOAT8_DTYPES,
-    cast_to_float8,
-    float8_dtype,
-    float8_factor,
-    from_float8,
-    from_steps_of_power,
-    quantize_by_factor,
-    steps_of_power,
-    to_float8,
-)
 from jqinject.ops.float_grid import FloatGrid, quantize_on_grid
 from jqinject.ops.grid import Grid
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
-from jqinject.ops.minifloat import float_steps, from_float_steps, to_float_grid
-from jqinject.ops.power import divide
-from jqinject.ops.ste import with_gradient_of, with_gradient_where
+from jqinject.ops.minifloat import float_steps, from_float_steps
 from jqinject.quant_tensor import Levels
 
 _WIDTHS = ("exponent_bit_width_impl", "mantissa_bit_width_impl", "exponent_bias_impl", "float_clamp_impl")
 
 
-@component
-class Float8Cast(Component):
+@component.component
+class Float8Cast(component.Component):
     """To an 8-bit float by a cast, and back: the numbers, and the rule by which a tensor is brought into their steps.
 
     `y = q_dtype(clip(x / s, -max, max)) * s`, `max` the largest number of `q_dtype`, as Flax does: the quotient is
@@ -90,7 +64,7 @@ class Float8Cast(Component):
         dtype = self.dq_dtype
         if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"Float8Cast: dq_dtype must be a float dtype or None, got {dtype!r}")
-        vars(self)["q_dtype"] = float8_dtype(self.q_dtype, "Float8Cast")
+        vars(self)["q_dtype"] = float8_cast.float8_dtype(self.q_dtype, "Float8Cast")
         if self.power_of_two_factor and not self.by_factor:
             raise ValueError(
                 "Float8Cast: power_of_two_factor rounds a factor, and numbers are divided by the scale.\n"
@@ -103,13 +77,13 @@ class Float8Cast(Component):
         """The value and the payload of `x`, by its factor if given; the gradient passes unchanged."""
         carrier = x.astype(self.dq_dtype or x.dtype)
         if factor is not None:
-            return quantize_by_factor(x, factor, self.q_dtype, carrier.dtype)
+            return float8_cast.quantize_by_factor(x, factor, self.q_dtype, carrier.dtype)
         scale = jax.lax.stop_gradient(scale)
-        payload = to_float8(x, scale, self.q_dtype)
-        return with_gradient_of(carrier, from_float8(payload, scale, carrier.dtype)), payload
+        payload = float8_cast.to_float8(x, scale, self.q_dtype)
+        return ste.with_gradient_of(carrier, float8_cast.from_float8(payload, scale, carrier.dtype)), payload
 
 
-@component
+@component.component
 class FloatQuant(Quantizer):
     """To a minifloat and back: `y = clamp(u * round(x / s / u)) * s`.
 
@@ -168,16 +142,16 @@ class FloatQuant(Quantizer):
 
     has_zero_point = False  # type: ignore[assignment]
     signed: bool = True
-    exponent_bit_width_impl: BitWidth | None = None
-    mantissa_bit_width_impl: BitWidth | None = None
-    exponent_bias_impl: BitWidth | None = None
-    float_clamp_impl: FloatClampImpl | None = None
-    input_view_impl: View = Identity()
+    exponent_bit_width_impl: _protocols.BitWidth | None = None
+    mantissa_bit_width_impl: _protocols.BitWidth | None = None
+    exponent_bias_impl: _protocols.BitWidth | None = None
+    float_clamp_impl: _protocols.FloatClampImpl | None = None
+    input_view_impl: _protocols.View = clamping.Identity()
     compute_max_mantissa: Any = ComputeMaxMantissa()
-    scaling_impl: Scaling | None = None  # type: ignore[assignment]
-    float_scaling_impl: FloatScalingImpl | None = None
-    float_to_int_impl: Rounding = RoundSte()
-    gradient_mask_impl: GradientMask | None = None
+    scaling_impl: _protocols.Scaling | None = None  # type: ignore[assignment]
+    float_scaling_impl: _protocols.FloatScalingImpl | None = None
+    float_to_int_impl: _protocols.Rounding = RoundSte()
+    gradient_mask_impl: _protocols.GradientMask | None = None
     bit_width: InitVar[int | None] = None
     straight_through: bool = False
     cast_impl: Float8Cast | None = None
@@ -201,7 +175,7 @@ class FloatQuant(Quantizer):
         what = "q_dtype has numbers of its own"
         if self.cast_impl is not None:
             what = "cast_impl rounds to nearest to the numbers of its q_dtype"
-            unused += [] if is_nearest(self.float_to_int_impl) else ["float_to_int_impl"]
+            unused += [] if _protocols.is_nearest(self.float_to_int_impl) else ["float_to_int_impl"]
         if unused:
             raise ValueError(
                 f"FloatQuant: {what}, and {', '.join(unused)} would not be used.\n"
@@ -222,14 +196,14 @@ class FloatQuant(Quantizer):
     @property
     def is_nearest(self) -> bool:
         """Whether rounding and clamping are QuantizeLinear's, and the layout is that of the input."""
-        as_it_is = self.q_dtype is None and isinstance(self.input_view_impl, Identity)
-        return as_it_is and is_nearest(self.float_to_int_impl, self.float_clamp_impl)
+        as_it_is = self.q_dtype is None and isinstance(self.input_view_impl, clamping.Identity)
+        return as_it_is and _protocols.is_nearest(self.float_to_int_impl, self.float_clamp_impl)
 
     @property
     def grid(self) -> FloatGrid | None:
         """The numbers at scale 1 that it rounds to nearest on; None if it does something else."""
         grid = self.format
-        return None if grid.is_learned or not is_nearest(self.float_to_int_impl) else grid
+        return None if grid.is_learned or not _protocols.is_nearest(self.float_to_int_impl) else grid
 
     def _numbers(self) -> tuple[FloatGrid, Any]:
         grid, scaling = self.format, self.float_scaling_impl
@@ -245,17 +219,17 @@ class FloatQuant(Quantizer):
         scaling: Any = self.scaling_impl
         if isinstance(scaling, RuntimeDynamicTwoLevelScaling):
             return in_two_levels(self, scaling, x)
-        in_place = type(self.input_view_impl) is Identity
-        if cast is not None and not cast.by_factor and in_place and collects_in_steps(scaling):
-            encode = partial(cast_to_float8, dtype=cast.q_dtype)
+        in_place = type(self.input_view_impl) is clamping.Identity
+        if cast is not None and not cast.by_factor and in_place and _protocols.collects_in_steps(scaling):
+            encode = partial(float8_cast.cast_to_float8, dtype=cast.q_dtype)
             scale, payload = scaling.encoded(x, self.format.largest, encode)
             return Quantized.cast(x.astype(cast.dq_dtype or x.dtype), payload, scale, self.format)
         if cast is None or not cast.by_factor:
             return super().__call__(x, keep=keep)
         amax = scale_of(scaling, x.astype(jnp.float32), 1.0, Search(self))
         amax, grid = jax.lax.stop_gradient(amax), self.format
-        factor = float8_factor(amax, grid.largest, x.dtype, cast.power_of_two_factor)
-        return self._quantize(x, divide(1.0, factor), None, (factor,), grid, keep)
+        factor = float8_cast.float8_factor(amax, grid.largest, x.dtype, cast.power_of_two_factor)
+        return self._quantize(x, power.divide(1.0, factor), None, (factor,), grid, keep)
 
     def _quantize(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: object, grid: Grid, keep: bool
@@ -266,7 +240,7 @@ class FloatQuant(Quantizer):
             raise TypeError(
                 "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
             )
-        if not collects_in_steps(self.scaling_impl):  # such a scale has no gradient
+        if not _protocols.collects_in_steps(self.scaling_impl):  # such a scale has no gradient
             scale = jax.lax.stop_gradient(scale)
         result = super()._quantize(x, scale, zero_point, ends, grid, keep)
         return replace(result, scale_dtype=POWERS_OF_TWO) if self._by_powers else result
@@ -288,20 +262,18 @@ class FloatQuant(Quantizer):
             return through_ends(compute, x.astype(jnp.float32), ends, scale, **flags).astype(x.dtype), None
         through, mask = self.straight_through, self.gradient_mask_impl
         numbers = jax.lax.stop_gradient(x) if through else x
-        steps_of, value_of = (
-            (steps_of_power, from_steps_of_power) if self._by_powers else (float_steps, from_float_steps)
-        )
+        steps_of, value_of = float_steps, from_float_steps
+        if self._by_powers:
+            steps_of, value_of = float8_cast.steps_of_power, float8_cast.from_steps_of_power
         divisor = getattr(self.scaling_impl, "divisor", None)
         steps = steps_of(numbers.astype(jnp.float32), scale if divisor is None else divisor(scale))
-        minifloats = self.clamped(
-            to_float_grid(steps, grid.mantissa_bit_width, grid.exponent_bias, self.float_to_int_impl), grid
-        )
+        minifloats = self.clamped(grid.unbounded(steps, self.float_to_int_impl), grid)
         value = value_of(minifloats, scale, x.dtype)
         value = jnp.where(jnp.isinf(numbers), numbers, value) if through else value
         if mask is not None:
-            value = with_gradient_where(x, value, mask(steps, minifloats))
+            value = ste.with_gradient_where(x, value, mask(steps, minifloats))
         elif through:
-            value = with_gradient_of(x, value)
+            value = ste.with_gradient_of(x, value)
         return value, grid.encode(minifloats) if through else None
 
     def clamped(self, steps: jax.Array, grid: Any) -> jax.Array:
@@ -328,15 +300,15 @@ def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
 
 
 def _rounded(
-    grid: FloatGrid, dtype: DTypeLike, rounding: Rounding, x: jax.Array, scale: jax.Array
+    grid: FloatGrid, dtype: DTypeLike, rounding: _protocols.Rounding, x: jax.Array, scale: jax.Array
 ) -> jax.Array:
     """Numbers of a grid, float32, that `dtype` holds."""
     if type(rounding) is not RoundSte:
         return quantize_on_grid(x, grid, scale, None, rounding, dtype).astype(jnp.float32)
-    if grid.dtype not in FLOAT8_DTYPES:
+    if grid.dtype not in float8_cast.FLOAT8_DTYPES:
         return quantize_on_grid(x, grid, scale, dtype=dtype).astype(jnp.float32)
-    payload = cast_to_float8(x, scale, grid.dtype)
-    return from_float8(payload, scale, dtype).astype(jnp.float32)
+    payload = float8_cast.cast_to_float8(x, scale, grid.dtype)
+    return float8_cast.from_float8(payload, scale, dtype).astype(jnp.float32)
 
 
 def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax.Array) -> Quantized:
@@ -362,9 +334,9 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
         )
     scale, block = (jnp.broadcast_to(level, scales.block.shape) for level in (scales.scale, scales.block))
     value = from_float_steps(minifloats, jax.lax.stop_gradient(scale), x.dtype)
-    viewed = in_layout(quantizer.input_view_impl, lambda x: x, x)
+    viewed = views.in_layout(quantizer.input_view_impl, lambda x: x, x)
     levels = Levels(minifloats, block, scales.shared)
-    return Quantized(with_gradient_of(viewed, value), scale, None, grid, levels=levels)
+    return Quantized(ste.with_gradient_of(viewed, value), scale, None, grid, levels=levels)
 
 
 def _rounded_in_levels(quantizer: Any, grid: Grid, x: jax.Array, scales: BlockScales) -> jax.Array:
@@ -381,7 +353,7 @@ def _rounded_in_levels(quantizer: Any, grid: Grid, x: jax.Array, scales: BlockSc
         steps = jnp.clip(steps, -2.0 * grid.largest, 2.0 * grid.largest)  # the clamp takes no less
         return quantizer.clamped(grid.unbounded(steps, quantizer.float_to_int_impl), grid)
 
-    return jax.lax.stop_gradient(in_layout(quantizer.input_view_impl, rounded, x, *scales.factors))
+    return jax.lax.stop_gradient(views.in_layout(quantizer.input_view_impl, rounded, x, *scales.factors))
 
 
 def _errors(
@@ -391,7 +363,7 @@ def _errors(
     scaling, view = quantizer.scaling_impl, quantizer.input_view_impl
     x = jax.lax.stop_gradient(x).astype(jnp.float32)
     errors = scaling.block_scale_impl.errors(view(x), minifloats, scales, shared)
-    return _of_blocks(_sum_in_order(errors, elements_axis(scaling.group_dim)), blocks_of(view, x))
+    return _of_blocks(_sum_in_order(errors, elements_axis(scaling.group_dim)), views.blocks_of(view, x))
 
 
 def _sum_in_order(x: jax.Array, axis: int) -> jax.Array:
@@ -399,7 +371,7 @@ def _sum_in_order(x: jax.Array, axis: int) -> jax.Array:
     return reduce(jnp.add, (jax.lax.index_in_dim(x, place, axis) for place in range(x.shape[axis])))
 
 
-def _of_blocks(x: jax.Array, blocks: Blocks | None) -> jax.Array:
+def _of_blocks(x: jax.Array, blocks: views.Blocks | None) -> jax.Array:
     """The sums of the groups of each block, once for each: halves are added as long as there are two."""
     if blocks is None:
         return x

@@ -6,23 +6,19 @@ from dataclasses import InitVar, replace
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import _protocols, check
+from jqinject.core import _protocols, check, clamping, state
 from jqinject.core.bit_width import BitWidthConst
-from jqinject.core.clamping import TensorClamp
 from jqinject.core.component import component, set_view
 from jqinject.core.quantizers.delay import Delayed
 from jqinject.core.quantizers.quantizer import IntQuant, Quantized, Quantizer, RoundedByIntQuant, int_grid
-from jqinject.core.scaling.number_range import TruncMsbScaling
 from jqinject.core.scaling.pre_scaling import InputAwarePreScaling
-from jqinject.core.state import QuantStat, float_array
-from jqinject.ops import round_ste
+from jqinject.core.scaling.rule import TruncMsbScaling
+from jqinject.ops import lean, round_ste
 from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import IntGrid
-from jqinject.ops.lean import Bits
 from jqinject.ops.power import divide
 from jqinject.quant_tensor import is_concrete
 
@@ -108,7 +104,7 @@ class DecoupledIntQuant(IntQuant):
         pre_zero_point: Any,
         scale: jax.Array,
         zero_point: jax.Array | None,
-        bit_width: Bits,
+        bit_width: lean.Bits,
         x: jax.Array,
     ) -> jax.Array:
         """`x` quantized and back in float, in the dtype of `x`."""
@@ -227,13 +223,13 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
                 "layer's input.\n  cure: pre_scaling_impl = AccumulatorAwareParameterPreScaling, or tensor_quant = "
                 "DecoupledRescalingIntQuant"
             )
-        self.input_format = QuantStat(float_array(0.0, (2,)))
+        self.input_format = state.QuantStat(state.float_array(0.0, (2,)))
         self.use_running_average = False
 
     def __call__(  # type: ignore[override]
         self,
         x: jax.Array,
-        input_bit_width: Bits | None = None,
+        input_bit_width: lean.Bits | None = None,
         input_is_signed: bool | None = None,
         *,
         keep: bool = False,
@@ -241,9 +237,8 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
         """`x` quantized for an input of `input_bit_width` bits; by default that of the last training step."""
         if input_bit_width is not None and input_is_signed is not None:
             if not self.use_running_average:
-                arrays = [
-                    jnp.asarray(fact).astype(jnp.float32) for fact in (input_bit_width, input_is_signed)
-                ]
+                facts = input_bit_width, input_is_signed
+                arrays = [jnp.asarray(fact).astype(jnp.float32) for fact in facts]
                 self.input_format.set_value(jax.lax.stop_gradient(jnp.round(jnp.stack(arrays))))
             return super().__call__(x, input_bit_width, input_is_signed)
         input_format = self.kept_input()
@@ -261,7 +256,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
             ValueError: there was none.
         """
         input_format = self.input_format.get_value()
-        if isinstance(input_format, jax.core.Tracer | jax.ShapeDtypeStruct):
+        if not state.has_numbers(input_format):
             return None
         if not bool(jnp.all(input_format[..., 0] > 0)):
             raise ValueError(
@@ -270,7 +265,7 @@ class DecoupledRescalingIntQuantWithInput(DecoupledRescalingIntQuant):
             )
         return (int(input_format[0]), bool(input_format[1])) if input_format.ndim == 1 else None
 
-    def check_input(self, x: jax.Array, input_bit_width: Bits, input_is_signed: bool) -> None:
+    def check_input(self, x: jax.Array, input_bit_width: lean.Bits, input_is_signed: bool) -> None:
         """Refuse in advance an input that cannot be guaranteed for.
 
         Args:
@@ -341,7 +336,7 @@ class TruncIntQuant(Delayed):
     bit_width_impl: _protocols.BitWidth
     trunc_scaling_impl: Callable[..., jax.Array] = TruncMsbScaling()
     narrow_range: bool = False
-    tensor_clamp_impl: _protocols.Clamp = TensorClamp()
+    tensor_clamp_impl: _protocols.Clamp = clamping.TensorClamp()
     quant_delay_steps: InitVar[int | None] = 0
 
     def __call__(

@@ -21,29 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check
-from jqinject.core._protocols import (
-    BitWidth,
-    Clamp,
-    IntQuantizer,
-    IntScalingImpl,
-    Rounding,
-    Scaling,
-    View,
-    by_range,
-    class_fact,
-    groups_of,
-    is_nearest,
-    scale_dtype,
-    searches,
-)
-from jqinject.core.clamping import Identity, TensorClamp
-from jqinject.core.component import Component, component
+from jqinject.core import _protocols, check, clamping, component, views
+from jqinject.core._protocols import by_range, class_fact, groups_of, is_nearest, scale_dtype, searches
 from jqinject.core.quantizers.delay import Delayed
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.ranges import ClippingRange, through_ends
 from jqinject.core.statistics.search import Candidate, Search, scale_of, zero_point_of
-from jqinject.core.views import beside, cut_of, in_layout
 from jqinject.ops import IntGrid, power
 from jqinject.ops.fake_quant import Offset, Steps, in_range_of, quantize_in_steps
 from jqinject.ops.grid import Grid
@@ -52,6 +35,7 @@ from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuan
 from jqinject.quant_tensor.public_tensors import int_grid as shared_int_grid
 
 Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
+Ends = ClippingRange | None  # of the range that the gradient goes through
 
 
 @jax.tree_util.register_dataclass
@@ -155,7 +139,7 @@ def _is_none(finder: type) -> bool:
     return finder is NoneType or class_fact(finder, "has_zero_point") is False
 
 
-class Quantizer(Component):
+class Quantizer(component.Component):
     """Abstract: a quantizer whose scale comes from a component; see the module for its parts.
 
     Attributes:
@@ -164,15 +148,14 @@ class Quantizer(Component):
         input_view_impl: applied to the tensor before it is rounded.
     """
 
-    scaling_impl: Scaling
-    input_view_impl: View = Identity()
+    scaling_impl: _protocols.Scaling
+    input_view_impl: _protocols.View = clamping.Identity()
 
     @property
     def has_zero_point(self) -> bool:
         """Whether the zero point may differ from 0: what the component that finds it says."""
-        finder: Any = (
-            self.scaling_impl if by_range(type(self.scaling_impl)) else getattr(self, "zero_point_impl", None)
-        )
+        scaling = self.scaling_impl
+        finder: Any = scaling if by_range(type(scaling)) else getattr(self, "zero_point_impl", None)
         return finder is not None and getattr(finder, "has_zero_point", True)
 
     @property
@@ -243,13 +226,7 @@ class Quantizer(Component):
         """The grid of this call, and which of its numbers the scale maps the statistic to; None for 1."""
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: Offset,
-        ends: ClippingRange | None,
-        grid: Grid,
-        keep: bool,
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends, grid: Grid, keep: bool
     ) -> Rounded:
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
         raise TypeError(
@@ -264,15 +241,15 @@ class Quantizer(Component):
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Grid, keep: bool
     ) -> Quantized:
         view = self.input_view_impl
-        if type(view) is Identity:
+        if type(view) is clamping.Identity:
             value, payload = self._round(x, scale, zero_point, ends, grid, keep)
             return Quantized(value, scale, zero_point, grid, payload)
-        cut = cut_of(view, x) if keep and zero_point is not None else None
+        cut = views.cut_of(view, x) if keep and zero_point is not None else None
         if cut is not None and cut.zeros(x.shape):
             keep = False  # padding zeros would become integers other than the zero point
-        scale, zero_point = beside(view, x, scale, zero_point)
+        scale, zero_point = views.beside(view, x, scale, zero_point)
         rounded = partial(self._round, grid=grid, keep=keep)
-        value, payload = in_layout(view, rounded, x, scale, zero_point, ends)
+        value, payload = views.in_layout(view, rounded, x, scale, zero_point, ends)
         return Quantized(value, scale, zero_point, grid, payload)
 
 
@@ -296,7 +273,7 @@ def _payload_dtype(grid: IntGrid) -> np.dtype | None:
     return grid.storage if type(grid.bit_width) is int and grid.bit_width <= 8 else None
 
 
-@component
+@component.component
 class IntQuant(Delayed):
     """To integers and back: `y = (clamp(round(x / s + z), min_int(b), max_int(b)) - z) * s`.
 
@@ -323,15 +300,15 @@ class IntQuant(Delayed):
 
     narrow_range: bool
     signed: bool
-    input_view_impl: View = Identity()
-    float_to_int_impl: Rounding = RoundSte()
-    tensor_clamp_impl: Clamp = TensorClamp()
+    input_view_impl: _protocols.View = clamping.Identity()
+    float_to_int_impl: _protocols.Rounding = RoundSte()
+    tensor_clamp_impl: _protocols.Clamp = clamping.TensorClamp()
     quant_delay_steps: InitVar[int | None] = 0
 
     @property
     def is_nearest(self) -> bool:
         """Whether rounding and clamping are QuantizeLinear's, and the layout is that of the input."""
-        row_major = isinstance(self.input_view_impl, Identity)
+        row_major = isinstance(self.input_view_impl, clamping.Identity)
         return row_major and self.delay is None and is_nearest(self.float_to_int_impl, self.tensor_clamp_impl)
 
     def min_int(self, bit_width: Bits) -> Bits:
@@ -348,7 +325,7 @@ class IntQuant(Delayed):
         def steps(x: jax.Array, scale: jax.Array, zero_point: Offset) -> jax.Array:
             return self.steps_to_int(scale, zero_point, bit_width, x)
 
-        return in_layout(self.input_view_impl, steps, x, scale, zero_point)
+        return views.in_layout(self.input_view_impl, steps, x, scale, zero_point)
 
     def steps_to_int(self, scale: jax.Array, zero_point: Offset, bit_width: Bits, x: jax.Array) -> jax.Array:
         """Like `to_int`, for a tensor that is already viewed."""
@@ -365,7 +342,7 @@ class IntQuant(Delayed):
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
         x = check.float_input(x, type(self).__name__)
         rounded = partial(self.rounded, grid=int_grid(self, bit_width))
-        return in_layout(self.input_view_impl, rounded, x, scale, zero_point)[0]
+        return views.in_layout(self.input_view_impl, rounded, x, scale, zero_point)[0]
 
     def rounded(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, grid: IntGrid, keep: bool = False
@@ -379,10 +356,8 @@ class IntQuant(Delayed):
             keep: whether to return the integers as int8 or uint8; None if they are wider, delayed, or the bit width is
                 learned.
         """
-        parts, keep = (
-            (type(self.float_to_int_impl), type(self.tensor_clamp_impl)),
-            keep and self.delay is None,
-        )
+        parts = type(self.float_to_int_impl), type(self.tensor_clamp_impl)
+        keep = keep and self.delay is None
         if type(grid.bit_width) is int:
             how, *ends = _constants(*parts, grid, keep)
         else:
@@ -420,7 +395,7 @@ def int_grid(int_quant: Any, bit_width: Bits) -> IntGrid:
 
 @lru_cache(maxsize=1024)
 def _constant(
-    signed: bool, narrow_range: bool, bit_width: BitWidth, steps: IntScalingImpl
+    signed: bool, narrow_range: bool, bit_width: _protocols.BitWidth, steps: _protocols.IntScalingImpl
 ) -> tuple[IntGrid, Any]:
     """The grid and the threshold of constant components."""
     grid = IntGrid(bit_width(), signed, narrow_range)
@@ -430,14 +405,14 @@ def _constant(
 class RoundedByIntQuant(Quantizer):
     """Abstract: a quantizer whose `int_quant` rounds, to as many bits as its `bit_width_impl` says."""
 
-    int_quant: IntQuantizer
-    bit_width_impl: BitWidth
+    int_quant: _protocols.IntQuantizer
+    bit_width_impl: _protocols.BitWidth
     int_scaling_impl: Any
 
     @property
-    def input_view_impl(self) -> View:  # type: ignore[override]
+    def input_view_impl(self) -> _protocols.View:  # type: ignore[override]
         """The view of an `IntQuant`; one of a user's own views the tensor itself."""
-        return self.int_quant.input_view_impl if isinstance(self.int_quant, IntQuant) else Identity()
+        return self.int_quant.input_view_impl if isinstance(self.int_quant, IntQuant) else clamping.Identity()
 
     @property
     def is_nearest(self) -> bool:
@@ -456,7 +431,7 @@ class RoundedByIntQuant(Quantizer):
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
     ) -> Quantized:
         rounds = self.int_quant
-        in_place = isinstance(rounds, IntQuant) and type(rounds.input_view_impl) is Identity
+        in_place = isinstance(rounds, IntQuant) and type(rounds.input_view_impl) is clamping.Identity
         if not in_place or by_range(type(self.scaling_impl)):
             return super()._quantize(x, scale, zero_point, ends, grid, keep)
         value, payload = cast(IntQuant, rounds).rounded(x, scale, zero_point, grid, keep)
@@ -479,7 +454,7 @@ class RoundedByIntQuant(Quantizer):
         how = Steps(
             function or rounds.float_to_int_impl,
             by_reciprocal=zero_point is None,
-            repeated=cut_of(self.input_view_impl, x) is not None,
+            repeated=views.cut_of(self.input_view_impl, x) is not None,
             payload=_payload_dtype(grid) if keep and rounds.delay is None else None,
         )
         compute, to_range = partial(how.quantized, low=low, high=high), not scaling.scale_stop_grad

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import _protocols, check, clamping
-from jqinject.core.component import component
+from jqinject.core import _protocols, check, clamping, component
 from jqinject.core.quantizers import delay, quantizer
-from jqinject.core.statistics.ranges import ClippingRange
-from jqinject.ops import fake_quant, power, ste
+from jqinject.ops import power, ste
+from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import Codebook, Grid, IntGrid, TableGrid
 
 
@@ -37,19 +36,13 @@ class _SignQuant(delay.Delayed, quantizer.Quantizer):
         """-1, 0 and 1, float32."""
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: fake_quant.Offset,
-        ends: ClippingRange | None,
-        grid: Grid,
-        keep: bool,
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: quantizer.Ends, grid: Grid, keep: bool
     ) -> quantizer.Rounded:
         y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
         return y if self.delay is None else self.delay(x, y), None
 
 
-@component
+@component.component
 class BinaryQuant(_SignQuant):
     """`y = sign(x) * s`, `sign(0) = +1`, gradient straight through: weights.
 
@@ -79,7 +72,7 @@ class BinaryQuant(_SignQuant):
         return ste.binary_sign_ste(x)
 
 
-@component
+@component.component
 class ClampedBinaryQuant(_SignQuant):
     """`y = sign(clamp(x, -s, s)) * s`: no gradient reaches `x` outside -s .. s: activations.
 
@@ -114,7 +107,7 @@ class ClampedBinaryQuant(_SignQuant):
 _FRACTION = check.between(0, math.inf, expected="is a fraction of the scale, expected >= 0")
 
 
-@component
+@component.component
 class TernaryQuant(_SignQuant):
     """`y = sign(x) * s` where `|x| > threshold * s`, else 0; the gradient passes where `y` is nonzero.
 
@@ -144,7 +137,7 @@ class TernaryQuant(_SignQuant):
         return mask * ste.ternary_sign_ste(x)
 
 
-@component
+@component.component
 class CodebookQuant(quantizer.Quantizer):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
@@ -190,13 +183,7 @@ class CodebookQuant(quantizer.Quantizer):
         return self.codebook, self.codebook.largest
 
     def _round(
-        self,
-        x: jax.Array,
-        scale: jax.Array,
-        zero_point: fake_quant.Offset,
-        ends: ClippingRange | None,
-        grid: Grid,
-        keep: bool,
+        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: quantizer.Ends, grid: Grid, keep: bool
     ) -> quantizer.Rounded:
         steps = power.divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, *grid.bounds)

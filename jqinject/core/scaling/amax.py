@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import InitVar, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jqinject.ops import lean, observe, processes, sharding, ste
 from jqinject.quant_tensor import is_concrete
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
+_ALGORITHM = check.among(("max", "most_recent"), "one of 'max', 'most_recent'")
 
 
 def scale_of_amax(amax: jax.Array, last: jax.Array, threshold: Any, margin: float = 0.0) -> jax.Array:
@@ -111,7 +112,7 @@ class AmaxScaling(InnerModule):
     scaling_shape: tuple[int, ...] = ()
     delayed: bool = True
     amax_history_length: int = 1024
-    amax_compute_algo: str = "max"
+    amax_compute_algo: Annotated[str, _ALGORITHM] = "max"
     keeps_infinite: bool = False
     margin: float = 0.0
     scaling_init: InitVar[float] = 1.0
@@ -129,9 +130,6 @@ class AmaxScaling(InnerModule):
         at_least = check.between(1, math.inf, why=f". For a scale from the tensor itself, {cure}")
         length = check.between(-math.inf, 2**20, at_least)
         check.fields(self, margin=check.between(-32, 32), amax_history_length=length)
-        if self.amax_compute_algo not in ("max", "most_recent"):
-            by = self.amax_compute_algo
-            raise ValueError(f"{where}: amax_compute_algo must be one of 'max', 'most_recent', got {by!r}")
         if check.number(scaling_init, where, "scaling_init") <= 0:
             raise ValueError(f"{where}: scaling_init must be positive and finite, got {scaling_init!r}")
         shape = self.scaling_shape
@@ -268,9 +266,8 @@ class AmaxScaling(InnerModule):
         is_settled = is_concrete(scale_so_far) and not is_concrete(amax)
         if not (is_settled and not processes.on_host(scale_so_far).any()):
             amax, scale = jnp.maximum(amax_so_far, amax), jnp.maximum(scale_so_far, scale)
-        self.record.set_value(
-            {**arrays, "step_amax": amax, "step_scale": jnp.broadcast_to(scale, amax.shape)}
-        )
+        scale = jnp.broadcast_to(scale, amax.shape)
+        self.record.set_value({**arrays, "step_amax": amax, "step_scale": scale})
 
     def report(self) -> jax.Array:
         """What `collect` takes: of this step so far, along a new last axis; zeros before the first."""

@@ -25,18 +25,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core import check, views
-from jqinject.core._protocols import Restrict, Stat, Threshold, View, keeps_sign
-from jqinject.core.component import component
+from jqinject.core import _protocols, check, component, views
 from jqinject.core.memory.memory import DividedScaling, Dynamic, MemoryScaling
 from jqinject.core.memory.memory_policy import DEFAULT_MOMENTUM, Broadcastable, Number, initial_number
 from jqinject.core.scaling.rule import FloatRestrictValue
 from jqinject.core.statistics.search import Task
-from jqinject.ops import lean, ste
+from jqinject.ops import lean, processes, ste
 
 
 class _InitialScaling(DividedScaling):
@@ -47,14 +44,14 @@ class _InitialScaling(DividedScaling):
         where, names = type(self).__name__, ("scaling_init", "scaling_shape")
         restrict = arguments["restrict_scaling_impl"] or FloatRestrictValue()
         init = initial_number(arguments["scaling_init"], arguments.get("scaling_shape"), where, names)
-        if isinstance(init, jax.core.Tracer):
+        if processes.is_traced(init):
             return super().begin(arguments, restrict.restrict_init_tensor(init))
         numbers = [restrict.restrict_init_float(float(number)) for number in init.reshape(-1)]
-        check.positive(np.abs(init) if keeps_sign(restrict) else init, where, "scaling_init")
+        check.positive(np.abs(init) if _protocols.keeps_sign(restrict) else init, where, "scaling_init")
         super().begin(arguments, np.asarray(numbers, dtype=np.float32).reshape(init.shape))
 
 
-@component
+@component.component
 class ConstScaling(_InitialScaling):
     """A constant scale: `s = restrict(scaling_init) / threshold`.
 
@@ -75,10 +72,10 @@ class ConstScaling(_InitialScaling):
 
     kind = "constant"
     scaling_init: Any
-    restrict_scaling_impl: Restrict | None = None
+    restrict_scaling_impl: _protocols.Restrict | None = None
 
 
-@component
+@component.component
 class ParameterScaling(_InitialScaling):
     """A learned scale: `s = restrict(value) / threshold`, the parameter `value` starting at `scaling_init`.
 
@@ -108,10 +105,10 @@ class ParameterScaling(_InitialScaling):
     kind = "learned"
     scaling_init: Any
     scaling_shape: tuple[int, ...] | None = None
-    restrict_scaling_impl: Restrict | None = None
+    restrict_scaling_impl: _protocols.Restrict | None = None
 
 
-@component
+@component.component
 class RuntimeDynamicStatsScaling(DividedScaling, Dynamic):
     """The statistic of the given tensor: `s = restrict(stat(view(x))) / threshold`. No state.
 
@@ -131,13 +128,13 @@ class RuntimeDynamicStatsScaling(DividedScaling, Dynamic):
                [0.25]], dtype=float32)
     """
 
-    scaling_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View | None = None
-    restrict_scaling_impl: Restrict | None = None
+    scaling_stats_impl: _protocols.Stat
+    scaling_stats_input_view_shape_impl: _protocols.View | None = None
+    restrict_scaling_impl: _protocols.Restrict | None = None
     dynamic_scaling_broadcastable_fn: Broadcastable | None = None
 
 
-@component
+@component.component
 class RuntimeDynamicGroupStatsScaling(DividedScaling, Dynamic):
     """A scale for each group of the given tensor: `s = restrict(stat(groups(x))) / threshold`. No state.
 
@@ -161,12 +158,12 @@ class RuntimeDynamicGroupStatsScaling(DividedScaling, Dynamic):
 
     group_size: int | tuple[int, int]
     group_dim: int
-    input_view_impl: View
-    scaling_stats_impl: Stat
-    restrict_scaling_impl: Restrict | None = None
+    input_view_impl: _protocols.View
+    scaling_stats_impl: _protocols.Stat
+    restrict_scaling_impl: _protocols.Restrict | None = None
 
 
-@component
+@component.component
 class StatsFromParameterScaling(DividedScaling):
     """A scale computed anew from the tensor at every call, differentiable: `s = restrict(stat(view(x))) / threshold`.
 
@@ -188,13 +185,13 @@ class StatsFromParameterScaling(DividedScaling):
         Array(0.03, dtype=float32)
     """
 
-    scaling_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View
+    scaling_stats_impl: _protocols.Stat
+    scaling_stats_input_view_shape_impl: _protocols.View
     scaling_stats_input_concat_dim: int = 0
     tracked_parameter_list: Iterable[Any] = ()
     scaling_shape: tuple[int, ...] = ()
     force_parameter: bool = False
-    restrict_scaling_impl: Restrict | None = None
+    restrict_scaling_impl: _protocols.Restrict | None = None
     scaling_affine_rescaling_init: float | None = None
     scaling_affine_shifting_init: float | None = None
 
@@ -220,7 +217,7 @@ class ParameterFromStatsFromParameterScaling(StatsFromParameterScaling):
     kind = "filled"
 
 
-@component
+@component.component
 class RuntimeStatsScaling(DividedScaling):
     """The statistic of the batch in training, its running mean in evaluation: `s = restrict(stat) / threshold`.
 
@@ -244,26 +241,26 @@ class RuntimeStatsScaling(DividedScaling):
 
     kind = "running"
     default_view = views.OverBatchOverTensorView()
-    scaling_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View | None = None
+    scaling_stats_impl: _protocols.Stat
+    scaling_stats_input_view_shape_impl: _protocols.View | None = None
     scaling_shape: tuple[int, ...] = ()
     scaling_affine_rescaling_init: float | None = None
     scaling_affine_shifting_init: float | None = None
-    restrict_scaling_impl: Restrict | None = None
+    restrict_scaling_impl: _protocols.Restrict | None = None
     scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
 
 
-@component
+@component.component
 class _CollectedScaling(MemoryScaling):
     """Abstract: a scale that is first collected, then learned."""
 
     kind = "collected"
     default_view = views.OverBatchOverTensorView()
     collect_stats_steps: check.Steps
-    scaling_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View | None = None
+    scaling_stats_impl: _protocols.Stat
+    scaling_stats_input_view_shape_impl: _protocols.View | None = None
     scaling_shape: tuple[int, ...] = ()
-    restrict_scaling_impl: Restrict | None = None
+    restrict_scaling_impl: _protocols.Restrict | None = None
     scaling_stats_momentum: float | None = DEFAULT_MOMENTUM
 
     def settle(self, scale: jax.Array, threshold: Any = None) -> jax.Array:
@@ -285,7 +282,7 @@ class _CollectedScaling(MemoryScaling):
         return lean.choose(due, learned, scale)
 
 
-@component
+@component.component
 class ParameterFromRuntimeStatsScaling(_CollectedScaling, DividedScaling):
     """A scale that is first collected from statistics, then learned.
 
@@ -348,7 +345,7 @@ def _root(number: Any) -> Any:
     return jax.lax.stop_gradient(jnp.sqrt(number))
 
 
-@component
+@component.component
 class LearnedStepScaling(_LearnedStep):
     """A learned step, `s = restrict(value)`, with LSQ's start and LSQ's gradient.
 
@@ -387,12 +384,12 @@ class LearnedStepScaling(_LearnedStep):
     """
 
     kind = "filled"
-    scaling_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View
+    scaling_stats_impl: _protocols.Stat
+    scaling_stats_input_view_shape_impl: _protocols.View
     scaling_stats_input_concat_dim: int = 0
     tracked_parameter_list: Iterable[Any] = ()
     scaling_shape: tuple[int, ...] = ()
-    restrict_scaling_impl: Restrict | None = None
+    restrict_scaling_impl: _protocols.Restrict | None = None
     scaling_gradient_scale: check.Step | None = None
 
     def _shared_by(self, x: jax.Array | None) -> float:
@@ -403,7 +400,7 @@ class LearnedStepScaling(_LearnedStep):
         return max(sum(sizes), 1) / max(self.value.get_value().size, 1)
 
 
-@component
+@component.component
 class LearnedActStepScaling(_LearnedStep, _CollectedScaling):
     """A learned step of activations, with LSQ's start and LSQ's gradient.
 
@@ -442,6 +439,6 @@ class LearnedActStepScaling(_LearnedStep, _CollectedScaling):
         assert x is not None, "a step of activations is for a tensor"
         return max(math.prod(x.shape[1:]), 1) / max(math.prod(self.shape), 1)
 
-    def settle(self, scale: jax.Array, threshold: Threshold = None) -> jax.Array:
+    def settle(self, scale: jax.Array, threshold: _protocols.Threshold = None) -> jax.Array:
         """The step to search a zero point with: it is learned itself, not its threshold. See the base."""
         return super().settle(scale)

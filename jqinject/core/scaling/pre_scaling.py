@@ -4,8 +4,6 @@ The scale before rounding comes from a weight's learned norm and its actual one.
 that the weight's integers are small enough for an accumulator never to overflow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import InitVar, field
 from typing import Any, ClassVar
@@ -14,23 +12,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqinject.core import check, state
-from jqinject.core._protocols import BitWidth, Restrict, Scaling, Stat, View
-from jqinject.core.component import Component, InnerModule, component
+from jqinject.core import _protocols, check, component, state
 from jqinject.core.scaling.rule import clamp_scale
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of
+from jqinject.ops import accumulator_bounds as bounds
 from jqinject.ops import lean, power, reductions, sharding
-from jqinject.ops.accumulator_bounds import (
-    get_upper_bound_on_l1_norm,
-    get_upper_bound_on_zero_centered_l1_norm,
-    integer_budget,
-    within_budget,
-)
 from jqinject.quant_tensor import is_concrete
 
 
-@component
-class NormParameter(InnerModule):
+@component.component
+class NormParameter(component.InnerModule):
     """Abstract: holds the learned norm g, the parameter `value`, and measures weights.
 
     g starts at the norm of the one tracked weight. A norm of 0 becomes 2**-64.
@@ -48,12 +39,12 @@ class NormParameter(InnerModule):
         ValueError: for no weight or several, or a wrong `pre_scaling_shape`.
     """
 
-    scaling_impl: Scaling
-    normalize_stats_impl: Stat
-    scaling_stats_input_view_shape_impl: View
+    scaling_impl: _protocols.Scaling
+    normalize_stats_impl: _protocols.Stat
+    scaling_stats_input_view_shape_impl: _protocols.View
     tracked_parameter_list: InitVar[Iterable[Any]]
     pre_scaling_shape: check.Shape | None = None
-    restrict_pre_scaling_impl: Restrict | None = None
+    restrict_pre_scaling_impl: _protocols.Restrict | None = None
     pre_scaling_min_val: check.Minimum | None = None
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
@@ -108,7 +99,7 @@ class ParameterPreScalingWeightNorm(NormParameter):
         return clamp_scale(power.divide(scaled, self.learned_norm()), None)
 
 
-@component
+@component.component
 class InputAwarePreScaling(NormParameter):
     """Abstract: a scale before rounding that prevents accumulator overflow, by the bits and the sign of the input.
 
@@ -116,7 +107,7 @@ class InputAwarePreScaling(NormParameter):
     """
 
     zero_centered: ClassVar[bool]
-    accumulator_bit_width_impl: BitWidth = field(kw_only=True)
+    accumulator_bit_width_impl: _protocols.BitWidth = field(kw_only=True)
 
     def __post_init__(self, tracked_parameter_list: Iterable[Any]) -> None:
         bits = _known(self.accumulator_bit_width_impl())
@@ -136,7 +127,7 @@ class InputAwarePreScaling(NormParameter):
         width, bits = _known(self.accumulator_bit_width_impl()), _known(input_bit_width)
         if width is None or bits is None or isinstance(input_is_signed, jax.Array):
             return
-        if integer_budget(width, bits, input_is_signed, self.zero_centered):
+        if bounds.integer_budget(width, bits, input_is_signed, self.zero_centered):
             return
         least = bits + 1 if self.zero_centered else bits + 2 - int(input_is_signed)
         sign = "signed" if input_is_signed else "unsigned"
@@ -152,10 +143,10 @@ class InputAwarePreScaling(NormParameter):
         Their magnitudes sum to at most T; if they are centered, positive and negative ones to at most T / 2 each.
         """
         width, centered, shape = self.accumulator_bit_width_impl(), self.zero_centered, self.pre_scaling_shape
-        budget = integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
+        budget = bounds.integer_budget(width, input_bit_width, input_is_signed, zero_centered=centered)
         sizes = (1,) * (q.ndim - len(shape or ())) + (shape or ())
         axes = tuple(axis for axis, size in enumerate(sizes) if size == 1)
-        return within_budget(q, budget, axes, zero_centered=centered)
+        return bounds.within_budget(q, budget, axes, zero_centered=centered)
 
     def _limited(self, weights: jax.Array, bound: jax.Array) -> jax.Array:
         """`norm(w) / min(g / s, bound)`."""
@@ -208,10 +199,49 @@ class AccumulatorAwareParameterPreScaling(InputAwarePreScaling):
         """
         self.check_input(input_bit_width, input_is_signed)
         width = self.accumulator_bit_width_impl()
-        return self._limited(weights, get_upper_bound_on_l1_norm(width, input_bit_width, input_is_signed))
+        bound = bounds.get_upper_bound_on_l1_norm(width, input_bit_width, input_is_signed)
+        return self._limited(weights, bound)
 
 
-@component
+@component.component
+class PreZeroCenterZeroPoint(component.Component):
+    """Centers a weight on 0 before it is rounded: `-mean(x) / scale`, the mean of each channel.
+
+    Differs from Brevitas: the mean of no numbers is 0 (there: nan).
+
+    Args:
+        stats_reduce_dim: the axis of the view to take the mean along; None for the whole tensor.
+        pre_zero_point_stats_input_view_shape_impl: the view.
+        pre_zero_point_shape: shape of the result; None for a scalar.
+        axis_name: a mapped axis that channels are spread over, or a tuple of them.
+
+    Example:
+        >>> from jqinject.core import OverOutputChannelView
+        >>> center = PreZeroCenterZeroPoint(1, OverOutputChannelView(), (2, 1))
+        >>> center(jnp.array([[1.0, 3.0], [0.0, -1.0]]), jnp.float32(0.5), 8).reshape(-1)
+        Array([-4.,  1.], dtype=float32)
+    """
+
+    stats_reduce_dim: int | None
+    pre_zero_point_stats_input_view_shape_impl: _protocols.View
+    pre_zero_point_shape: tuple[int, ...] | None = None
+    axis_name: Any = None
+
+    def get_zero_center(self, x: jax.Array) -> jax.Array:
+        """The shift that centers `x`: minus the means, float32."""
+        view, x = self.pre_zero_point_stats_input_view_shape_impl, x.astype(jnp.float32)
+        axes, viewed = reduced(view, self.stats_reduce_dim, x)
+        over = reductions.Over(axes, sharding.names_of(self.axis_name))
+        mean = finish(over.sum(viewed) / max(over.count(viewed), 1), axes, True)
+        where, shape = "PreZeroCenterZeroPoint", self.pre_zero_point_shape or ()
+        return -check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
+
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any = None) -> jax.Array:
+        """The zero point, float32, in steps of `scale`."""
+        return power.divide(self.get_zero_center(x), scale)
+
+
+@component.component
 class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
     """Like `AccumulatorAwareParameterPreScaling`, for weights that are first centered on 0 (A2Q+).
 
@@ -260,7 +290,8 @@ class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
             ValueError: the accumulator is too narrow for nonzero weights.
         """
         self.check_input(input_bit_width, input_is_signed)
-        bound = get_upper_bound_on_zero_centered_l1_norm(self.accumulator_bit_width_impl(), input_bit_width)
+        width = self.accumulator_bit_width_impl()
+        bound = bounds.get_upper_bound_on_zero_centered_l1_norm(width, input_bit_width)
         pre_scale = self._limited(weights + self.pre_zero_point_impl.get_zero_center(weights), bound)
         # Constant weights leave only the rounding error of their mean, which cannot be divided into steps.
         least = jax.lax.stop_gradient(self.norm(weights)) * 2.0**-26
@@ -270,41 +301,3 @@ class AccumulatorAwareZeroCenterParameterPreScaling(InputAwarePreScaling):
 def _known(bits: Any) -> int | None:
     """Bits as a Python int; None if traced."""
     return round(float(bits)) if is_concrete(bits) else None
-
-
-@component
-class PreZeroCenterZeroPoint(Component):
-    """Centers a weight on 0 before it is rounded: `-mean(x) / scale`, the mean of each channel.
-
-    Differs from Brevitas: the mean of no numbers is 0 (there: nan).
-
-    Args:
-        stats_reduce_dim: the axis of the view to take the mean along; None for the whole tensor.
-        pre_zero_point_stats_input_view_shape_impl: the view.
-        pre_zero_point_shape: shape of the result; None for a scalar.
-        axis_name: a mapped axis that channels are spread over, or a tuple of them.
-
-    Example:
-        >>> from jqinject.core import OverOutputChannelView
-        >>> center = PreZeroCenterZeroPoint(1, OverOutputChannelView(), (2, 1))
-        >>> center(jnp.array([[1.0, 3.0], [0.0, -1.0]]), jnp.float32(0.5), 8).reshape(-1)
-        Array([-4.,  1.], dtype=float32)
-    """
-
-    stats_reduce_dim: int | None
-    pre_zero_point_stats_input_view_shape_impl: View
-    pre_zero_point_shape: tuple[int, ...] | None = None
-    axis_name: Any = None
-
-    def get_zero_center(self, x: jax.Array) -> jax.Array:
-        """The shift that centers `x`: minus the means, float32."""
-        view, x = self.pre_zero_point_stats_input_view_shape_impl, x.astype(jnp.float32)
-        axes, viewed = reduced(view, self.stats_reduce_dim, x)
-        over = reductions.Over(axes, sharding.names_of(self.axis_name))
-        mean = finish(over.sum(viewed) / max(over.count(viewed), 1), axes, True)
-        where, shape = "PreZeroCenterZeroPoint", self.pre_zero_point_shape or ()
-        return -check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
-
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any = None) -> jax.Array:
-        """The zero point, float32, in steps of `scale`."""
-        return power.divide(self.get_zero_center(x), scale)

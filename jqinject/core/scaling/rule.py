@@ -14,7 +14,14 @@ stored and trained (such as log2); calling the restriction maps it back.
 | `IntRestrictValue`         | `x`           | `round(x)`             |
 | `ScaledRestrictValue`      | `x / c`       | `c * x`                |
 
-From a number to a scale: restrict, bound from below, divide by integer steps.
+From a number to a scale: restrict, bound from below, divide by integer steps. How many steps of the grid the scale maps
+a range to:
+
+| component | of | result |
+|---|---|---|
+| `int_scaling_impl(bit_width)` | integers | the steps from 0 to the largest |
+| `float_scaling_impl` | minifloats | their largest number |
+| `trunc_scaling_impl(q, b_in, b_out, signed)` | truncated accumulators | the divisor |
 """
 
 import math
@@ -25,17 +32,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.core._protocols import (
-    Restrict,
-    Rounding,
-    Threshold,
-    class_fact,
-    keeps_sign,
-    scale_dtype,
-)
-from jqinject.core.component import Component, component, frozen_value
-from jqinject.core.rounding import RoundSte
-from jqinject.ops import fake_quant, power, ste
+from jqinject.core import _protocols, check, clamping, component, rounding
+from jqinject.ops import fake_quant, lean, minifloat, power, ste
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
 _MOST_LOG2 = 127.99999237060547
@@ -110,7 +108,7 @@ class SignedFloatRestrictValue(Unchanged):
         return x
 
 
-@frozen_value
+@component.frozen_value
 class ScaledRestrictValue(Unchanged):
     """Any value, times a constant: as `restrict_scale_threshold_impl`, a factor of every scale.
 
@@ -148,8 +146,8 @@ class LogFloatRestrictValue(_Log2):
         return _finite_power(x, _MOST_LOG2)
 
 
-@component
-class PowerOfTwoRestrictValue(_Log2, Component):
+@component.component
+class PowerOfTwoRestrictValue(_Log2, component.Component):
     """Powers of two, learned as the exponent; the exponent is rounded with a straight-through gradient.
 
     Args:
@@ -163,15 +161,15 @@ class PowerOfTwoRestrictValue(_Log2, Component):
 
     scale_dtype = POWERS_OF_TWO
 
-    restrict_value_float_to_int_impl: Rounding | None = None
+    restrict_value_float_to_int_impl: _protocols.Rounding | None = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`2**round(x)`."""
-        return _finite_power((self.restrict_value_float_to_int_impl or RoundSte())(x), 127.0)
+        return _finite_power((self.restrict_value_float_to_int_impl or rounding.RoundSte())(x), 127.0)
 
 
-@component
-class IntRestrictValue(Unchanged, Component):
+@component.component
+class IntRestrictValue(Unchanged, component.Component):
     """Whole numbers, with a straight-through gradient.
 
     Args:
@@ -182,11 +180,11 @@ class IntRestrictValue(Unchanged, Component):
         3.0
     """
 
-    restrict_value_float_to_int_impl: Rounding | None = None
+    restrict_value_float_to_int_impl: _protocols.Rounding | None = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`round(x)`."""
-        return (self.restrict_value_float_to_int_impl or RoundSte())(x)
+        return (self.restrict_value_float_to_int_impl or rounding.RoundSte())(x)
 
 
 RESTRICTIONS = ("restrict_scaling_impl", "restrict_threshold_impl", "restrict_scale_threshold_impl")
@@ -201,8 +199,8 @@ def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
     return fake_quant.signed_clamp_min_ste(x, max(scaling_min_val or 0.0, SCALE_FLOOR))
 
 
-@component
-class ScaleRule(Component):
+@component.component
+class ScaleRule(component.Component):
     """How a number becomes a scale: `s = after(restrict(v) / restrict_threshold(t))`, `|v|` bounded from below.
 
     A statistic is clamped, taken to the domain of the restriction, restricted, clamped again and divided by the
@@ -222,9 +220,9 @@ class ScaleRule(Component):
         (3.0, 8.0)
     """
 
-    restrict_scaling_impl: Restrict = FloatRestrictValue()
-    restrict_threshold_impl: Restrict | None = None
-    restrict_scale_threshold_impl: Restrict | None = None
+    restrict_scaling_impl: _protocols.Restrict = FloatRestrictValue()
+    restrict_threshold_impl: _protocols.Restrict | None = None
+    restrict_scale_threshold_impl: _protocols.Restrict | None = None
     floor: float = SCALE_FLOOR
     of_magnitude: bool = False
     # Known for all calls: the numbers that the restriction leaves unchanged, and those to expect.
@@ -235,10 +233,11 @@ class ScaleRule(Component):
 
     def __post_init__(self) -> None:
         restrict, of_threshold = self.restrict_scaling_impl, self.restrict_threshold_impl
-        keeps_stored = class_fact(type(restrict), "keeps_positive") is True and not keeps_sign(restrict)
+        keeps_positive = _protocols.class_fact(type(restrict), "keeps_positive") is True
+        keeps_stored = keeps_positive and not _protocols.keeps_sign(restrict)
         vars(self).update(
             keeps_stored=keeps_stored,
-            keeps_threshold=class_fact(type(of_threshold or restrict), "keeps_positive") is True,
+            keeps_threshold=_protocols.class_fact(type(of_threshold or restrict), "keeps_positive") is True,
             stores_statistic=keeps_stored and self.of_magnitude,
             least=self.floor if self.of_magnitude else None,
         )
@@ -247,11 +246,11 @@ class ScaleRule(Component):
     def scale_dtype(self) -> np.dtype | None:
         """The dtype of the quotient's restriction; without one, that of powers of two if both parts are such."""
         threshold, after = self.restrict_threshold_impl, self.restrict_scale_threshold_impl
-        last = scale_dtype(after)
+        last = _protocols.scale_dtype(after)
         if last not in (None, POWERS_OF_TWO):
             return last
         parts = (self.restrict_scaling_impl, *(part for part in (threshold, after) if part is not None))
-        return POWERS_OF_TWO if all(scale_dtype(part) == POWERS_OF_TWO for part in parts) else None
+        return POWERS_OF_TWO if all(_protocols.scale_dtype(part) == POWERS_OF_TWO for part in parts) else None
 
     def clamped(self, stat: jax.Array) -> jax.Array:
         """The statistic, its magnitude bounded from below; gradient 1."""
@@ -267,7 +266,179 @@ class ScaleRule(Component):
         """From the domain in which it is learned to the value."""
         return self.restrict_scaling_impl(stored)
 
-    def steps(self, threshold: Threshold) -> jax.Array:
+    def steps(self, threshold: _protocols.Threshold) -> jax.Array:
         """The number of integer steps as the restriction allows it: the next power of two, for instance."""
         restrict = self.restrict_threshold_impl or self.restrict_scaling_impl
         return restrict(restrict.restrict_init_tensor(jnp.asarray(threshold, dtype=jnp.float32)))
+
+
+@component.frozen_value
+class IntScaling:
+    """Steps from zero to the end of the range: `-min_int` if signed, `max_int` if not.
+
+    | bits | signed | signed, narrow | unsigned | unsigned, narrow |
+    |------|--------|----------------|----------|------------------|
+    | 8    | 128    | 127            | 255      | 254              |
+    | 4    | 8      | 7              | 15       | 14               |
+
+    Args:
+        narrow_range: whether one value of the range is left out.
+        signed: whether the integers have a sign; may be passed in the call instead.
+
+    Example:
+        >>> IntScaling(narrow_range=True, signed=True)(8)
+        127
+    """
+
+    is_constant = True
+    _none = "with narrow_range=True leaves 0 as the only integer. Use narrow_range=False, more bits"
+    narrow_range: bool
+    signed: bool | None = None
+
+    def __call__(self, bit_width: int | jax.Array, signed: bool | None = None) -> int | jax.Array:
+        """The number of steps: a Python int for an int bit width, else a float32 array.
+
+        Raises:
+            ValueError: when signedness is unknown, or the range has no steps (1 bit, narrow).
+        """
+        where, signed = type(self).__name__, self.signed if signed is None else signed
+        if signed is None:
+            raise ValueError(
+                f"{where}: whether the integers are signed is not known. Build it with signed=True or False."
+            )
+        steps = self._steps(signed, bit_width)
+        if isinstance(steps, int) and steps == 0:
+            raise ValueError(
+                f"{where}: {bit_width} bit {self._none}, or BinaryQuant for the two values -scale and +scale."
+            )
+        return steps
+
+    def _steps(self, signed: bool, bit_width: int | jax.Array) -> int | jax.Array:
+        narrow = self.narrow_range
+        return -power.min_int(True, narrow, bit_width) if signed else power.max_int(False, narrow, bit_width)
+
+
+class MaxIntScaling(IntScaling):
+    """The largest integer: 127 of signed 8 bits, whether or not -128 is used; 1 of signed 2 bits.
+
+    Args:
+        narrow_range: whether one value of the range is left out.
+        signed: whether the integers have a sign; may be passed in the call instead.
+
+    Raises:
+        ValueError: (when called) signedness is unknown, or the largest integer is 0 (1 bit).
+
+    Example:
+        >>> MaxIntScaling(narrow_range=False, signed=True)(8)
+        127
+    """
+
+    _none = "has no integer above 0. Use more bits"
+
+    def _steps(self, signed: bool, bit_width: int | jax.Array) -> int | jax.Array:
+        return power.max_int(signed, self.narrow_range, bit_width)
+
+
+@component.frozen_value
+class PowerOfTwoIntScaling(IntScaling):
+    """Steps as a power of two: `max_int + 1` of the full range, 128 for signed 8 bits and 256 for unsigned.
+
+    Args:
+        signed: whether the integers have a sign; may be passed in the call instead.
+
+    Example:
+        >>> PowerOfTwoIntScaling(signed=True)(8)
+        128
+    """
+
+    narrow_range: bool = field(init=False, repr=False, default=False)
+
+    def _steps(self, signed: bool, bit_width: int | jax.Array) -> int | jax.Array:
+        return power.max_int(signed, False, bit_width) + 1
+
+
+@component.frozen_value
+class SingleArgStatelessBuffer:
+    """A constant instead of a one-argument component: `int_scaling_impl` for scales that already count floats per step.
+
+    Args:
+        value: the constant.
+
+    Example:
+        >>> SingleArgStatelessBuffer(1.0)(8)
+        1.0
+    """
+
+    is_constant = True
+    value: check.Step
+
+    def __call__(self, bit_width: lean.Bits | None = None) -> float:
+        """The constant."""
+        return self.value
+
+
+@component.frozen_value
+class FloatScaling:
+    """The number that the statistic is scaled to: the largest of the format.
+
+    Args:
+        max_available_float: largest number; None if all codes are numbers.
+
+    Example:
+        >>> FloatScaling()(4, 1.875, 7), FloatScaling(max_available_float=448.0)(4, 1.875, 7)
+        (480.0, 448.0)
+    """
+
+    max_available_float: check.Positive | None = None
+
+    def __call__(self, exponent_bit_width: lean.Bits, max_mantissa: Any, exponent_bias: Any) -> Any:
+        """A Python float for constant widths, else a float32 array."""
+        return minifloat.max_float(exponent_bit_width, max_mantissa, exponent_bias, self.max_available_float)
+
+
+@dataclass(frozen=True)
+class TruncMsbScaling:
+    """Keeps the most significant bits: `2**(b_in - b_out)`.
+
+    Example:
+        >>> float(TruncMsbScaling()(jnp.ones(3), 12, 8, True))
+        16.0
+    """
+
+    def __call__(
+        self, scaling_input: Any, input_bit_width: lean.Bits, output_bit_width: lean.Bits, signed: bool
+    ) -> jax.Array:
+        """The divisor, float32. It depends on the bit widths alone."""
+        bits = jnp.asarray(input_bit_width, jnp.float32) - jnp.asarray(output_bit_width, jnp.float32)
+        return power.exp2(bits)
+
+
+@component.component
+class TruncScalingWrapper(component.Component):
+    """Any scale of the integers, as a divisor: `clamp(scaling_impl(q, trunc_int_scaling_impl(b_out, signed)), 1,
+    2**(b_in - b_out))`; values beyond the remaining bits saturate.
+
+    Args:
+        trunc_int_scaling_impl: how many integer steps the scaled value spans, such as `PowerOfTwoIntScaling`.
+        scaling_impl: the scale of the integers.
+        tensor_clamp_impl: how to clamp; None means `TensorClamp()`.
+
+    Example:
+        >>> from jqinject.core import ConstScaling, PowerOfTwoIntScaling
+        >>> wrapper = TruncScalingWrapper(PowerOfTwoIntScaling(), ConstScaling(512.0))
+        >>> float(wrapper(jnp.ones(3), 12, 8, True))
+        4.0
+    """
+
+    trunc_int_scaling_impl: Any
+    scaling_impl: _protocols.Scaling
+    tensor_clamp_impl: _protocols.Clamp | None = None
+
+    def __call__(
+        self, scaling_input: jax.Array, input_bit_width: Any, output_bit_width: Any, signed: bool
+    ) -> jax.Array:
+        """The divisor, float32."""
+        scale = self.scaling_impl(scaling_input, self.trunc_int_scaling_impl(output_bit_width, signed))
+        all_bits = TruncMsbScaling()(scaling_input, input_bit_width, output_bit_width, signed)
+        least, most = jnp.minimum(all_bits, 1.0), jnp.maximum(all_bits, 1.0)
+        return (self.tensor_clamp_impl or clamping.TensorClamp())(scale, min_val=least, max_val=most)

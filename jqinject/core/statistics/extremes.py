@@ -16,7 +16,7 @@ from jqinject.core import check, component
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import cut, lean
 from jqinject.ops import reductions as ops
-from jqinject.ops.reductions import Axes, Measured, Over, Tensors, map_tensors, rank_between
+from jqinject.ops.reductions import Axes, Measured, Tensors, map_tensors, rank_between
 
 
 def not_above_zero(x: jax.Array) -> jax.Array:
@@ -28,11 +28,6 @@ def safe_sqrt(x: jax.Array) -> jax.Array:
     """`sqrt(x)` with gradient 0 at 0."""
     zero = x == 0
     return jnp.where(zero, jnp.zeros_like(x), jnp.sqrt(jnp.where(zero, jnp.ones_like(x), x)))
-
-
-def _place(x: Tensors, value: jax.Array, k: int, positions: Tensors, over: Over) -> jax.Array:
-    """Where the k-th smallest element is: the first of equals."""
-    return ops.locate(x, value, positions, over)
 
 
 ALMOST = 1.0 - 2.0**-21
@@ -68,8 +63,9 @@ class Ranked(Reduction):
 
     @property
     def percentiles(self) -> tuple[float, float]:
-        """The percentiles of the low and of the high end, 0 to 100."""
-        return 0.0, 100.0
+        """The percentiles of the low and of the high end, 0 to 100: those of the fields, or all elements."""
+        own = vars(self)
+        return own.get("low_percentile_q", 0.0), own.get("high_percentile_q", 100.0)
 
     def ranks(self, count: int) -> tuple[int, ...]:
         """The 1-based ranks of the ends among `count` elements."""
@@ -108,8 +104,8 @@ class Ranked(Reduction):
     def _located(self, x: Tensors, measured: Measured, signs: Any, marks: Any) -> tuple[jax.Array, ...]:
         over = self.over
         if self._rule == "first":
-            ranked, ends = self._ranked(x, signs), zip(measured, self.ranks(over.count(x)), strict=False)
-            return tuple(_place(ranked, end, rank, marks, over) for end, rank in ends)
+            ranked, count = self._ranked(x, signs), len(self.ranks(over.count(x)))
+            return tuple(ops.locate(ranked, end, marks, over) for end in measured[:count])
         # Of the zeros that fill up a group, those that are near hit too.
         fills = self._rule == "near" and isinstance(over.axes, cut.Cut)
         near = [(end == 0).astype(jnp.float32) if fills else None for end in measured]
@@ -394,11 +390,6 @@ class AbsPercentile(Ranked):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    @property
-    def percentiles(self) -> tuple[float, float]:
-        """The percentiles of both ends."""
-        return 0.0, self.high_percentile_q
-
 
 class InterpolatedAbsPercentile(AbsPercentile):
     """The number at the place `q/100 * (n - 1)` of `n` sorted magnitudes, from 0: between its neighbours, as NumPy's
@@ -454,11 +445,6 @@ class NegativePercentileOrZero(LowOrZero):
     stats_reduce_dim: Axes = None
     keepdim: bool = False
 
-    @property
-    def percentiles(self) -> tuple[float, float]:
-        """The percentiles of both ends."""
-        return self.low_percentile_q, 100.0
-
 
 @component.frozen_value
 class PercentileInterval(Width):
@@ -486,8 +472,3 @@ class PercentileInterval(Width):
     high_percentile_q: check.Percentage
     stats_reduce_dim: Axes = None
     keepdim: bool = False
-
-    @property
-    def percentiles(self) -> tuple[float, float]:
-        """The percentiles of both ends."""
-        return self.low_percentile_q, self.high_percentile_q

@@ -13,9 +13,7 @@ from typing import Annotated, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check
-from jqinject.core._protocols import BitWidth, IntScalingImpl, Stat, View
-from jqinject.core.component import component
+from jqinject.core import _protocols, check, component
 from jqinject.core.statistics.search import SearchedStat, Trial, remember
 from jqinject.core.statistics.statistic import finish, reduced
 from jqinject.ops import fake_quant, processes
@@ -35,7 +33,7 @@ class _Sum:
         in_order: whether they are added in the fixed order, else where they lie.
     """
 
-    view: View
+    view: _protocols.View
     reduce_dim: int | None
     permute_dims: tuple[int, ...] | None
     in_order: bool
@@ -177,7 +175,7 @@ class HalfQuadraticOptimizer(SearchedStat):
         return processes.on_one_device(added, replace(added, in_order=False), *tensors)
 
 
-@component
+@component.component
 class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
     """A scale by half-quadratic optimization: the median of `(x - sparse error) / integer`, times the integer steps.
 
@@ -205,10 +203,10 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
 
     suffix: ClassVar[str] = "scale"
     init_op: ClassVar[str] = "hqo_init_op_scale"
-    hqo_init_op_scale: Annotated[Stat, check.component]
-    inner_stats_input_view_shape_impl: View
-    int_scaling_impl: IntScalingImpl
-    bit_width_impl: BitWidth
+    hqo_init_op_scale: Annotated[_protocols.Stat, check.component]
+    inner_stats_input_view_shape_impl: _protocols.View
+    int_scaling_impl: _protocols.IntScalingImpl
+    bit_width_impl: _protocols.BitWidth
     scaling_min_val: check.NonNegative | None = None
     stats_reduce_dim: int | None = None
     permute_dims: tuple[int, ...] | None = None
@@ -236,7 +234,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         return jnp.where(jnp.isfinite(scale), scale, candidate)
 
 
-@component
+@component.component
 class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
     """A zero point by half-quadratic optimization: the mean of `x - sparse error - integer * scale`.
 
@@ -264,8 +262,8 @@ class HalfQuadraticOptimizerZeroPoint(HalfQuadraticOptimizer):
 
     suffix: ClassVar[str] = "zp"
     init_op: ClassVar[str] = "hqo_init_op_zp"
-    hqo_init_op_zp: Annotated[Stat, check.component]
-    inner_stats_input_view_shape_impl: View
+    hqo_init_op_zp: Annotated[_protocols.Stat, check.component]
+    inner_stats_input_view_shape_impl: _protocols.View
     stats_reduce_dim: int | None = None
     permute_dims: tuple[int, ...] | None = None
     hqo_beta_zp: check.Positive = 1.0

@@ -7,15 +7,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jqinject.core import check, state
-from jqinject.core.component import InnerModule, component, frozen_value
+from jqinject.core import check, component, state
 from jqinject.core.statistics.extremes import safe_sqrt
 from jqinject.core.statistics.statistic import Reduction, finish
 from jqinject.ops import reductions as ops
 from jqinject.ops.reductions import Axes, Measured, Tensors, map_tensors, parts_of
 
 
-@frozen_value
+@component.frozen_value
 class AbsAve(Reduction):
     """`mean |x|`.
 
@@ -49,7 +48,7 @@ def _squares(over: ops.Over, x: Tensors, mean: jax.Array, largest: jax.Array) ->
     return unit, over.sum(map_tensors(lambda x: jnp.square((x - mean) / unit), x), jnp.square(mean / unit))
 
 
-@frozen_value
+@component.frozen_value
 class MeanSigmaStd(Reduction):
     """`mean |x| + sigma * sqrt(var |x| + epsilon)`, `var` unbiased.
 
@@ -100,8 +99,8 @@ class MeanSigmaStd(Reduction):
         return self.finished(mean + self.sigma * deviation)
 
 
-@component
-class MeanLearnedSigmaStd(InnerModule):
+@component.component
+class MeanLearnedSigmaStd(component.InnerModule):
     """`MeanSigmaStd` with a learned `sigma`, the parameter `value`.
 
     Args:
@@ -149,7 +148,7 @@ class MeanLearnedSigmaStd(InnerModule):
         return learned
 
 
-@frozen_value
+@component.frozen_value
 class L1Norm(Reduction):
     """`sum |x|` of each channel; the reduced axis is kept with size 1.
 
@@ -201,7 +200,7 @@ class L2Norm(L1Norm):
         return self.over.sum(map_tensors(lambda x, dx: x / divisor * dx, x, dx))
 
 
-@frozen_value
+@component.frozen_value
 class SigmaStd(Reduction):
     """`sigma * d + epsilon`, `d = sqrt(mean (x - m)**2)`, `m` 0 or the mean of x; without gradient.
 
@@ -246,7 +245,7 @@ class SigmaStd(Reduction):
         return self.finished(self.sigma * measured + self.std_dev_epsilon)
 
 
-@frozen_value
+@component.frozen_value
 class RMS(Reduction):
     """`factor * sqrt(mean x^2)`, with a gradient, which is 0 for zeros.
 
@@ -279,7 +278,7 @@ class RMS(Reduction):
         return self.finished(safe_sqrt(measured))
 
 
-@frozen_value
+@component.frozen_value
 class AbsMean(Reduction):
     """`factor * (mean over x != 0 of |x|^p)^(1/p)`.
 

@@ -22,9 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import check
+from jqinject.core import check, component
 from jqinject.core._protocols import Stat, Threshold, View, searches
-from jqinject.core.component import Component, component
 from jqinject.core.state import QuantStat, float_array
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of, where_active
 from jqinject.core.views import OverSubChannelBlockView, blocks_of, cut_of
@@ -107,6 +106,7 @@ def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) ->
 
 
 LINE_SEARCHES = {"grid": grid_search, "fibonacci": fibonacci_search}
+OF_LINE_SEARCHES = check.among(LINE_SEARCHES, f"one of {sorted(LINE_SEARCHES)}")
 
 Trial = Callable[[jax.Array, jax.Array], Any]
 """(tensor, statistic) -> value, scale, zero point of the quantized tensor."""
@@ -151,7 +151,7 @@ def zero_point_of(zero_point: Any, x: jax.Array, scale: jax.Array, bit_width: An
     return zero_point(x, scale, bit_width, task) if searches(zero_point) else zero_point(x, scale, bit_width)
 
 
-class SearchedStat(Component):
+class SearchedStat(component.Component):
     """A statistic that is searched by trying candidates; without gradient.
 
     It takes unviewed tensors and applies its own view, so that losses are measured on whole quantized tensors. Several
@@ -278,7 +278,7 @@ def _search(
     return best, {**arrays, "last": best.reshape(arrays["last"].shape)}
 
 
-@component
+@component.component
 class MSE(SearchedStat):
     """The candidate with the least `sum (x - quantized(x))^2`, over the tensor or over each channel or group.
 
@@ -323,16 +323,12 @@ class MSE(SearchedStat):
     inner_stats_input_view_shape_impl: View
     mse_iters: int = 20
     stats_reduce_dim: int | None = None
-    mse_search_method: str = "fibonacci"
+    mse_search_method: Annotated[str, OF_LINE_SEARCHES] = "fibonacci"
     bipolar_search: bool = False
     memory_shape: InitVar[Sequence[int] | None] = None
     axis_name: Any = None
 
     def __post_init__(self, memory_shape: Sequence[int] | None) -> None:
-        if self.mse_search_method not in LINE_SEARCHES:
-            raise ValueError(
-                f"MSE: mse_search_method must be one of {sorted(LINE_SEARCHES)}, got {self.mse_search_method!r}"
-            )
         check.between(4 if self.bipolar_search else 2, np.inf)(self.mse_iters, "MSE", "mse_iters")
         remember(self, memory_shape)
 

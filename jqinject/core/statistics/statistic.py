@@ -6,8 +6,6 @@ view: a transposition, and for sharded tensors a gather. One of blocks over two 
 one.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -129,7 +127,7 @@ class TwoPhaseStat(ABC):
             return stat
         return finish(stat, axes, self.keepdim)
 
-    def along(self, axes: Axes) -> TwoPhaseStat:
+    def along(self, axes: Axes) -> "TwoPhaseStat":
         """The statistic over other axes, up to its shape."""
         keepdim = {"keepdim": True} if any(f.name == "keepdim" for f in fields(cast(Any, self))) else {}
         return replace(cast(Any, self), stats_reduce_dim=axes, **keepdim)
@@ -377,9 +375,8 @@ def in_place(stat: Any, view: Any, x: Tensors, join: int = 0, of_parameter: bool
     takes = takes_axes(stat)
     if isinstance(x, tuple) and not (takes and stat.takes_several and stat.stats_reduce_dim in (None, join)):
         why = "joins the weights of several layers"
-        return stat, jnp.concatenate(
-            [view(with_gather_warning(stat, part, range(part.ndim), why, JOINS)) for part in x], join
-        )
+        viewed = [view(with_gather_warning(stat, part, range(part.ndim), why, JOINS)) for part in x]
+        return stat, jnp.concatenate(viewed, join)
     crosses = any(cut_of(view, part) is not None for part in parts_of(x))
     if not takes or (crosses and not takes_cut(stat)):
         return stat, map_tensors(lambda part: view(_told_of_view(stat, view, part, of_parameter)), x)
@@ -391,15 +388,13 @@ def _told_of_view(stat: object, view: View, x: jax.Array, of_parameter: bool) ->
     """A tensor that is about to be viewed for a statistic that cannot be taken of it where it lies."""
     cut = cut_of(view, x)
     if cut is not None:
-        return with_gather_warning(
-            stat, x, (cut.axis,), f"needs groups of {cut.size}, which cross shards", CURE
-        )
+        why = f"needs groups of {cut.size}, which cross shards"
+        return with_gather_warning(stat, x, (cut.axis,), why, CURE)
     if not (of_parameter and isinstance(view, MergingView)):
         return x
     merged = [[axis for axis in axes if x.shape[axis] > 1] for axes in view.merged(x.shape)]
-    return with_gather_warning(
-        stat, x, [axis for axes in merged for axis in axes[1:]], "merges axes of the tensor", CURE
-    )
+    later = [axis for axes in merged for axis in axes[1:]]
+    return with_gather_warning(stat, x, later, "merges axes of the tensor", CURE)
 
 
 def with_gather_warning(

@@ -7,7 +7,7 @@ operands of a `Scheme`: the arithmetic of TransformerEngine, bit for bit, and gr
 from typing import Any
 
 from jqinject import core
-from jqinject.core.scaling.powers_of_two import midmax_mantissa_bias
+from jqinject.core.scaling.block_scaling import midmax_mantissa_bias
 from jqinject.inject import ExtendedInjector, choices, this, value
 from jqinject.quant import enums, solver
 from jqinject.quant.float_base import (

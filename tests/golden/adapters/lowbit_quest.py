@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import ScaledRestrictValue, TensorClamp, TensorClampSte
-from jqinject.core.scaling.number_range import FloatScaling
+from jqinject.core.scaling.rule import FloatScaling
 from jqinject.core.statistics.extremes import AbsMax
 from jqinject.core.transforms import Hadamard
 from jqinject.inject import ExtendedInjector
