@@ -54,12 +54,10 @@ def unpack_padded_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
         >>> unpack_padded_words(np.array([[1 | 2 << 3, 7]], np.uint32), 3, 11).tolist()
         [[1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 7]]
     """
-    shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
-    wide = np.ascontiguousarray(words).view(np.uint32)[..., None] >> shifts
-    numbers = (wide & np.uint32(2**bits - 1)).astype(np.uint8).reshape(*words.shape[:-1], -1)
-    if numbers.shape[-1] < count:
-        needed = -(-count // len(shifts))
-        raise ValueError(f"{count} numbers of {bits} bits need {needed} words, got {words.shape[-1]}")
+    share, length = 32 // bits, words.shape[-1]
+    if length * share < count:
+        raise ValueError(f"{count} numbers of {bits} bits need {-(-count // share)} words, got {length}")
+    numbers = unpack_stream(words[..., None], bits, share).reshape(*words.shape[:-1], -1)
     return np.ascontiguousarray(numbers[..., :count])
 
 

@@ -195,9 +195,15 @@ class Matrix:
         """Return the same without zero points that are all 0."""
         return self if self.zero_point is None or np.any(self.zero_point) else replace(self, zero_point=None)
 
+    def __len__(self) -> int:
+        """The number of rows, as of an array."""
+        return self.codes.shape[0]
+
     def cut(self, rows: slice | np.ndarray) -> Matrix:
-        """Return some of its rows, or all of them in another order."""
+        """Return some of its rows, or all of them in another order; `matrix[rows]`, as of an array."""
         return self.by_row().map(lambda x: x[..., rows, :], "codes", "scale", "zero_point")
+
+    __getitem__ = cut
 
 
 @dataclass(frozen=True)
@@ -387,16 +393,6 @@ def _without_minimum(matrix: Matrix) -> Matrix:
     zero = matrix.minimum.astype(np.float32) / scale
     zero = zero if matrix.zero_point is None else zero + matrix.zero_point.astype(np.float32)
     return replace(matrix, codes=codes, scale=scale, zero_point=zero, minimum=None)
-
-
-def rows_of(numbers: Matrix | np.ndarray) -> int:
-    """Return the number of rows."""
-    return (numbers if isinstance(numbers, np.ndarray) else numbers.codes).shape[0]
-
-
-def cut(numbers: Matrix | np.ndarray, rows: slice | np.ndarray) -> Matrix | np.ndarray:
-    """Return some rows of numbers, or all of them in another order."""
-    return numbers[rows] if isinstance(numbers, np.ndarray) else numbers.cut(rows)
 
 
 def gathered(

@@ -11,10 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import jax
 import numpy as np
 from flax import nnx
 
 from jqinject.formats.checkpoint_errors import CheckpointError
+from jqinject.formats.layout_axes import AxesOfLayout
 from jqinject.formats.safetensors_files import Tensor
 from jqinject.formats.stored_matrix import MINIFLOATS, StoredMatrix, label_of
 from jqinject.ops import NF4, Grid, IntGrid
@@ -28,17 +30,7 @@ Tree: TypeAlias = Mapping[Any, Any]
 """Nested mappings of arrays, and of what Qwix or AQT quantized."""
 Node: TypeAlias = Any
 """What a tree has: mappings, lists, boxes, arrays."""
-
-
-@runtime_checkable
-class Array(Protocol):
-    """An array of JAX or NumPy."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    def __array__(self) -> np.ndarray: ...
+Array: TypeAlias = jax.Array | np.ndarray | np.generic
 
 
 @runtime_checkable
@@ -191,12 +183,9 @@ def matrix_of_arrays(
     shape, zero = codes.shape, arrays.get("zero_point")
     outs, ins, tile = _sides(name, shape, scale.shape, scale.shape if zero is None else zero.shape, group)
     rows, columns = (math.prod(shape[at] for at in side) for side in (outs, ins))
-
-    def in_rows(x: np.ndarray) -> np.ndarray:
-        if tile is not None:  # scales that further columns share
-            x = np.broadcast_to(x, [shape[at] if at in ins[:-1] else n for at, n in enumerate(x.shape)])
-        x = x.transpose(*outs, *ins)
-        return np.ascontiguousarray(x.reshape(math.prod(x.shape[: len(outs)]), -1))
+    left, right, target = (" ".join(f"a{at}" for at in side) for side in (outs, ins, range(len(shape))))
+    axes, sizes = f"({left}) ({right}) -> {target}", {f"a{at}": size for at, size in enumerate(shape)}
+    in_rows = partial(AxesOfLayout.of(axes).rows, sizes=sizes, in_groups=tile is not None)
 
     def stored(x: np.ndarray) -> np.ndarray:
         if not grid.is_minifloat:
@@ -216,7 +205,6 @@ def matrix_of_arrays(
         "scale": scale.map(lambda x: in_rows(x).astype(scale_dtype), scale_dtype),
     }
     by_row |= {} if zero is None else {"zero_point": zero.map(stored_zero)}
-    left, right, all_axes = (" ".join(f"a{at}" for at in side) for side in (outs, ins, range(len(shape))))
     return StoredMatrix(
         name,
         (rows, columns),
@@ -224,7 +212,7 @@ def matrix_of_arrays(
         f"tree of {label_of(grid, scale_dtype)}",
         (1, columns if tile is None else tile),
         {**arrays, **by_row},
-        axes=f"({left}) ({right}) -> {all_axes}",
+        axes=axes,
         parameter_shape=shape,
     )
 

@@ -30,15 +30,6 @@ class Settings:
         self.values: Mapping[str, Any] = values
         self.where = where
 
-    @staticmethod
-    def of_json(text: str, where: str) -> Settings:
-        """Read settings from a text.
-
-        Raises:
-            CheckpointError: it is no JSON of settings.
-        """
-        return Settings(parsed(text, where), where)
-
     def choice(self, name: str, choices: Sequence[Value], default: Value | None = None) -> Value:
         """Return a setting that is one of several.
 
@@ -102,10 +93,8 @@ class Settings:
         """
         value = self.values.get(name)
         sizes: list[Any] = value if isinstance(value, list) else [None]
-        if any(not isinstance(size, int) or size < lowest for size in sizes) or count not in (
-            None,
-            len(sizes),
-        ):
+        are_sizes = all(isinstance(size, int) and size >= lowest for size in sizes)
+        if not are_sizes or count not in (None, len(sizes)):
             expected = "two sizes" if count == 2 else "sizes"
             raise CheckpointError(f"{self.where}: {name} is {value!r}, expected {expected}")
         return tuple(sizes)

@@ -21,19 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from jqinject.formats import stored_matrix
 from jqinject.formats.bits import pack_stream, unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
 from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values
-from jqinject.formats.stored_matrix import (
-    MINIFLOATS,
-    InputFormat,
-    SavedMatrix,
-    StoredMatrix,
-    minifloat_name,
-    table_grid,
-)
+from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, SavedMatrix, StoredMatrix
 from jqinject.ops import Grid, IntGrid
 
 FORMAT_VERSION = 1
@@ -82,7 +76,7 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
         table = arrays["table"] = tensors.take(f"{name}.table", (None,), "float32")
         if not 1 <= table.shape[0] <= 2**bits:
             raise CheckpointError(f"{name}.table has {table.shape[0]} numbers for codes of {bits} bits")
-        grid = table_grid(table.read(), f"{name}.table")
+        grid = stored_matrix.table_grid(table.read(), f"{name}.table")
     arrays["codes"] = _codes(tensors, f"{name}.codes", grid, bits, shape)
     matrix = matrix_of_arrays(name, arrays, grid, group)
     arrays, order = dict(matrix.arrays), f"{name}.g_idx"
@@ -153,7 +147,7 @@ def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
         "kind": "int" if grid.is_integer else "table" if grid.is_table else "float",
         "bits": bits,
         "signed": bool(grid.signed) if grid.is_integer else True,
-        "name": minifloat_name(grid),
+        "name": stored_matrix.minifloat_name(grid),
         "shape": list(codes.shape),
         "group": matrix.group if matrix.group < codes.size else None,
     }

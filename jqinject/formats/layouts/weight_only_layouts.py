@@ -14,7 +14,7 @@ import numpy as np
 
 from jqinject.formats.bits import unpack_stream
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
-from jqinject.formats.layouts.layout_settings import Settings, checked_groups
+from jqinject.formats.layouts.layout_settings import Settings, checked_groups, parsed
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import SavedMatrix, StoredMatrix, table_grid
 from jqinject.ops import NF4, IntGrid
@@ -234,9 +234,8 @@ def _integers(tensors: Tensors, module: str) -> StoredMatrix:
 
 
 def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
-    state = Settings.of_json(
-        tensors.text(name + STATE + kind, "its shape and its blocks"), f"the quant_state of {name}"
-    )
+    where = f"the quant_state of {name}"
+    state = Settings(parsed(tensors.text(name + STATE + kind, "its shape and its blocks"), where), where)
     state.choice("quant_type", (kind,))
     shape, block = state.sizes("shape", None, lowest=0), state.integer("blocksize")
     raw, count = tensors.take(name), math.prod(shape)

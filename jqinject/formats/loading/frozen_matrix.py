@@ -1,7 +1,7 @@
 """The tensors of a parameter, gathered into one `Matrix`; and the parameter's frozen numbers, or floats, from it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -12,60 +12,53 @@ from jax.typing import DTypeLike
 
 from jqinject.dot import ScaleForms, frozen_numbers
 from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.formats import layout_axes
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading import layout_axes, loading_plan, parameter_names
-from jqinject.formats.stored_matrix import Matrix, cut, gathered, rows_of
+from jqinject.formats.loading import loading_plan, parameter_names
+from jqinject.formats.stored_matrix import Matrix, gathered
 from jqinject.quant_tensor import Groups, QuantTensor, in_groups
 
 Numbers: TypeAlias = dict[str, jax.Array]
 Axes: TypeAlias = tuple[int, ...]
-Maker: TypeAlias = Callable[[Axes, Axes | None, int], tuple[Numbers, FrozenForm]]
-"""See `LowBits`."""
+ARRAYS = ("codes", "scale", "zero_point", "factor")
 
 
-def maker_of(checkpoint: Checkpoint, assignment: loading_plan.Assignment) -> Maker:
-    """Return a function that makes a parameter's low-bit numbers, as `LowBits` takes it.
+def low_bits_of(
+    assignment: loading_plan.Assignment, summed: Axes, sums: Axes | None, stack: int
+) -> tuple[Numbers, FrozenForm]:
+    """Return what is stored of a parameter, as `LowBits` takes it.
 
     Args:
-        checkpoint: the checkpoint.
         assignment: the parameter, and what it is made of.
+        summed: its axes that a contraction sums over.
+        sums: those along which it needs sums of the payload; None for no sums.
+        stack: the number of axes in front along which it is a stack.
     """
-
-    def make(summed: Axes, sums: Axes | None, stack: int) -> tuple[Numbers, FrozenForm]:
-        matrix = _gathered(assignment, lambda name: checkpoint.matrices[name].rows())
-        assert isinstance(matrix, Matrix), "of low bits"
-        axes, depth = assignment.axes, assignment.depth
-        lead = depth[:stack]
-        if len(depth) < stack:
-            lead, matrix, axes = _unstacked(matrix, assignment, stack)
-        frozen = [
-            frozen_of(
-                matrix.map(lambda x, at=at: x[at], "codes", "scale", "zero_point", "factor"),
-                axes,
-                assignment.sizes,
-                assignment.dtype,
-                summed,
-                sums,
-            )
-            for at in np.ndindex(*lead)
-        ]
-        first, form = frozen[0]
-        if not lead:
-            return first, form
-        numbers = {
-            name: jnp.stack([numbers[name] for numbers, _ in frozen]).reshape(*lead, *array.shape)
-            for name, array in first.items()
-        }
-        return numbers, form
-
-    return make
+    matrix = _gathered(assignment, (stored.rows() for stored in assignment.matrices))
+    assert isinstance(matrix, Matrix), "of low bits"
+    lead, single = assignment.depth[:stack], assignment
+    if len(assignment.depth) < stack:
+        lead, matrix, single = _unstacked(matrix, assignment, stack)
+    frozen = [
+        frozen_of(matrix.map(lambda x, at=at: x[at], *ARRAYS), single, summed, sums)
+        for at in np.ndindex(*lead)
+    ]
+    first, form = frozen[0]
+    if not lead:
+        return first, form
+    numbers = {
+        name: jnp.stack([numbers[name] for numbers, _ in frozen]).reshape(*lead, *array.shape)
+        for name, array in first.items()
+    }
+    return numbers, form
 
 
 def _unstacked(
     matrix: Matrix, assignment: loading_plan.Assignment, stack: int
-) -> tuple[tuple[int, ...], Matrix, layout_axes.AxesOfLayout]:
-    """Return the matrices of a stack that is stored as one, whose rows are those of one layer after the other."""
+) -> tuple[tuple[int, ...], Matrix, loading_plan.Assignment]:
+    """Return the matrices of a stack that is stored as one, whose rows are those of one layer after the other; its
+    sizes, and what each of them becomes."""
     axes, names = assignment.axes, assignment.axes.outputs[:stack]
     if assignment.depth or len(names) < stack or axes.target[:stack] != tuple((name,) for name in names):
         raise CheckpointError(
@@ -74,25 +67,20 @@ def _unstacked(
     lead = tuple(assignment.sizes[name] for name in names)
     layers = matrix.by_row().map(lambda x: x.reshape(*lead, -1, x.shape[-1]), "codes", "scale", "zero_point")
     layers = layers.map(lambda x: np.broadcast_to(x, lead), "factor")
-    return lead, layers, layout_axes.AxesOfLayout(axes.outputs[stack:], axes.inputs, axes.target[stack:])
+    single = layout_axes.AxesOfLayout(axes.outputs[stack:], axes.inputs, axes.target[stack:])
+    return lead, layers, replace(assignment, axes=single)
 
 
 def _gathered(
-    assignment: loading_plan.Assignment, read: Callable[[str], Matrix | np.ndarray | None]
+    assignment: loading_plan.Assignment, tensors: Iterable[Matrix | np.ndarray | None]
 ) -> Matrix | np.ndarray:
-    """Return the numbers of a parameter, of all its tensors; with the axes of a stack in front.
-
-    Args:
-        assignment: the parameter.
-        read: returns a tensor by its name.
-    """
+    """Return the numbers of a parameter, of all its tensors; with the axes of a stack in front."""
     parts = []
-    for name, rows in assignment.sources:
-        numbers = read(name)
+    for (name, rows), numbers in zip(assignment.sources, tensors, strict=True):
         assert numbers is not None, "checked before"
         if assignment.heads:
-            numbers = cut(numbers, parameter_names.published_order(rows_of(numbers), assignment.heads, name))
-        parts.append(numbers if rows is None else cut(numbers, slice(*rows)))
+            numbers = numbers[parameter_names.published_order(len(numbers), assignment.heads, name)]
+        parts.append(numbers if rows is None else numbers[slice(*rows)])
     return gathered(parts, assignment.path, assignment.depth)
 
 
@@ -105,18 +93,13 @@ def floats_of(checkpoint: Checkpoint, assignment: loading_plan.Assignment) -> np
         array = checkpoint.array(name)
         return array.reshape(-1) if checkpoint.is_tree else array
 
-    array = _gathered(assignment, read)
+    array = _gathered(assignment, (read(name) for name, _ in assignment.sources))
     assert isinstance(array, np.ndarray), "of floats"
     return assignment.axes.apply(array, assignment.sizes).astype(assignment.dtype)
 
 
 def frozen_of(
-    matrix: Matrix,
-    axes: layout_axes.AxesOfLayout,
-    sizes: Mapping[str, int],
-    dtype: DTypeLike,
-    summed: Axes,
-    sums: Axes | None,
+    matrix: Matrix, assignment: loading_plan.Assignment, summed: Axes, sums: Axes | None
 ) -> tuple[Numbers, FrozenForm]:
     """Return what is stored of a parameter whose numbers a checkpoint has.
 
@@ -124,17 +107,16 @@ def frozen_of(
 
     Args:
         matrix: the numbers, by rows.
-        axes, sizes: how rows and columns become the axes of the parameter.
-        dtype: of the parameter.
+        assignment: how rows and columns become the axes of the parameter, and its dtype.
         summed: its axes that a contraction sums over.
         sums: those along which it needs sums of the payload; None for no sums.
     """
-    codes, groups, repeats = axes.apply(matrix.codes, sizes), None, 1
+    axes, sizes, groups, repeats = assignment.axes, assignment.sizes, None, 1
     columns = {} if matrix.in_turn else dict.fromkeys(axes.inputs, 1)
     if matrix.scale.shape[-1] > 1 and not matrix.in_turn:
-        groups, count, repeats = _groups(matrix, axes, sizes[axes.inputs[-1]])
-        columns = {axes.inputs[-1]: count}
-        codes = _split(codes, groups, count)
+        groups = _groups(matrix, axes, sizes[axes.inputs[-1]])
+        repeats = -(-matrix.codes.shape[-1] // groups.size) // matrix.scale.shape[-1]
+        columns = {axes.inputs[-1]: -(-groups.length // groups.size)}
 
     def placed(x: np.ndarray) -> np.ndarray:
         rows = dict(zip(axes.outputs, x.shape[-2:-1], strict=True)) if matrix.in_turn else {}
@@ -142,10 +124,8 @@ def frozen_of(
         x = axes.apply(np.repeat(x, repeats, axis=-1), {**sizes, **columns, **rows})
         return x if groups is None else np.expand_dims(x, groups.dim)
 
-    weight = replace(matrix.map(placed, "scale", "zero_point"), codes=codes)
-    quantized = _quant_tensor(weight, dtype)
-    if groups is not None:
-        quantized = in_groups(quantized, groups.size, groups.dim, groups.length)
+    weight = replace(matrix.map(placed, "scale", "zero_point"), codes=axes.apply(matrix.codes, sizes))
+    quantized = _quant_tensor(weight, groups, assignment.dtype)
     zero = matrix.zero_point
     forms = ScaleForms(None, zero is None or np.issubdtype(zero.dtype, np.integer))
     numbers, form = frozen_numbers(quantized, summed, zero is not None, sums, forms)
@@ -161,8 +141,8 @@ def frozen_of(
     return numbers, replace(form, in_turn=in_turn, names=tuple(sorted(numbers)))
 
 
-def _groups(matrix: Matrix, axes: layout_axes.AxesOfLayout, length: int) -> tuple[Groups, int, int]:
-    """Return the groups of the parameter, their number along the last axis of inputs, and how many share a scale.
+def _groups(matrix: Matrix, axes: layout_axes.AxesOfLayout, length: int) -> Groups:
+    """Return the groups of the parameter along the last axis of inputs, which further inputs divide.
 
     Args:
         matrix: the numbers.
@@ -175,26 +155,12 @@ def _groups(matrix: Matrix, axes: layout_axes.AxesOfLayout, length: int) -> tupl
     axis = next(at for at, term in enumerate(axes.target) if term[-1] == axes.inputs[-1])
     if len(axes.target[axis]) > 1:
         raise ValueError(f"groups lie along {axes.inputs[-1]}, which is a part of an axis in {axes}")
-    count, group = matrix.scale.shape[-1], matrix.group
-    if len(axes.inputs) == 1:
-        return Groups(group, axis - len(axes.target), length), count, 1
-    group = math.gcd(group, length)
-    repeats = matrix.codes.shape[-1] // group // count
-    return Groups(group, axis - len(axes.target), length), length // group, repeats
+    size = matrix.group if len(axes.inputs) == 1 else math.gcd(matrix.group, length)
+    return Groups(size, axis - len(axes.target), length)
 
 
-def _split(codes: np.ndarray, groups: Groups, count: int) -> np.ndarray:
-    """Return codes with two axes for one: groups, and elements of a group, the last of which is padded."""
-    at = codes.ndim + groups.dim
-    short = count * groups.size - codes.shape[at]
-    if short:
-        widths = [(0, short if axis == at else 0) for axis in range(codes.ndim)]
-        codes = np.pad(codes.view(np.uint8), widths).view(codes.dtype)
-    return codes.reshape(*codes.shape[:at], count, groups.size, *codes.shape[at + 1 :])
-
-
-def _quant_tensor(matrix: Matrix, dtype: DTypeLike) -> QuantTensor:
-    """Return the numbers as a QuantTensor, in the axes that they have."""
+def _quant_tensor(matrix: Matrix, groups: Groups | None, dtype: DTypeLike) -> QuantTensor:
+    """Return the numbers as a QuantTensor: scales have the axes of `groups`, into which the codes are cut."""
     grid, codes = matrix.grid, matrix.codes
     zero = None if matrix.zero_point is None else jnp.asarray(matrix.zero_point.astype(np.float32))
     scale = jnp.asarray(matrix.scale.astype(np.float32))
@@ -205,4 +171,7 @@ def _quant_tensor(matrix: Matrix, dtype: DTypeLike) -> QuantTensor:
         codes = codes.astype(np.uint8)
     elif grid.bit_width < 8:  # the code of -0 is nan's in formats that have no other for it
         codes = np.where(codes == 1 << (grid.bit_width - 1), np.uint8(0), codes)
-    return QuantTensor.stored(jnp.asarray(codes), scale, zero, grid, dtype)
+    if groups is None:
+        return QuantTensor.stored(jnp.asarray(codes), scale, zero, grid, dtype)
+    grouped = QuantTensor.stored(groups.split(jnp.asarray(codes)), scale, zero, grid, dtype)
+    return in_groups(grouped, groups.size, groups.dim, groups.length)

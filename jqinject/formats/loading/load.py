@@ -3,8 +3,9 @@
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +16,9 @@ from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError, listed
 from jqinject.formats.layouts.jax_trees import Tree
-from jqinject.formats.loading.frozen_matrix import floats_of, maker_of
-from jqinject.formats.loading.loaded_quantizers import (
-    cache_formats,
-    cache_proxies,
-    cache_rules,
-    column_order,
-    contracted_by_model,
-    keeps_payload,
-    rules_of,
-    set_orders,
-    set_ranges_of_stacks,
-    with_cache_scales,
-)
-from jqinject.formats.loading.loading_plan import Assignment, LoadPlan, plan_of
+from jqinject.formats.loading import layer_rules
+from jqinject.formats.loading.frozen_matrix import floats_of, low_bits_of
+from jqinject.formats.loading.loading_plan import Assignment, LoadPlan, plan_of, stored_variables
 from jqinject.formats.loading.parameter_names import Names
 from jqinject.model import LowBits, LowCoverageWarning, load_frozen, quantize
 from jqinject.model.frozen_weights import put_in_place
@@ -57,10 +47,10 @@ def explain_load(
         model, checkpoint, names, inputs, ignore: as for `load`; without `inputs`, the plan says what needs them.
     """
     opened = _opened(model, checkpoint)
-    plan = _plan(model, opened, names, ignore, cache_proxies(model))
+    plan = _plan(model, opened, names, ignore, layer_rules.cache_proxies(model))
     if inputs is not None or is_adapted(model):
         return plan
-    return replace(plan, needs_inputs=_needs_inputs(model, plan, _low_bits(opened, plan, True)))
+    return replace(plan, needs_inputs=_needs_inputs(model, plan, _low_bits(plan, True)))
 
 
 def load(
@@ -139,12 +129,12 @@ def load(
     over_base = is_adapted(model)
     if not over_base:
         _refuse_quantized(model)
-    proxies = cache_proxies(model)
+    proxies = layer_rules.cache_proxies(model)
     plan = _plan(model, opened, names, ignore, proxies)
     plan.check(opened)
-    caches = cache_formats(opened, plan.caches)
-    model = with_cache_scales(model, plan.caches, caches)
-    low_bits = _low_bits(opened, plan, not over_base)
+    caches = layer_rules.cache_formats(opened, plan.caches)
+    model = layer_rules.with_cache_scales(model, plan.caches, caches)
+    low_bits = _low_bits(plan, not over_base)
     _warn_of_floats([part.path for part in plan.assignments if part.is_low and part not in low_bits])
     if over_base and plan.caches:
         raise CheckpointError(
@@ -160,7 +150,7 @@ def load(
             "only a call shows.\n  cure: load(model, checkpoint, inputs=...), the model's arguments: arrays or "
             "jax.ShapeDtypeStructs"
         )
-    rules = [*rules_of(model, opened, low_bits), *cache_rules(plan.caches, caches)]
+    rules = [*layer_rules.rules_of(model, low_bits), *layer_rules.cache_rules(plan.caches, caches)]
     if not rules:
         return _with_numbers(model, opened, plan, [])
     graphdef, state = nnx.split(model, graph=True)
@@ -173,9 +163,9 @@ def load(
             return quantize(floats, rules, inputs=inputs)
 
     loaded = load_frozen(make, _arrays(model, opened, plan, {assignment.path for assignment in low_bits}))
-    orders = [column_order(opened, assignment) for assignment in low_bits]
-    set_orders(loaded, [order for order in orders if order is not None])
-    set_ranges_of_stacks(loaded, opened, low_bits)
+    orders = [layer_rules.column_order(assignment) for assignment in low_bits]
+    layer_rules.set_orders(loaded, [order for order in orders if order is not None])
+    layer_rules.set_ranges_of_stacks(loaded, low_bits)
     return loaded
 
 
@@ -214,35 +204,22 @@ def _plan(
 ) -> LoadPlan:
     parameters = {
         path: jax.ShapeDtypeStruct(variable.shape, variable.dtype)
-        for path, variable in _stored_variables(ModelIndex(model))
+        for path, variable, _ in stored_variables(ModelIndex(model))
+        if not isinstance(variable, nnx.LoRAParam)
     }
     patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     return plan_of(checkpoint, parameters, names, patterns, proxies)
 
 
-def _stored_variables(index: ModelIndex) -> Iterator[tuple[str, Any]]:
-    """Return the Variables that a checkpoint has numbers for, by their first paths."""
-    for entry in index.variables:
-        variable = entry.variable
-        is_stored = isinstance(variable, nnx.Param | nnx.BatchStat) and not entry.in_quantizer
-        if is_stored and not isinstance(variable, nnx.LoRAParam):
-            yield place_name(entry.path), variable
-    frozen = {
-        id(node): (path, node) for path, node in reversed(index.places) if isinstance(node, FrozenParam)
-    }
-    yield from ((place_name(path), node) for path, node in frozen.values())
-
-
-def _low_bits(checkpoint: Checkpoint, plan: LoadPlan, may_permute: bool) -> list[Assignment]:
+def _low_bits(plan: LoadPlan, may_permute: bool) -> list[Assignment]:
     """Return the matrices that stay in low bits."""
-    low = [assignment for assignment in plan.assignments if assignment.is_low]
-    return [assignment for assignment in low if keeps_payload(checkpoint, assignment, may_permute)]
+    return [part for part in plan.assignments if part.is_low and layer_rules.keeps_payload(part, may_permute)]
 
 
 def _needs_inputs(model: nnx.Module, plan: LoadPlan, low_bits: list[Assignment]) -> tuple[str, ...]:
     """Return the paths of matrices, and caches, that are found in a call of the model."""
     caches = [cache.target for cache in plan.caches if not cache.is_proxy]
-    return (*contracted_by_model(model, low_bits), *caches)
+    return (*layer_rules.contracted_by_model(model, low_bits), *caches)
 
 
 def _warn_of_floats(paths: Sequence[str]) -> None:
@@ -269,7 +246,7 @@ def _arrays(
             yield path, value
     for assignment in plan.assignments:
         if assignment.path in low_bits:
-            yield assignment.path, LowBits(assignment.shape, maker_of(checkpoint, assignment))
+            yield assignment.path, LowBits(assignment.shape, partial(low_bits_of, assignment))
         else:
             yield assignment.path, floats_of(checkpoint, assignment)
 
@@ -293,9 +270,7 @@ def _with_numbers(model: Model, checkpoint: Checkpoint, plan: LoadPlan, low_bits
     """
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
-    variables = {
-        place_name(path): node for path, node in reversed(index.places) if isinstance(node, nnx.Variable)
-    }
+    variables = {path: variable for path, variable, _ in stored_variables(index)}
     for assignment in plan.assignments:
         path, variable = assignment.path, variables[assignment.path]
         if assignment not in low_bits:
@@ -310,6 +285,6 @@ def _with_numbers(model: Model, checkpoint: Checkpoint, plan: LoadPlan, low_bits
                 f"{path} is in low bits, but lora keeps it float.\n  cure: lora(model, rules), one with weight_quant"
             )
         depth = len(variable.shape) - len(variable.form.shape)
-        numbers, form = maker_of(checkpoint, assignment)(variable.form.summed, None, depth)
+        numbers, form = low_bits_of(assignment, variable.form.summed, None, depth)
         put_in_place(index, variable, FrozenParam.holding(numbers, form, variable.get_metadata()))
     return model

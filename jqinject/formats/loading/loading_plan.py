@@ -1,32 +1,59 @@
-"""Every tensor of a checkpoint and every parameter of a model is accounted for: what `load` does with it."""
+"""Every tensor of a checkpoint and every parameter of a model is accounted for: what `load` does with it.
+
+Rules, or the names of both, say which parameter a tensor is for, and which quantizer a scale of a cache is for.
+"""
 
 import math
 import re
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
+from flax import nnx
 
+from jqinject.dot import FrozenParam
+from jqinject.formats import layout_axes
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading import layout_axes, parameter_names
-from jqinject.formats.loading.matching import (
-    CacheScale,
-    Match,
-    Parameters,
-    by_likeness,
-    by_rules,
-    cache_target,
-    idle_rules,
-    unused_scales,
-)
+from jqinject.formats.checkpoint_errors import CheckpointError, listed, nearest
+from jqinject.formats.loading import parameter_names
+from jqinject.formats.loading.parameter_names import READY, Name
+from jqinject.formats.stored_matrix import StoredMatrix
+from jqinject.model.walk import ModelIndex, place_name
+from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.terminal import table
 
 T = TypeVar("T")
 # Buffers that no parameter needs, and scales of caches, which are left unless a name or an attention layer takes them.
 LEFT = (r".*\.rotary_emb\.inv_freq", r".*\.(k|v|q|kv)_scale", r".*rope_freqs\.weight")
+
+
+# Names of parameters in the models of JAX that hold what a checkpoint calls a weight.
+LEAVES = ("kernel", "embedding", "scale", "weight", "w", "value")
+PREFIXES = ("", "model.", "language_model.model.", "model.language_model.", "transformer.")
+CACHE_SCALE = re.compile(r"(?P<module>.*?)(?:\.[kv]_proj)?\.(?P<which>[kv])_scale")
+PROXIES = {"k": "k_transposed_quant", "v": "v_quant"}
+"""The quantizers of an attention layer through which keys and values go into its cache."""
+
+Parameters = Mapping[str, jax.ShapeDtypeStruct]
+"""The model's parameters by their paths."""
+
+
+def stored_variables(
+    index: ModelIndex,
+) -> Iterator[tuple[str, nnx.Variable[Any], QuantWeightLayer[Any] | None]]:
+    """Return the Variables of a model that a checkpoint has numbers for, each once, by its first path; and of a frozen
+    weight the layer that holds it, whose further Variables follow."""
+    floats = (entry for entry in index.variables if not isinstance(entry.variable, FrozenParam))
+    seen = {id(entry.variable) for entry in floats if entry.in_quantizer}
+    for place, node in index.places:
+        layer = node if isinstance(node, QuantWeightLayer) and node.frozen is not None else None
+        variable = node if layer is None else layer.frozen
+        if isinstance(variable, nnx.Param | nnx.BatchStat | FrozenParam) and id(variable) not in seen:
+            seen.add(id(variable))
+            yield place_name(place if layer is None else (*place, layer.weight_name)), variable, layer
 
 
 class IdleNameWarning(UserWarning):
@@ -46,7 +73,7 @@ class Assignment:
         axes: how rows and columns become the parameter's axes.
         sizes: of these axes.
         label: of the numbers, for reports; of floats that the parameter has fewer bits for, both dtypes.
-        is_low: whether they are in low bits.
+        matrices: the tensors, if they are in low bits; empty for floats.
         heads: that llama.cpp keeps in another order of rows, which is turned back; 0 for rows in their order.
     """
 
@@ -58,8 +85,13 @@ class Assignment:
     axes: layout_axes.AxesOfLayout
     sizes: Mapping[str, int]
     label: str
-    is_low: bool
+    matrices: tuple[StoredMatrix, ...] = field(default=(), repr=False, compare=False)
     heads: int = 0
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the numbers are in low bits."""
+        return bool(self.matrices)
 
     def layers(self, parts: Sequence[T]) -> list[Sequence[T]]:
         """Return what belongs to its sources, by the places of the stack."""
@@ -72,6 +104,22 @@ class Assignment:
         shown = ", ".join(names[:3]) + (f", {len(names) - 3} more" if len(names) > 3 else "")
         axes = f"{self.axes}, rows of {self.heads} heads turned back" if self.heads else str(self.axes)
         return self.path, "x".join(map(str, self.shape)), self.label, axes, shown
+
+
+@dataclass(frozen=True)
+class CacheScale:
+    """A quantizer of keys or values, and the scales that it gets.
+
+    Attributes:
+        target: the path of an attention layer's quantizer; else the name of a cache, as `Rule(cache_quant=...)` knows
+            it (`cache.layer_0.k`).
+        sources: names of the tensors. Of several, for a cache that layers share, the largest scale counts.
+        is_proxy: whether the target is a quantizer of the model.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    is_proxy: bool
 
 
 @dataclass(frozen=True)
@@ -137,6 +185,155 @@ class LoadPlan:
         )
 
 
+class Match(NamedTuple):
+    """A parameter that a tensor is for.
+
+    Attributes:
+        name: of the tensor.
+        path: of the parameter.
+        stack: its place in the parameter's stack.
+        part: its place among the tensors that are joined.
+        rule: that says so, for this parameter.
+    """
+
+    name: str
+    path: str
+    stack: tuple[int | str, ...]
+    part: int
+    rule: Name
+
+
+def by_rules(name: str, rules: Iterable[Name], parameters: Parameters) -> list[Match]:
+    """Return the parameters that rules have for a tensor.
+
+    Raises:
+        ValueError: a rule names a parameter that does not exist.
+    """
+    matches = []
+    for rule in rules:
+        match = rule.matches(name) or rule.matches(parameter_names.published_name(name))
+        if match is None:
+            continue
+        at, places = match
+        stack = tuple(int(text) if (text := places[place]).isdigit() else text for place in rule.stacked())
+        filled = rule.filled(places)
+        for model, path in zip(rule.models, filled.models, strict=True):
+            if path not in parameters:
+                why = _deeper(model, places, parameters) or (
+                    f"which is not a parameter of the model{nearest(path, parameters)}"
+                )
+                raise ValueError(f"names: {name} is for {path}, {why}")
+            matches.append(Match(name, path, stack, at, filled))
+    return matches
+
+
+def _deeper(model: str, places: Mapping[str, str], parameters: Parameters) -> str:
+    """Return what to do about a path that lies beyond the last of the model's layers; empty for other paths."""
+    for place, text in places.items():
+        pattern = parameter_names.compiled(model.format(**{**places, place: f"{{{place}}}"}))
+        matches = (pattern.fullmatch(path) for path in parameters)
+        numbers = [int(match[place]) for match in matches if match is not None and match[place].isdigit()]
+        if text.isdigit() and numbers and int(text) > max(numbers):
+            prefix = model.partition(f"{{{place}}}")[0].format(**places)
+            return (
+                f"and the model ends with {prefix}{max(numbers)}: the checkpoint has more layers.\n"
+                "  cure: a model as deep as the checkpoint; or ignore=['...'] for tensors of further layers"
+            )
+    return ""
+
+
+def by_likeness(name: str, parameters: Parameters, checkpoint: Checkpoint) -> list[Match]:
+    """Return the parameter that has the same path, except for the names of the root and the leaf."""
+    if checkpoint.is_tree and name in parameters:
+        return [Match(name, name, (), 0, Name(name, name))]
+    names = (parameter_names.published_name(name), name) if checkpoint.method == "gguf" else (name,)
+    called = {path: likely for likely in names for path in _paths_like(likely)}
+    paths = sorted(called.keys() & parameters.keys())
+    if len(paths) > 1:
+        raise CheckpointError(
+            f"{name} may be for {' or '.join(paths)}.\n  cure: names={{{name!r}: {paths[0]!r}}}"
+        )
+    return [Match(name, path, (), 0, Name(called[path], path)) for path in paths]
+
+
+def _paths_like(name: str) -> set[str]:
+    """Return paths that a tensor's parameter may have."""
+    module, _, leaf = name.rpartition(".")
+    places = _roots(module)
+    leaves = LEAVES if leaf == "weight" else (leaf,)
+    return {f"{place}.{end}" if place else end for place in places for end in leaves} | places - {""}
+
+
+def _roots(module: str) -> set[str]:
+    """Return the path of a module under each of the usual roots."""
+    bare = {module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)}
+    return {f"{prefix}{path}".strip(".") for path in bare for prefix in PREFIXES}
+
+
+def idle_rules(names: Iterable[str], rules: Iterable[Name]) -> tuple[str, ...]:
+    """Return the patterns of rules that no tensor has, each with the nearest tensor; ready tables are left out."""
+    stored = [
+        called for name in names for called in dict.fromkeys((name, parameter_names.published_name(name)))
+    ]
+    idle = [
+        pattern
+        for rule in rules
+        if rule not in READY
+        for pattern in rule.files
+        if not any(parameter_names.compiled(pattern).fullmatch(name) for name in stored)
+    ]
+    return tuple(pattern + nearest(pattern, stored) for pattern in idle)
+
+
+def cache_target(name: str, rules: Sequence[Name] | None, proxies: Collection[str]) -> str | None:
+    """Return what a scale of a cache is for; None if nothing says it.
+
+    Args:
+        name: of the tensor.
+        rules: of names; None for the attention layer that has the same path.
+        proxies: paths of quantizers that the model has.
+    """
+    scale = CACHE_SCALE.fullmatch(name)
+    if scale is None:
+        return None
+    if rules is not None:
+        matches = ((rule, rule.matches(name)) for rule in rules)
+        return next((rule.models[0].format(**match[1]) for rule, match in matches if match is not None), None)
+    leaf, places = PROXIES[scale["which"]], _roots(scale["module"])
+    near = [
+        path
+        for path in proxies
+        if path.endswith(f".{leaf}") and any(path.startswith(f"{place}.") for place in places)
+    ]
+    return near[0] if len(near) == 1 else None
+
+
+def unused_scales(left: Sequence[str]) -> str:
+    """Return what a report says of scales of caches that nothing takes; empty without any.
+
+    Args:
+        left: tensors that nothing takes.
+
+    Example:
+        >>> print(unused_scales(["model.layers.0.self_attn.k_scale"]))
+        1 scale of a quantized cache is not used (model.layers.0.self_attn.k_scale): the model's caches stay float
+          to use it: names={..., 'model.layers.{i}.self_attn.k_scale': 'cache.layer_{i}.k'}, the cache's name in inputs,
+          which then hold one; and jqinject.quantized_cache(model, cache)
+    """
+    scales = [name for name in left if CACHE_SCALE.fullmatch(name)]
+    if not scales:
+        return ""
+    pattern = re.sub(r"\.\d+\.", ".{i}.", scales[0])
+    which = "k" if scales[0].endswith("k_scale") else "v"
+    plural, verb, them = ("", "is", "it") if len(scales) == 1 else ("s", "are", "them")
+    shown = listed(scales, 2)
+    return (
+        f"{len(scales)} scale{plural} of a quantized cache {verb} not used ({shown}): the model's caches stay float\n"
+        f"  to use {them}: names={{..., '{pattern}': 'cache.layer_{{i}}.{which}'}}, the cache's name in inputs,\n"
+        "  which then hold one; and jqinject.quantized_cache(model, cache)"
+    )
+
+
 def plan_of(
     checkpoint: Checkpoint,
     parameters: Parameters,
@@ -158,7 +355,7 @@ def plan_of(
         ValueError: a rule names a parameter that does not exist.
     """
     rules, patterns = None if names is None else parameter_names.checked_names(names), _patterns(ignore)
-    matches: dict[str, dict[tuple[object, ...], tuple[str, Match]]] = {}
+    matches: dict[str, dict[tuple[object, ...], Match]] = {}
     caches: dict[str, list[str]] = {}
     left, unknown = [], []
     for name in checkpoint.names:
@@ -177,14 +374,12 @@ def plan_of(
             unknown.append(name)
         for match in fitting:
             of_path = matches.setdefault(match.path, {})
-            if match.place in of_path:
-                raise CheckpointError(
-                    f"both {of_path[match.place][0]} and {name} map to parameter {match.path}"
-                )
-            of_path[match.place] = name, match
+            first = of_path.setdefault((match.stack, match.part), match)
+            if first is not match:
+                raise CheckpointError(f"both {first.name} and {name} map to parameter {match.path}")
     assignments = tuple(
-        _assignment(checkpoint, path, parameters, [parts[place] for place in sorted(parts)])  # pyright: ignore
-        for path, parts in sorted(matches.items())
+        _assignment(checkpoint, parameters, [parts[place] for place in sorted(parts)])  # pyright: ignore
+        for _, parts in sorted(matches.items())
     )
     missing = tuple(path for path in parameters if path not in matches)
     scales = tuple(CacheScale(target, tuple(names), target in proxies) for target, names in caches.items())
@@ -199,24 +394,24 @@ def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
         raise ValueError(f"ignore is {ignore!r}, expected regular expressions: {error}") from None
 
 
-def _assignment(
-    checkpoint: Checkpoint, path: str, parameters: Parameters, ordered: Sequence[tuple[str, Match]]
-) -> Assignment:
-    first, match = ordered[0]
-    rule, shape, dtype = match.rule, parameters[path].shape, np.dtype(parameters[path].dtype)
-    depth = _depth(path, shape, [match for _, match in ordered])
+def _assignment(checkpoint: Checkpoint, parameters: Parameters, ordered: Sequence[Match]) -> Assignment:
+    """Return what a parameter is made of: tensors in the order of its stack and, within, of its rows."""
+    first, path, *_, rule = ordered[0]
+    shape, dtype = parameters[path].shape, np.dtype(parameters[path].dtype)
+    depth = _depth(path, shape, ordered)
     inner = shape[len(depth) :]
-    stored = [checkpoint.shape_of(name) for name, _ in ordered]
-    for at, (name, _) in enumerate(ordered if rule.rows else ()):
-        stated = (rule.rows or ())[at % len(rule.files)]
-        if stored[at][:1] != (stated,):
+    names = [match.name for match in ordered]
+    stored = [checkpoint.shape_of(name) for name in names]
+    for match in ordered if rule.rows else ():
+        shape_in_file, stated = checkpoint.shape_of(match.name), (rule.rows or ())[match.part]
+        if shape_in_file[:1] != (stated,):
             raise CheckpointError(
-                f"{name} has the shape {stored[at]}; its Name for {path} says {stated} rows"
+                f"{match.name} has the shape {shape_in_file}; its Name for {path} says {stated} rows"
             )
     rows = sum(sizes[0] for sizes in stored[: len(rule.files)]) if stored[0] else 1
     own_rows = None
     if len(rule.models) > 1:
-        own_rows = _own_rows(checkpoint, first, match, parameters)
+        own_rows = _own_rows(checkpoint, ordered[0], parameters)
         rows = own_rows[1] - own_rows[0]
     matrix = checkpoint.matrices.get(first)
     source = (rows, *stored[0][1:])
@@ -232,12 +427,14 @@ def _assignment(
             f"{first}, {source}, does not fit {path}, {inner}: {error}.\n"
             "  cure: a model of the checkpoint's sizes, or a Name with other axes"
         ) from None
-    heads = {_heads(checkpoint, rule, name) for name, _ in ordered}
+    heads = {_heads(checkpoint, rule, name) for name in names}
     if len(heads) > 1:
         raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
     label = _label(checkpoint.tensors[first].dtype, first, path, dtype) if matrix is None else matrix.label
-    sources = tuple((name, own_rows) for name, _ in ordered)
-    return Assignment(path, shape, dtype, sources, depth, axes, sizes, label, matrix is not None, heads.pop())
+    low = tuple(checkpoint.matrices[name] for name in names if name in checkpoint.matrices)
+    matrices = low if len(low) == len(names) else ()
+    sources = tuple((name, own_rows) for name in names)
+    return Assignment(path, shape, dtype, sources, depth, axes, sizes, label, matrices, heads.pop())
 
 
 def _depth(path: str, shape: tuple[int, ...], matches: Sequence[Match]) -> tuple[int, ...]:
@@ -246,7 +443,7 @@ def _depth(path: str, shape: tuple[int, ...], matches: Sequence[Match]) -> tuple
     Raises:
         CheckpointError: some are missing, or the parameter has another shape.
     """
-    stacks = sorted({match.place[0] for match in matches})  # pyright: ignore
+    stacks = sorted({match.stack for match in matches})  # pyright: ignore
     depth = tuple(len({stack[at] for stack in stacks}) for at in range(len(stacks[0])))
     needed = math.prod(depth) * len(matches[0].rule.files)
     if len(matches) != needed:
@@ -256,20 +453,20 @@ def _depth(path: str, shape: tuple[int, ...], matches: Sequence[Match]) -> tuple
     return depth
 
 
-def _heads(checkpoint: Checkpoint, rule: parameter_names.Name, name: str) -> int:
+def _heads(checkpoint: Checkpoint, rule: Name, name: str) -> int:
     """Return heads whose rows are turned back: those of a GGUF file for which a rule has the published name."""
     if checkpoint.method != "gguf" or rule.matches(name) is not None:
         return 0
     return parameter_names.heads_in_turn(name, checkpoint.config)
 
 
-def _own_rows(checkpoint: Checkpoint, name: str, match: Match, parameters: Parameters) -> tuple[int, int]:
+def _own_rows(checkpoint: Checkpoint, match: Match, parameters: Parameters) -> tuple[int, int]:
     """Return the rows of one of the parameters that divide a tensor: as many for each as it has numbers."""
-    source, paths = checkpoint.shape_of(name), match.rule.models
+    source, paths = checkpoint.shape_of(match.name), match.rule.models
     sizes = [math.prod(parameters[path].shape) // math.prod(source[1:]) for path in paths]
     if sum(sizes) != source[0]:
         needed = " + ".join(map(str, sizes))
-        raise CheckpointError(f"{name} has {source[0]} rows; its parameters need {needed}")
+        raise CheckpointError(f"{match.name} has {source[0]} rows; its parameters need {needed}")
     part = paths.index(match.path)
     return sum(sizes[:part]), sum(sizes[: part + 1])
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading.layout_axes import TRANSPOSED
+from jqinject.formats.layout_axes import TRANSPOSED
 
 PLACE = re.compile(r"\{(\w+)\}")
 
@@ -229,6 +229,7 @@ GGUF = _table("""
     blk.{i}.ffn_norm                *.post_attention_layernorm
     blk.{i}.ffn_<gate|up|down>      *.mlp.<gate|up|down>_proj
 """)
+TO_GGUF = tuple(Name(rule.model, rule.file) for rule in GGUF)
 # What holds the number of heads whose two rotated halves llama.cpp keeps in turn, row by row.
 HEADS = {"blk.{i}.attn_q": "llama.attention.head_count", "blk.{i}.attn_k": "llama.attention.head_count_kv"}
 
@@ -240,10 +241,7 @@ def published_name(gguf: str) -> str:
         >>> published_name("blk.2.attn_q.weight")
         'model.layers.2.self_attn.q_proj.weight'
     """
-    module, dot, leaf = gguf.rpartition(".")
-    matches = ((rule, rule.matches(module)) for rule in GGUF)
-    names = (rule.filled(match[1]).models[0] + dot + leaf for rule, match in matches if match is not None)
-    return next(names, gguf)
+    return _renamed(gguf, GGUF)
 
 
 def gguf_name(published: str) -> str:
@@ -253,10 +251,15 @@ def gguf_name(published: str) -> str:
         >>> gguf_name("layers.2.self_attn.q_proj.weight")
         'blk.2.attn_q.weight'
     """
-    module, dot, leaf = published.rpartition(".")
-    matches = ((rule, rule.matches_path(name)) for name in (module, f"model.{module}") for rule in GGUF)
-    names = (rule.filled(match[1]).files[0] + dot + leaf for rule, match in matches if match is not None)
-    return next(names, published)
+    return _renamed(published, TO_GGUF, ("", "model."))
+
+
+def _renamed(name: str, rules: Sequence[Name], roots: Sequence[str] = ("",)) -> str:
+    """Return a name with the path that the first rule has for its module, under one of the roots; else the name."""
+    module, dot, leaf = name.rpartition(".")
+    matches = ((rule, rule.matches(root + module)) for root in roots for rule in rules)
+    names = (rule.filled(match[1]).models[0] + dot + leaf for rule, match in matches if match is not None)
+    return next(names, name)
 
 
 def heads_in_turn(gguf: str, values: Mapping[str, object]) -> int:

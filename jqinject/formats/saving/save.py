@@ -13,21 +13,10 @@ from jqinject.formats.checkpoint import METHODS
 from jqinject.formats.checkpoint_errors import CheckpointError, library, nearest
 from jqinject.formats.gguf_files import Block, check_gguf, write_gguf
 from jqinject.formats.layouts.gguf_blocks import gguf_blocks
-from jqinject.formats.loading.parameter_names import (
-    Names,
-    checked_names,
-    gguf_name,
-    heads_in_turn,
-    published_order,
-)
+from jqinject.formats.loading import parameter_names
 from jqinject.formats.safetensors_files import Values, write_safetensors
-from jqinject.formats.saving.saved_inputs import (
-    cache_quantizers,
-    cache_tensors,
-    refuse_other_quantizers,
-)
+from jqinject.formats.saving import saved_inputs
 from jqinject.formats.saving.saved_matrices import Weight, matrices_of, weights_of
-from jqinject.formats.stored_matrix import cut, rows_of
 
 T = TypeVar("T")
 CONFIG, GGUF = "config.json", "model.gguf"
@@ -38,7 +27,7 @@ def save(
     folder: str | Path,
     *,
     method: str = "compressed-tensors",
-    names: Names | None = None,
+    names: parameter_names.Names | None = None,
     config: Mapping[str, Any] | None = None,
     round_scales: bool = False,
     shard_bytes: int | None = None,
@@ -101,14 +90,14 @@ def save(
         ('int4', True)
     """
     place = _checked_place(model, folder, method, shard_bytes)
-    rules = None if names is None else checked_names(names)
+    rules = None if names is None else parameter_names.checked_names(names)
     weights = list(weights_of(model, rules, unchanged=method == "jqinject"))
-    caches = cache_quantizers(model, rules) if method == "compressed-tensors" else []
+    caches = saved_inputs.cache_quantizers(model, rules) if method == "compressed-tensors" else []
     orders = [weight.order for weight in weights if weight.layer is None and weight.order is not None]
-    refuse_other_quantizers(model, orders, caches)
+    saved_inputs.refuse_other_quantizers(model, orders, caches)
     if method == "gguf":
         return _gguf(weights, place, dict(config or {}), round_scales)
-    tensors, cache_settings = cache_tensors(caches)
+    tensors, cache_settings = saved_inputs.cache_tensors(caches)
     schemes: Values = {}
     floats: list[str] = []
     is_own, layout = method == "jqinject", METHODS[method]
@@ -158,10 +147,10 @@ def _checked_place(model: object, folder: str | Path, method: str, shard_bytes: 
 def _gguf(weights: list[Weight], place: Path, values: Values, round_scales: bool) -> Path:
     tensors: dict[str, np.ndarray | Block] = {}
     for saved in matrices_of(weights):
-        name, numbers = gguf_name(saved.name), saved.numbers
-        heads = heads_in_turn(name, values) if name != saved.name else 0
+        name, numbers = parameter_names.gguf_name(saved.name), saved.numbers
+        heads = parameter_names.heads_in_turn(name, values) if name != saved.name else 0
         if heads:
-            numbers = cut(numbers, np.argsort(published_order(rows_of(numbers), heads, name)))
+            numbers = numbers[np.argsort(parameter_names.published_order(len(numbers), heads, name))]
         block = np.ascontiguousarray(numbers) if isinstance(numbers, np.ndarray) else None
         block = gguf_blocks(replace(saved, numbers=numbers), round_scales) if block is None else block
         _add(tensors, {name: block})

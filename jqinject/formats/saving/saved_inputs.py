@@ -1,4 +1,4 @@
-"""What a file can say of input quantizers and of caches of keys and values: the inverse of `loading.loaded_quantizers`.
+"""What a file can say of input quantizers and of caches of keys and values: the inverse of `loading.layer_rules`.
 
 A quantizer is written if the one that is loaded gives its numbers to the bit; else it is refused, by path.
 """
@@ -16,8 +16,8 @@ from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.transforms import Permutation
 from jqinject.formats.checkpoint_errors import CheckpointError, listed
 from jqinject.formats.layouts.compressed_tensors import settings_of_input
-from jqinject.formats.loading.loaded_quantizers import LARGEST, cache_proxies, input_quantizer, static_format
-from jqinject.formats.loading.matching import CACHE_SCALE, PROXIES
+from jqinject.formats.loading.layer_rules import LARGEST, cache_proxies, input_quantizer, static_format
+from jqinject.formats.loading.loading_plan import CACHE_SCALE, PROXIES
 from jqinject.formats.loading.parameter_names import Name
 from jqinject.formats.safetensors_files import Values
 from jqinject.formats.stored_matrix import InputFormat
@@ -32,6 +32,9 @@ Layer: TypeAlias = QuantWeightLayer[Any]
 CURE = (
     "Int8DynamicActPerRowAbsMax, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, Fp8e4m3OCPDynamicActPerRowFloat, "
     "NVFP4Act; or rules without input_quant"
+)
+CACHE_CURE = (
+    "Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat, whose scale is static; or rules without it"
 )
 
 
@@ -50,11 +53,7 @@ def input_format_of(layer: Layer | None, path: str, permuted: bool = False) -> I
     if not isinstance(proxy, ActQuantProxyFromInjector) or not proxy.is_quant_enabled:
         return None
     inputs = _dynamic(proxy) if proxy.is_dynamic else static_format(proxy)
-    if inputs is None or not _is_exact(proxy, inputs, path):
-        raise CheckpointError(
-            f"{path}: no checkpoint can say how {proxy.binding.base.__name__} quantizes the input: what is loaded "
-            f"would compute other numbers.\n  cure: {CURE}"
-        )
+    inputs = _exact(proxy, inputs, path, "input", CURE)
     if permuted and inputs.group_size is not None:
         raise CheckpointError(
             f"{path}: the input is permuted, then quantized in groups.\n  cure: a scale for the tensor or for each row"
@@ -74,6 +73,18 @@ def _dynamic(proxy: ActQuantProxyFromInjector) -> InputFormat:
     of_rows = np.size(proxy.trial(jnp.ones((2, size or 1))).scale) > 1
     strategy = "group" if size is not None else "token" if of_rows else "tensor"
     return InputFormat("float" if is_float else "int", 8, not proxy.has_zero_point, strategy, size)
+
+
+def _exact(
+    proxy: ActQuantProxyFromInjector, stated: InputFormat | None, path: str, what: str, cure: str
+) -> InputFormat:
+    """Return what a file says of a quantizer, if the one that is loaded gives its numbers to the bit."""
+    if stated is None or not _is_exact(proxy, stated, path):
+        raise CheckpointError(
+            f"{path}: no checkpoint can say how {proxy.binding.base.__name__} quantizes the {what}: what is loaded "
+            f"would compute other numbers.\n  cure: {cure}"
+        )
+    return stated
 
 
 def _is_exact(proxy: ActQuantProxyFromInjector, inputs: InputFormat, path: str) -> bool:
@@ -164,13 +175,7 @@ def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
 def _static(path: str, proxy: ActQuantProxyFromInjector) -> InputFormat:
     form = None if proxy.is_dynamic else static_format(proxy)
     is_plain = form is not None and form.symmetric and vars(proxy).get("pre_transform") is None
-    if form is None or not is_plain or not _is_exact(proxy, form, path):
-        raise CheckpointError(
-            f"{path}: no checkpoint can say how {proxy.binding.base.__name__} quantizes the cache: what is loaded "
-            "would compute other numbers.\n"
-            "  cure: Fp8e4m3OCPActPerTensorFloat or Int8ActPerTensorFloat, whose scale is static; or rules without it"
-        )
-    return form
+    return _exact(proxy, form if is_plain else None, path, "cache", CACHE_CURE)
 
 
 def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarray], Values]:

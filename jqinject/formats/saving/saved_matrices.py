@@ -3,9 +3,9 @@
 Inputs that are permuted before a weight have its columns written in their own order, with the group of each.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -14,23 +14,15 @@ from flax import nnx
 
 from jqinject.core.transforms import Permutation, Sized
 from jqinject.dot import FrozenParam
+from jqinject.formats import stored_matrix
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading.layout_axes import TRANSPOSED, UNCHANGED, AxesOfLayout
+from jqinject.formats.layout_axes import TRANSPOSED, UNCHANGED, AxesOfLayout
+from jqinject.formats.loading.loading_plan import stored_variables
 from jqinject.formats.loading.parameter_names import Name
 from jqinject.formats.saving.saved_inputs import Layer, input_format_of
-from jqinject.formats.stored_matrix import (
-    MINIFLOATS,
-    InputFormat,
-    Matrix,
-    SavedMatrix,
-    cut,
-    gathered,
-    minifloat_name,
-    rows_of,
-)
+from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, Matrix, SavedMatrix
 from jqinject.model.quantizing.rule_policy import RulePolicy
-from jqinject.model.walk import ModelIndex, place_name
-from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.model.walk import ModelIndex
 from jqinject.ops import Grid
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, transform_of
@@ -80,7 +72,7 @@ class Weight:
 
     def inputs(self) -> InputFormat | None:
         """Return how the input of its layer is quantized."""
-        return input_format_of(self.layer, self.path, self.order is not None) if self.is_frozen else None
+        return input_format_of(self.layer, self.path, self.order is not None)
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each axis of the file's matrix.
@@ -104,9 +96,8 @@ class Weight:
         value, axes = np.asarray(self.variable.get_value()), self.axes
         if not axes.outputs:
             return value
-        matrix = axes.back(value, self.sizes())
-        rows = math.prod(matrix.shape[: len(axes.outputs)])
-        return matrix.reshape(rows, -1) if axes.inputs else matrix.reshape(rows)
+        matrix = axes.rows(value, self.sizes(), in_groups=False)
+        return matrix if axes.inputs else matrix[:, 0]
 
 
 def weights_of(
@@ -123,24 +114,14 @@ def weights_of(
         CheckpointError: a weight has no name, or unknown axes.
     """
     index = ModelIndex(model)
-    in_quantizer = {id(entry.variable): entry.in_quantizer for entry in index.variables}
-    written: set[int] = set()
-    for place, node in index.places:
-        layer = node if isinstance(node, QuantWeightLayer) and node.frozen is not None else None
-        variable = node if layer is None else layer.frozen
-        if not isinstance(variable, nnx.Param | nnx.BatchStat | FrozenParam) or id(variable) in written:
-            continue
-        is_float = not isinstance(variable, FrozenParam)
-        if is_float and in_quantizer[id(variable)]:
-            continue
-        written.add(id(variable))
-        path = place_name(place if layer is None else (*place, layer.weight_name))
+    for path, variable, layer in stored_variables(index):
         rule = _named(path, rules, unchanged)
         if unchanged and len(rule.files) + len(rule.models) > 2:
             raise CheckpointError(
                 f"{path}: method='jqinject' keeps the matrices of the model as they are.\n  cure: no names"
             )
-        order = _order_before(path, index) if layer is None and not is_float else None
+        is_alone = layer is None and isinstance(variable, FrozenParam)
+        order = _order_before(path, index) if is_alone else None
         for at in _stack(path, rule, variable.shape):
             depth = variable.shape[: len(at)]
             names = rule.filled(dict(zip(rule.stacked(), at, strict=True)))
@@ -196,7 +177,7 @@ def _axes(rule: Name, path: str, variable: Variable) -> AxesOfLayout:
     names = [f"a{axis}" for axis in range(ndim)]
     if not isinstance(variable, FrozenParam):
         is_kernel = path.rpartition(".")[2] == "kernel" and ndim == 2
-        return AxesOfLayout.of(TRANSPOSED) if is_kernel else AxesOfLayout((), (), tuple((n,) for n in names))
+        return AxesOfLayout.of(TRANSPOSED) if is_kernel else UNCHANGED
     if len(variable.form.shape) != ndim:
         module, dot, leaf = rule.files[0].rpartition(".")
         raise CheckpointError(
@@ -299,7 +280,7 @@ def _checked_grid(grid: Grid, path: str) -> Grid:
         raise CheckpointError(f"{path} has {grid.bit_width} bits; files hold at most 8")
     if not grid.is_minifloat:
         return grid
-    name = minifloat_name(grid) if grid.dtype is not None else ""
+    name = stored_matrix.minifloat_name(grid) if grid.dtype is not None else ""
     if name:
         return MINIFLOATS[name]
     raise CheckpointError(
@@ -338,31 +319,19 @@ def matrix_of_frozen(weight: Weight) -> Matrix:
     Raises:
         CheckpointError: its numbers are of no kind that files hold.
     """
-    arrays, axes = frozen_arrays(weight), weight.axes
-    groups, sizes = weight.groups, weight.sizes()
-    outputs, inputs = (tuple(sizes[name] for name in names) for names in (axes.outputs, axes.inputs))
-    rows = math.prod(outputs)
+    arrays, axes, groups, sizes = frozen_arrays(weight), weight.axes, weight.groups, weight.sizes()
     if groups is not None and axes.target[groups.dim] != axes.inputs[-1:]:
         raise CheckpointError(f"{weight.path} has groups that are not consecutive inputs of {axes}")
-
-    def by_group(x: np.ndarray) -> np.ndarray:
-        """Return scales or zero points for each group of each row."""
-        try:
-            x = axes.back(x, sizes)
-        except ValueError as error:
-            raise CheckpointError(f"{weight.path}: of its scales, {error}") from None
-        columns = x.shape[len(outputs) :]
-        if groups is None and math.prod(columns) != 1:
-            raise CheckpointError(f"{weight.path} has scales along its inputs, which are no groups")
-        if groups is not None:  # scales that further inputs share
-            columns = *inputs[:-1], x.shape[-1]
-        return np.ascontiguousarray(np.broadcast_to(x, (*outputs, *columns)).reshape(rows, -1))
-
-    codes = np.ascontiguousarray(axes.back(arrays.codes, sizes).reshape(rows, -1))
-    codes = codes if weight.order is None else codes[:, np.argsort(weight.order)]
-    matrix = replace(arrays, codes=codes, block=(1, codes.shape[1] if groups is None else groups.size))
-    matrix = matrix.map(by_group, "scale", "zero_point")
-    return matrix.without_zeros()
+    in_rows = partial(axes.rows, sizes=sizes, in_groups=groups is not None)
+    try:
+        matrix = arrays.map(in_rows, "codes", "scale", "zero_point")
+    except ValueError as error:
+        raise CheckpointError(f"{weight.path}: of its scales, {error}") from None
+    if groups is None and matrix.scale.shape[1] != 1:
+        raise CheckpointError(f"{weight.path} has scales along its inputs, which are no groups")
+    codes = matrix.codes if weight.order is None else matrix.codes[:, np.argsort(weight.order)]
+    size = codes.shape[1] if groups is None else groups.size
+    return replace(matrix, codes=codes, block=(1, size)).by_row().without_zeros()
 
 
 def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
@@ -386,8 +355,8 @@ def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
             yield SavedMatrix(weight.name, path, numbers, inputs)
             continue
         start = 0
-        for name, rows in zip(files, _rows(parts[0], rows_of(numbers)), strict=True):
-            yield SavedMatrix(name, path, cut(numbers, slice(start, start := start + rows)), inputs)
+        for name, rows in zip(files, _rows(parts[0], len(numbers)), strict=True):
+            yield SavedMatrix(name, path, numbers[start : (start := start + rows)], inputs)
     for name, parts in waiting.items():
         raise CheckpointError(
             f"{name} is made of {len(parts[0].rule.models)} parameters, of which the model has "
@@ -401,7 +370,7 @@ def _joined(weights: Sequence[Weight]) -> tuple[Matrix | np.ndarray, InputFormat
     _shared(weights, [weight.order for weight in weights], "the order of their columns")
     inputs = _shared(weights, [weight.inputs() for weight in weights], "how their inputs are quantized")
     numbers = [weight.numbers() for weight in weights]
-    return gathered(numbers, f"{weights[0].name} of {_paths(weights)}"), inputs
+    return stored_matrix.gathered(numbers, f"{weights[0].name} of {_paths(weights)}"), inputs
 
 
 def _shared(weights: Sequence[Weight], values: Sequence[T], what: str) -> T:

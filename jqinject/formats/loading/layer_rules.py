@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from flax import nnx
 
@@ -21,9 +20,8 @@ from jqinject.core.scaling.of_memory import ConstScaling, ParameterFromRuntimeSt
 from jqinject.core.transforms import Permutation, Sized
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError
-from jqinject.formats.loading.loading_plan import Assignment
-from jqinject.formats.loading.matching import PROXIES, CacheScale
-from jqinject.formats.stored_matrix import InputFormat
+from jqinject.formats.loading.loading_plan import PROXIES, Assignment, CacheScale
+from jqinject.formats.stored_matrix import E4M3, InputFormat, StoredMatrix
 from jqinject.inject import ExtendedInjector
 from jqinject.model import Rule
 from jqinject.model.quantizing.rules import COUNTERPARTS
@@ -37,7 +35,6 @@ from jqinject.quant_tensor import on_integers, on_minifloats
 Injector: TypeAlias = type[ExtendedInjector]
 Model = TypeVar("Model", bound=nnx.Module)
 LARGEST = 448.0
-E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 BELOW_ZERO = 128  # a signed zero point, counted from the lowest integer
 DYNAMIC = {
     # (kind, whether it is symmetric, what shares a scale): the quantizer
@@ -147,7 +144,9 @@ def static_format(proxy: ActQuantProxyFromInjector) -> InputFormat | None:
     scale, zero = (np.asarray(x, np.float32).reshape(-1) for x in (sample.scale, sample.zero_point))
     is_float = on_minifloats(sample)
     is_byte = (
-        np.dtype(sample.q_dtype) == E4M3 if is_float else on_integers(sample) and int(sample.bit_width) == 8
+        np.dtype(sample.q_dtype) == E4M3.dtype
+        if is_float
+        else on_integers(sample) and int(sample.bit_width) == 8
     )
     if not is_byte or scale.size != 1 or zero.size > 1:
         return None
@@ -160,7 +159,7 @@ def static_format(proxy: ActQuantProxyFromInjector) -> InputFormat | None:
     return unsigned if is_integer else None
 
 
-def rules_of(model: nnx.Module, checkpoint: Checkpoint, low_bits: list[Assignment]) -> list[Rule]:
+def rules_of(model: nnx.Module, low_bits: list[Assignment]) -> list[Rule]:
     """Return a rule for each matrix: of its layer, if this is one that quantizers go into; else of the parameter.
 
     Raises:
@@ -169,10 +168,11 @@ def rules_of(model: nnx.Module, checkpoint: Checkpoint, low_bits: list[Assignmen
     layers, rules = _layers(model), []
     for assignment in low_bits:
         module, _, _ = assignment.path.rpartition(".")
-        inputs = input_quantizer(input_of(checkpoint, assignment), assignment.path)
-        order = column_order(checkpoint, assignment)
+        inputs = input_quantizer(input_of(assignment.matrices), assignment.path)
+        order = column_order(assignment)
         if order is not None:
-            inputs = (inputs or quant.NoneActQuant).let(pre_transform=_declared(order))
+            declared = Sized(Permutation, order.size, _digest(order))  # `set_orders` fills the order in
+            inputs = (inputs or quant.NoneActQuant).let(pre_transform=declared)
         pattern = re.escape(module if module in layers else assignment.path)
         rules.append(Rule(pattern, weight_quant=quant.Int8WeightPerChannelFloat, input_quant=inputs))
     return rules
@@ -190,9 +190,9 @@ def _layers(model: nnx.Module) -> set[str]:
     return {place_name(path) for path, node in ModelIndex(model).places if type(node) in COUNTERPARTS}
 
 
-def input_of(checkpoint: Checkpoint, assignment: Assignment) -> InputFormat | None:
+def input_of(matrices: Sequence[StoredMatrix]) -> InputFormat | None:
     """Return how the input of a parameter is quantized: by the widest range of its matrices."""
-    formats = [checkpoint.matrices[name].input_format for name, _ in assignment.sources]
+    formats = [matrix.input_format for matrix in matrices]
     stated = [inputs for inputs in formats if inputs is not None]
     static = [(float(inputs.scale.max()), inputs) for inputs in stated if inputs.scale is not None]
     if static:
@@ -203,7 +203,7 @@ def input_of(checkpoint: Checkpoint, assignment: Assignment) -> InputFormat | No
     return min(in_two_levels, key=lambda pair: pair[0])[1] if in_two_levels else formats[0]
 
 
-def set_ranges_of_stacks(model: nnx.Module, checkpoint: Checkpoint, low_bits: list[Assignment]) -> None:
+def set_ranges_of_stacks(model: nnx.Module, low_bits: list[Assignment]) -> None:
     """Give each layer of a stack its own static input range; until now all have the widest."""
     stacks = {assignment.path.rpartition(".")[0]: assignment for assignment in low_bits if assignment.depth}
     for path, node in ModelIndex(model).places if stacks else ():
@@ -211,22 +211,20 @@ def set_ranges_of_stacks(model: nnx.Module, checkpoint: Checkpoint, low_bits: li
         proxy = node.input_quant if isinstance(node, QuantWeightLayer) else None
         if assignment is None or not isinstance(proxy, ActQuantProxyFromInjector):
             continue
-        single = [replace(assignment, sources=tuple(part)) for part in assignment.layers(assignment.sources)]
-        inputs = [input_of(checkpoint, part) for part in single]
+        inputs = [input_of(matrices) for matrices in assignment.layers(assignment.matrices)]
         static = [layer for layer in inputs if layer is not None and layer.scale is not None]
         if len(static) == len(inputs):
             set_ranges(proxy, static, assignment.depth)
 
 
-def keeps_payload(checkpoint: Checkpoint, assignment: Assignment, may_permute: bool) -> bool:
+def keeps_payload(assignment: Assignment, may_permute: bool) -> bool:
     """Return whether the codes of a parameter can stay: their blocks are consecutive columns, in some order.
 
     Args:
-        checkpoint: the checkpoint.
         assignment: the parameter.
         may_permute: whether its input can be permuted.
     """
-    matrices = [checkpoint.matrices[name] for name, _ in assignment.sources]
+    matrices = assignment.matrices
     if not all(matrix.by_rows for matrix in matrices):
         # Rows that lie in turn are neither cut nor joined nor reordered, and are an axis of the parameter.
         single = len(matrices) == math.prod(assignment.depth) and not assignment.heads
@@ -235,28 +233,17 @@ def keeps_payload(checkpoint: Checkpoint, assignment: Assignment, may_permute: b
         return all(matrix.in_turn for matrix in matrices) and uncut and is_axis
     if all("group_of_column" not in matrix.arrays for matrix in matrices):
         return True
-    return may_permute and column_order(checkpoint, assignment) is not None
+    return may_permute and column_order(assignment) is not None
 
 
-def column_order(checkpoint: Checkpoint, assignment: Assignment) -> np.ndarray | None:
+def column_order(assignment: Assignment) -> np.ndarray | None:
     """Return the order of columns in which all groups of a parameter are consecutive (GPTQ's activation order).
 
     None if groups are consecutive, or no single order makes them so.
-
-    Args:
-        checkpoint: the checkpoint.
-        assignment: the parameter.
     """
-    orders = [checkpoint.matrices[name].order() for name, _ in assignment.sources]
-    first = orders[0]
-    if first is None or assignment.depth or any(not np.array_equal(order, first) for order in orders[1:]):  # pyright: ignore
-        return None
-    return first
-
-
-def _declared(order: np.ndarray) -> Sized:
-    """Return a permutation of the input, whose order `set_orders` fills in."""
-    return Sized(Permutation, order.size, _digest(order))
+    first, *others = (matrix.order() for matrix in assignment.matrices)
+    is_shared = not assignment.depth and all(np.array_equal(order, first) for order in others)  # pyright: ignore
+    return first if is_shared else None
 
 
 def set_orders(model: nnx.Module, orders: list[np.ndarray]) -> None:

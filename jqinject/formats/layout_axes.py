@@ -109,6 +109,25 @@ class AxesOfLayout:
                 raise ValueError(f"{' '.join(names)} of {self} has {size} numbers")
         return x.reshape(split).transpose([self._flat.index(name) for name in (*self.outputs, *self.inputs)])
 
+    def rows(self, x: np.ndarray, sizes: Mapping[str, int], in_groups: bool) -> np.ndarray:
+        """Return codes, scales or zero points as rows and columns; as one row, if all rows share it.
+
+        Args:
+            x: in the parameter's axes, as for `back`.
+            sizes: of all axes.
+            in_groups: whether the last axis of inputs has groups, so that further inputs have columns of their own.
+
+        Raises:
+            ValueError: see `back`.
+        """
+        x, depth = self.back(x, sizes), len(self.outputs)
+        rows, columns = x.shape[:depth], x.shape[depth:]
+        if math.prod(rows) > 1:
+            rows = tuple(sizes[name] for name in self.outputs)
+        if in_groups:
+            columns = *(sizes[name] for name in self.inputs[:-1]), columns[-1]
+        return np.ascontiguousarray(np.broadcast_to(x, (*rows, *columns)).reshape(math.prod(rows), -1))
+
     def apply(self, x: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
         """Return an array `(..., rows, columns)` rearranged.
 
