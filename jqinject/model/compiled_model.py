@@ -140,7 +140,7 @@ class CompiledModel(Generic[Model]):
         return out
 
     def _arguments(self, inputs: tuple[object, ...], keywords: dict[str, object]) -> tuple[Any, ...]:
-        """The arguments of the compiled function: what is only read, what is overwritten, and the leaves of the call."""
+        """The arguments of the compiled function: what it only reads, what it overwrites, and the call's leaves."""
         leaves, tree = jax.tree.flatten((inputs, keywords), is_leaf=is_low_bit_cache)
         if tree != self._call_tree:
             raise TypeError(

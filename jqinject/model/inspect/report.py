@@ -126,12 +126,13 @@ class ContractionReport(page.Shown):
             raise ValueError(
                 "most_sensitive needs numbers, and this report has none.\n  cure: report(model, ..., numbers=True)"
             )
-        measured = ((row, row.numbers) for row in self.layers if row.numbers is not None)
+        numbers = ((row, row.numbers) for row in self.layers if row.numbers is not None)
         ratios = (
-            (row, x.only_quantized, x.only_float) for row, x in measured if x.only_quantized is not None
+            (-math.inf if math.isnan(x.only_quantized) else x.only_quantized, -(x.only_float or 0.0), row)
+            for row, x in numbers
+            if x.only_quantized is not None
         )
-        by_noise = sorted(ratios, key=lambda entry: (_ratio(entry[1]), -(entry[2] or 0.0)))
-        return tuple(row for row, *_ in by_noise[:n])
+        return tuple(row for *_, row in sorted(ratios, key=lambda entry: entry[:2])[:n])
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report as dicts, lists, strings, numbers and None, ready for JSON.
@@ -174,7 +175,7 @@ class ContractionReport(page.Shown):
         measured = self.output_sqnr_db is not None
         lines = [(*_cells(row), *(_measured(row) if measured else ()), row.note) for row in self.layers]
         # The model's output ratio goes in the column "here dB": a layer's output in the quantized model.
-        output = ("", decibels(self.output_sqnr_db), "", "", "", "") if measured else ()
+        output = ("", _cell(self.output_sqnr_db), "", "", "", "") if measured else ()
         counts = (f"{self.weight_bytes:,}", f"{self.operations:,}")
         names = (*COLUMNS, *(MEASURED if measured else ()), page.NOTE)
         return names, [*lines, (TOTAL, "", "", "", "", *counts, *output, "")]
@@ -311,13 +312,10 @@ def _rows(sites: SiteTable, measured: Mapping[str, LayerNumbers]) -> Iterator[Si
     running = sites.calls[0].running
     compiled = running.compiled({path: path for path in layers} | {row.site: row.path for row in sites.rows})
     for path, own in uses.items():
-        layer, contractions = layers.get(path), compiled.get(path, ())
-        of_program = {contraction.kind for contraction in contractions}
+        layer, contractions = layers.get(path), compiled.get(path, {})
         # A layer that the compiler could do without has none; parameters are not named in the compiled program.
-        traced = (
-            {row.contraction for row in own if row.contraction != "none"} if layer is None else set[str]()
-        )
-        kinds = sorted(of_program or traced)
+        traced = () if layer is not None else (row.contraction for row in own if row.contraction != "none")
+        kinds = sorted({*(contractions.values() or traced)})
         is_weight = isinstance(layer, LAYERS) or any(row.parameter for row in own)
         why = _why_float(path, layer, own, kinds, sites) if is_weight else ""
         yield replace(
@@ -325,7 +323,7 @@ def _rows(sites: SiteTable, measured: Mapping[str, LayerNumbers]) -> Iterator[Si
             layer=" and ".join(dict.fromkeys(row.layer for row in own)) or type(layer).__name__,
             formats=", ".join(dict.fromkeys(row.formats for row in own if row.formats)),
             contraction=" and ".join(kinds) or "none",
-            program=", ".join(dict.fromkeys(map(str, contractions))),
+            program=", ".join(contractions),
             note=joined(why, *(row.note for row in own)),
             weight_bytes=sum({row.parameter: row.weight_bytes for row in own}.values()),
             operations=sum(row.operations for row in own),
@@ -365,21 +363,8 @@ def _why_float(
     return "contracted dequantized, somewhere at least: the operands have no payloads in common there"
 
 
-def _ratio(ratio: float) -> float:
-    """A ratio, by which rows are sorted: nan is the worst."""
-    return -math.inf if math.isnan(ratio) else ratio
-
-
-def decibels(ratio: float | None) -> str:
-    """A ratio as a cell's text."""
-    if ratio is None:
-        return "-"
-    return f"{ratio:.1f}" if math.isfinite(ratio) else str(ratio)
-
-
-def _share(part: float | None) -> str:
-    """A share as a cell's text, in percent."""
-    return "-" if part is None else f"{part:.2%}"
+def _cell(number: float | None, form: str = ".1f") -> str:
+    return "-" if number is None else format(number, form)
 
 
 def _cells(row: SiteRow) -> tuple[str, ...]:
@@ -392,10 +377,10 @@ def _measured(row: SiteRow) -> tuple[str, ...]:
         return ("-",) * len(MEASURED)
     numbers, clipped = row.numbers, row.numbers.saturation
     return (
-        decibels(numbers.isolated_sqnr_db),
-        decibels(numbers.accumulated_sqnr_db),
-        decibels(numbers.weight_sqnr_db),
-        " ".join(map(_share, (clipped.weight, clipped.input, clipped.output))),
-        decibels(numbers.only_quantized),
-        decibels(numbers.only_float),
+        _cell(numbers.isolated_sqnr_db),
+        _cell(numbers.accumulated_sqnr_db),
+        _cell(numbers.weight_sqnr_db),
+        " ".join(_cell(share, ".2%") for share in (clipped.weight, clipped.input, clipped.output)),
+        _cell(numbers.only_quantized),
+        _cell(numbers.only_float),
     )
