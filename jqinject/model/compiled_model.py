@@ -98,8 +98,8 @@ class CompiledModel(Generic[Model]):
         constants, donated = _places(model, call, donate)
         self._call_tree, self._first = call.frame.tree, _named(model, call)
         _check_evaluates(model)
-        self._chosen = nnx.filterlib.to_predicate(changing)
-        self._graphdef, *states = self._split(model)
+        self._may_change = nnx.Any(_is_low_bit, changing)
+        self._graphdef, *states = nnx.split(model, self._may_change, ..., graph=True)
         # As tuples: a state is flattened by Python code, in every call and Variable by Variable.
         leaves, self._tree = jax.tree_util.tree_flatten_with_path(tuple(states))
         self._paths = [_dotted(path) for path, _ in leaves]
@@ -192,18 +192,9 @@ class CompiledModel(Generic[Model]):
     def __repr__(self) -> str:
         return f"CompiledModel({self._name}: {'; '.join(self.programs)})"
 
-    def _split(self, model: nnx.Module) -> Any:
-        """The graph, the state that calls may change, and the rest."""
-
-        def may_change(path: tuple[Any, ...], node: object) -> bool:
-            value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
-            return is_low_bit_cache(value) or bool(self._chosen(path, node))
-
-        return nnx.split(model, may_change, ..., graph=True)
-
     def _leaves(self, model: nnx.Module) -> list[jax.Array] | None:
         """The arrays of a model, those first that calls may change; None if it has another structure."""
-        graphdef, *states = self._split(model)
+        graphdef, *states = nnx.split(model, self._may_change, ..., graph=True)
         leaves, tree = jax.tree.flatten(tuple(states))
         return leaves if tree == self._tree and graphdef == self._graphdef else None
 
@@ -256,7 +247,8 @@ class CompiledModel(Generic[Model]):
 
     def _new_paths(self, model: nnx.Module) -> str:
         """The paths of the Variables that a call has made, or what else it has changed."""
-        flat, _ = jax.tree_util.tree_flatten_with_path(tuple(self._split(model)[1:]))
+        _, *states = nnx.split(model, self._may_change, ..., graph=True)
+        flat, _ = jax.tree_util.tree_flatten_with_path(tuple(states))
         new = {_dotted(path) for path, _ in flat} - {*self._paths}
         return listed(tuple(sorted(new))) or "its attributes"
 
@@ -363,6 +355,10 @@ def _check_evaluates(model: nnx.Module) -> None:
             f"compiled: the model is in training mode ({listed(training)} = False), and is served in evaluation mode.\n"
             "  cure: model.eval(), or jqinject.freeze(model)"
         )
+
+
+def _is_low_bit(path: object, node: object) -> bool:
+    return is_low_bit_cache(node.get_raw_value() if isinstance(node, nnx.Variable) else node)
 
 
 def _kind(x: jax.Array) -> str:

@@ -12,15 +12,8 @@ from flax import nnx
 
 from jqinject.core import QuantStat
 from jqinject.model import from_payload, frozen_weights
-from jqinject.model.inspect.layer_numbers import (
-    Clipped,
-    Histograms,
-    LayerNumbers,
-    Saturation,
-    histogram,
-    histories_of,
-    saturation,
-)
+from jqinject.model.inspect import layer_numbers
+from jqinject.model.inspect.layer_numbers import Clipped, LayerNumbers
 from jqinject.model.inspect.observed_runs import ObservedRuns, Observer, Records
 from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.program import HELD, Call, intercept, quantized_stack
@@ -133,7 +126,7 @@ def measure(model: nnx.Module, call: Call, sites: Mapping[str, str]) -> tuple[di
         entries: dict[str, LayerNumbers] = {}
         recorded = {entry for entry, _ in quantized}
         for entry in runs.entries[:-1]:
-            histories = histories_of(_slots(model, runs, observer, entry))
+            histories = layer_numbers.histories_of(_slots(model, runs, observer, entry))
             entries[entry] = replace(_measured(entry, floating, quantized), histories=histories)
             # Also of entries that are read where they cannot be measured by themselves.
             if entry in recorded:
@@ -176,8 +169,12 @@ def _measured(entry: str, floating: Records, quantized: Records) -> LayerNumbers
         isolated_sqnr_db=isolated,
         accumulated_sqnr_db=accumulated,
         weight_sqnr_db=sqnr_db([c.x for c in weight], [c.value for c in weight]) if weight else None,
-        saturation=Saturation(**{part: saturation(calls) for part, calls in parts.items()}),
-        histograms=Histograms(**{part: histogram(calls) for part, calls in parts.items()}),
+        saturation=layer_numbers.Saturation(
+            **{part: layer_numbers.saturation(calls) for part, calls in parts.items()}
+        ),
+        histograms=layer_numbers.Histograms(
+            **{part: layer_numbers.histogram(calls) for part, calls in parts.items()}
+        ),
     )
 
 

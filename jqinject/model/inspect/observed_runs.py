@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject import program
 from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import clipped_fields
 from jqinject.model.status import Change, changed
@@ -25,16 +26,6 @@ from jqinject.model.walk import modules_of
 from jqinject.nn import QuantCheckpoint, QuantEmbed, activations
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import from_holder, on_host, spans_processes
-from jqinject.program import (
-    Call,
-    HeldQuantizers,
-    QuantizedProgram,
-    Site,
-    SplitCall,
-    Tracked,
-    WeightCall,
-    intercept,
-)
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_quantized
 
@@ -55,9 +46,7 @@ class Observer:
     """What a run does at each entry: numbers as they are, floats, or a choice of both.
 
     Args:
-        sites: what the program contracts by itself: path of a parameter, or name of a contraction of two activations ->
-            its entry.
-        layers: the paths of the entries that are layers, which are observed where they are called.
+        runs: whose entries these are; those that are layers are observed where they are called.
         on: True for all as it is, False for all in floats; or entry -> a traced bool.
         records: whether it records, for each call, as "float" the float output and the quantized output for the same
             input; or, of all as it is, as "quantized" the output, and what the quantizer of each part did.
@@ -67,15 +56,8 @@ class Observer:
         running: the entry that is running, and the module that holds its quantizers; None between entries.
     """
 
-    def __init__(
-        self,
-        sites: Mapping[str, str],
-        layers: Collection[str],
-        on: bool | Mapping[str, jax.Array],
-        *,
-        records: bool = False,
-    ) -> None:
-        self.sites, self.layers, self.on, self._records = sites, layers, on, records
+    def __init__(self, runs: ObservedRuns, on: bool | Mapping[str, jax.Array], records: bool = False) -> None:
+        self.sites, self.layers, self.on, self._records = runs.sites, runs.nodes, on, records
         self.slots: dict[str, dict[str, str]] = defaultdict(dict)
         self.running: tuple[str, object] | None = None
         self._calls: dict[tuple[str, str], list[list[tuple[np.ndarray, ...]]]] = defaultdict(list)
@@ -84,7 +66,7 @@ class Observer:
         """While an entry runs, whose quantizers a module holds."""
         return changed([(vars(self), "running", (entry, holder))])
 
-    def entry_of(self, call: WeightCall) -> str | None:
+    def entry_of(self, call: program.WeightCall) -> str | None:
         """The entry that a contraction of the program belongs to; None if it is not observed there."""
         entry = self.sites.get(call.name)
         return None if entry is not None and entry in self.layers and call.module == entry else entry
@@ -204,13 +186,8 @@ def _at_quantizer(
     return quantized
 
 
-def _at_program(observer: Observer, model: object, call: Callable[[], HeldQuantizers]) -> ObservedQuantizers:
-    """A call of `QuantizedProgram.quantizers`, so that a call of the program is observed; see `Around`."""
-    return ObservedQuantizers(call(), observer)
-
-
 @final
-class ObservedQuantizers(HeldQuantizers):
+class ObservedQuantizers(program.HeldQuantizers):
     """The quantizers of a program whose contractions are observed.
 
     Args:
@@ -218,7 +195,7 @@ class ObservedQuantizers(HeldQuantizers):
         observer: says what is done at a contraction.
     """
 
-    def __init__(self, quantizers: HeldQuantizers, observer: Observer) -> None:
+    def __init__(self, quantizers: program.HeldQuantizers, observer: Observer) -> None:
         vars(self).update(vars(quantizers))
         self._observer = observer
 
@@ -227,7 +204,7 @@ class ObservedQuantizers(HeldQuantizers):
         """Whether an observed contraction is running: its quantizers are on where others are off."""
         return self._observer.running is not None
 
-    def run(self, call: WeightCall) -> Tracked:
+    def run(self, call: program.WeightCall) -> program.Tracked:
         """See `Quantizers`."""
         observer = self._observer
         entry = observer.entry_of(call)
@@ -239,7 +216,7 @@ class ObservedQuantizers(HeldQuantizers):
         # Contracted as floats next, if these are other numbers: the scale is not theirs.
         return out if observer.on is True else out.with_value(value)
 
-    def record(self, site: Site, x: jax.Array, quantized: object) -> None:
+    def record(self, site: program.Site, x: jax.Array, quantized: object) -> None:
         """See `Quantizers`."""
         entry, holder = self._observer.running or ("", None)
         if entry and holder is self:
@@ -252,7 +229,7 @@ class ObservedQuantizers(HeldQuantizers):
         entry = self._observer.sites.get(name)
         return None if entry is None else partial(self._observer.chosen, entry)
 
-    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
+    def quantize(self, site: program.Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """See `Quantizers`."""
         observer, running = self._observer, self._observer.running
         weight = observer.sites.get(site.name) if site.is_weight else None
@@ -288,27 +265,26 @@ class ObservedRuns:
             activations -> its entry, which may be that of a layer.
 
     Attributes:
+        sites: see above.
         nodes: path -> quantized layer.
         entries: layers, and whatever else is switched; the last is `OTHERS`.
         state, arrays: of the model and its call, as `SplitCall` has them.
-        observer: makes an `Observer` of its argument `on`.
     """
 
-    def __init__(self, model: nnx.Module, call: Call, sites: Mapping[str, str]) -> None:
-        self._split = SplitCall(model, call)
+    def __init__(self, model: nnx.Module, call: program.Call, sites: Mapping[str, str]) -> None:
+        self._split, self.sites = program.SplitCall(model, call), sites
         self.state, self.arrays = self._split.state, self._split.arrays
         self.nodes = {path: node for path, node in modules_of(model).items() if _quantizes(node)}
         self.entries = tuple(dict.fromkeys((*self.nodes, *sites.values(), OTHERS)))
-        self.observer = partial(Observer, sites, self.nodes)
 
         def mixed(state: object, arrays: list[jax.Array], on: jax.Array) -> list[jax.Array]:
-            return self.outputs(state, arrays, self.observer(dict(zip(self.entries, on, strict=True))))
+            return self.outputs(state, arrays, Observer(self, dict(zip(self.entries, on, strict=True))))
 
         self._mixed = jax.jit(mixed)
 
     def recorded(self, on: bool) -> tuple[Observer, Records, list[np.ndarray]]:
         """Run the model as it is, or with every quantizer off; its records, and the model's outputs, float64."""
-        observer = self.observer(on, records=True)
+        observer = Observer(self, on, records=True)
         run = jax.jit(partial(self.outputs, observer=observer))
         outputs = _numbers(run(self.state, self.arrays))
         return observer, observer.finish(self.state, self.arrays), outputs
@@ -341,15 +317,15 @@ class ObservedRuns:
         layers = [node for name, node in modules.items() if name in self.nodes]
         of_layers = {id(node) for layer in layers for _, node in nnx.iter_modules(layer, graph=True)}
         of_program: set[int] = set()
-        if isinstance(copy, QuantizedProgram):
+        if isinstance(copy, program.QuantizedProgram):
             of_program = {id(node) for _, node in nnx.iter_modules(copy.op_quant, graph=True)}
-            intercept(copy, partial(_at_program, observer), "quantizers")
+            program.intercept(copy, lambda _, call: ObservedQuantizers(call(), observer), "quantizers")
         for name, node in modules.items():
             if name in self.nodes:
                 for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
-                    intercept(node, partial(_at_layer, name, observer), method)
+                    program.intercept(node, partial(_at_layer, name, observer), method)
             if isinstance(node, QuantProxyFromInjector) and id(node) not in of_program:
-                intercept(node, partial(_at_quantizer, observer))
+                program.intercept(node, partial(_at_quantizer, observer))
                 node.disable_quant |= observer.on is False and id(node) not in of_layers
 
 

@@ -11,26 +11,18 @@ from flax import nnx
 
 from jqinject.dot.tensors.choice import NOT_KEPT
 from jqinject.model.frozen_weights import op_of_weight
-from jqinject.model.inspect import page
+from jqinject.model.inspect import layer_numbers, measured_report, page, site_table, training_bytes
 from jqinject.model.inspect.coverage import Coverage
-from jqinject.model.inspect.layer_numbers import LayerNumbers, plain
-from jqinject.model.inspect.measured_report import measurable, measure
+from jqinject.model.inspect.layer_numbers import LayerNumbers
 from jqinject.model.inspect.model_weights import LAYERS
-from jqinject.model.inspect.site_table import (
-    CACHE,
-    LEGEND,
-    MEASURED,
-    TOTAL,
-    SiteRow,
-    SiteTable,
-    joined,
-)
-from jqinject.model.inspect.training_bytes import TrainingBytes, training_bytes
+from jqinject.model.inspect.site_table import SiteRow, SiteTable
 from jqinject.model.walk import ModelIndex, check_module, modules_of, uncalibrated
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method
 
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
+TOTAL = "all layers"
+"""The first cell of the line of totals."""
 COLUMNS_EXPLAINED = (
     (
         "input x weight",
@@ -41,7 +33,7 @@ COLUMNS_EXPLAINED = (
         "What the compiled program multiplies, and its types in XLA's notation (s8: 8-bit integers).",
     ),
     ("bytes, operations", "Of the weight with its scales; multiply-adds of this call."),
-    LEGEND[-1],
+    site_table.LEGEND[-1],
 )
 MEASURED_EXPLAINED = (
     (
@@ -89,7 +81,7 @@ class ContractionReport(page.Shown):
     coverage: Coverage
     output_sqnr_db: float | None = None
     uncalibrated: tuple[str, ...] = ()
-    training: TrainingBytes | None = None
+    training: training_bytes.TrainingBytes | None = None
 
     def __getitem__(self, path: str) -> SiteRow:
         """The row of a layer or of a parameter, by path; a parameter of a layer has the layer's row."""
@@ -140,7 +132,7 @@ class ContractionReport(page.Shown):
         An infinite ratio becomes the string "inf" or "-inf", a nan the string "nan".
         """
         return {
-            **plain(self),
+            **layer_numbers.plain(self),
             "coverage": self.coverage.as_dict(),
             "weight_bytes": self.weight_bytes,
             "operations": self.operations,
@@ -177,7 +169,7 @@ class ContractionReport(page.Shown):
         # The model's output ratio goes in the column "here dB": a layer's output in the quantized model.
         output = ("", _cell(self.output_sqnr_db), "", "", "", "") if measured else ()
         counts = (f"{self.weight_bytes:,}", f"{self.operations:,}")
-        names = (*COLUMNS, *(MEASURED if measured else ()), page.NOTE)
+        names = (*COLUMNS, *(site_table.MEASURED if measured else ()), page.NOTE)
         return names, [*lines, (TOTAL, "", "", "", "", *counts, *output, "")]
 
     def notes(self) -> tuple[str, ...]:
@@ -286,12 +278,12 @@ def report_of(
     optimizer: nnx.Optimizer[Any] | optax.GradientTransformation | None = None,
 ) -> ContractionReport:
     """See `report`."""
-    floats = measurable(model, call, reference) if numbers else None
+    floats = measured_report.measurable(model, call, reference) if numbers else None
     sites = SiteTable(model, [call])
-    quantized = [row for row in sites.rows if row.formats and row.operation not in ("", CACHE)]
+    quantized = [row for row in sites.rows if row.formats and row.operation not in ("", site_table.CACHE)]
     switched = {row.site: row.path for row in quantized}
-    measured, ratio = ({}, None) if floats is None else measure(floats, call, switched)
-    training = None if optimizer is None else training_bytes(model, call, optimizer, switched)
+    measured, ratio = ({}, None) if floats is None else measured_report.measure(floats, call, switched)
+    training = None if optimizer is None else training_bytes.training_bytes(model, call, optimizer, switched)
     unseen, rows = uncalibrated(ModelIndex(model)), tuple(_rows(sites, measured))
     return ContractionReport(rows, Coverage(sites.rows), ratio, unseen, training)
 
@@ -324,7 +316,7 @@ def _rows(sites: SiteTable, measured: Mapping[str, LayerNumbers]) -> Iterator[Si
             formats=", ".join(dict.fromkeys(row.formats for row in own if row.formats)),
             contraction=" and ".join(kinds) or "none",
             program=", ".join(contractions),
-            note=joined(why, *(row.note for row in own)),
+            note=site_table.joined(why, *(row.note for row in own)),
             weight_bytes=sum({row.parameter: row.weight_bytes for row in own}.values()),
             operations=sum(row.operations for row in own),
             numbers=measured.get(path),
@@ -374,7 +366,7 @@ def _cells(row: SiteRow) -> tuple[str, ...]:
 
 def _measured(row: SiteRow) -> tuple[str, ...]:
     if row.numbers is None:
-        return ("-",) * len(MEASURED)
+        return ("-",) * len(site_table.MEASURED)
     numbers, clipped = row.numbers, row.numbers.saturation
     return (
         _cell(numbers.isolated_sqnr_db),

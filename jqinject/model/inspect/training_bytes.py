@@ -254,7 +254,7 @@ def training_bytes(
         )
 
     counted: list[Counter[tuple[str, bool]]] = []
-    for observer in (None, runs.observer(False)) if have_floats else (None,):
+    for observer in (None, Observer(runs, False)) if have_floats else (None,):
         counted.append(Counter())
         for place, in_place, size in _residuals(runs, observer, wrt):
             counted[-1][site_of(place), in_place] += size
