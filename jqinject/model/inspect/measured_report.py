@@ -169,12 +169,8 @@ def _measured(entry: str, floating: Records, quantized: Records) -> LayerNumbers
         isolated_sqnr_db=isolated,
         accumulated_sqnr_db=accumulated,
         weight_sqnr_db=sqnr_db([c.x for c in weight], [c.value for c in weight]) if weight else None,
-        saturation=layer_numbers.Saturation(
-            **{part: layer_numbers.saturation(calls) for part, calls in parts.items()}
-        ),
-        histograms=layer_numbers.Histograms(
-            **{part: layer_numbers.histogram(calls) for part, calls in parts.items()}
-        ),
+        saturation=layer_numbers.Saturation(*map(layer_numbers.saturation, parts.values())),
+        histograms=layer_numbers.Histograms(*map(layer_numbers.histogram, parts.values())),
     )
 
 
