@@ -23,33 +23,24 @@ from jqinject.program import CALL, Call, Method, checked_method
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
 TOTAL = "all layers"
 """The first cell of the line of totals."""
-COLUMNS_EXPLAINED = (
-    (
-        "input x weight",
-        "The grids of both; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
-    ),
-    (
-        "contracts, program",
-        "What the compiled program multiplies, and its types in XLA's notation (s8: 8-bit integers).",
-    ),
-    ("bytes, operations", "Of the weight with its scales; multiply-adds of this call."),
-    site_table.LEGEND[-1],
-)
-MEASURED_EXPLAINED = (
-    (
-        "alone dB, here dB, weight dB",
+COLUMNS_EXPLAINED = {
+    "input x weight": "The grids of both; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
+    "contracts, program": "What the compiled program multiplies, and its types in XLA's notation (s8: 8-bit integers).",
+    "bytes, operations": "Of the weight with its scales; multiply-adds of this call.",
+    site_table.LOW_BITS: site_table.LEGEND[site_table.LOW_BITS],
+}
+MEASURED_EXPLAINED = {
+    "alone dB, here dB, weight dB": (
         "Signal-to-quantization-noise ratio: of the layer's output when only it is quantized and its input is the "
-        f"float model's; of its output in the quantized model ({TOTAL}: of the model's output); of its weight.",
+        f"float model's; of its output in the quantized model ({TOTAL}: of the model's output); of its weight."
     ),
-    (
-        "clipped w/in/out",
-        "Share of the elements of weight, input and output that lie outside what their quantizer can represent.",
+    "clipped w/in/out": (
+        "Share of the elements of weight, input and output that lie outside what their quantizer can represent."
     ),
-    (
-        "only quantized, only float",
-        "The ratio of the model's output, in dB, when this layer is quantized and no other; when all but it are.",
+    "only quantized, only float": (
+        "The ratio of the model's output, in dB, when this layer is quantized and no other; when all but it are."
     ),
-)
+}
 
 
 @dataclass(frozen=True)
@@ -160,7 +151,8 @@ class ContractionReport(page.Shown):
 
     def legend(self) -> tuple[tuple[str, str], ...]:
         """See `Shown`."""
-        return COLUMNS_EXPLAINED + (() if self.output_sqnr_db is None else MEASURED_EXPLAINED)
+        explained = COLUMNS_EXPLAINED | ({} if self.output_sqnr_db is None else MEASURED_EXPLAINED)
+        return tuple(explained.items())
 
     def table(self) -> page.Table:
         """See `Shown`: a line for each layer, those of measured numbers only if it has them; and one of totals."""

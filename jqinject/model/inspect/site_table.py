@@ -23,20 +23,12 @@ from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Call, Policy, WeightUse
 
-LEGEND = (
-    (
-        "weight, input",
-        "Their grids; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
-    ),
-    (
-        "contracts",
-        "In which numbers the program contracts them now; float: quantized ones are dequantized first.",
-    ),
-    (
-        "quantized, in low bits",
-        "A matrix in all its uses; multiply-adds whose operands have at most 8 bits each.",
-    ),
-)
+LOW_BITS = "quantized, in low bits"
+LEGEND = {
+    "weight, input": "Their grids; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
+    "contracts": "In which numbers the program contracts them now; float: quantized ones are dequantized first.",
+    LOW_BITS: "A matrix in all its uses; multiply-adds whose operands have at most 8 bits each.",
+}
 """What the columns of a coverage mean."""
 MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
 """The columns of a report with numbers."""
