@@ -118,19 +118,14 @@ class BatchCalls:
                     f"{self._caller} runs the model, and batch {index} has a shape without numbers in {where}.\n"
                     "  cure: batches of arrays"
                 )
-            if not _is_finite(leaf):
+            is_float = isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)
+            # On its devices: an array across processes is not whole in any of them.
+            if is_float and not jnp.isfinite(leaf).all():
                 raise ValueError(
                     f"batch {index} has nan or inf in {where}, of shape {leaf.shape}: a range made from it would be of "
                     "no use.\n  cure: leave such samples out"
                 )
         return Call(args, kwargs, self._method)
-
-
-def _is_finite(leaf: object) -> bool:
-    if not (isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)):
-        return True
-    # On its devices: an array across processes is not whole in any of them.
-    return bool(jnp.isfinite(leaf).all())
 
 
 @dataclass(frozen=True)

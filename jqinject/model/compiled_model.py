@@ -283,14 +283,12 @@ class CompiledModel(Generic[Model]):
         constants = (repr(leaf) for leaf in call.frame.others if leaf is not None)
         described = ", ".join((*(name for name, _ in arrays), *constants))
         for (name, facts), (before, first) in zip(arrays, self._first, strict=True):
-            difference = next(
-                (text for text, a, b in zip(DIFFERENCES, facts, first, strict=True) if a != b), ""
-            )
-            if difference:
-                raise TypeError(
-                    f"compiled: got {name}, and the model was compiled for {before}: {difference}.\n"
-                    f"  cure: give what it was compiled for; or jqinject.compiled(model, ...) once more for this one"
-                )
+            for difference, fact, expected in zip(DIFFERENCES, facts, first, strict=True):
+                if fact != expected:
+                    raise TypeError(
+                        f"compiled: got {name}, and the model was compiled for {before}: {difference}.\n  cure: give "
+                        "what it was compiled for; or jqinject.compiled(model, ...) once more for this one"
+                    )
         if not self._prepared:
             raise ValueError(
                 f"compiled: ({described}) was not prepared, and shapes='given'. It is compiled for: "

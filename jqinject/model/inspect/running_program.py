@@ -23,9 +23,8 @@ CONTRACTION = re.compile(
     rf"(?:.*{scopes.WEIGHT}(?P<name>[\w.\-]*))?",
     re.MULTILINE,
 )
-OPERAND = re.compile(
-    r"(?:^|[%\s])([\w.\-]+)\s*(?=,|$)"
-)  # its type, before its name, may have commas in brackets
+# The type of an operand, before its name, may have commas in brackets.
+OPERAND = re.compile(r"(?:^|[%\s])([\w.\-]+)\s*(?=,|$)")
 
 
 class RunningProgram:
