@@ -12,20 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject import program
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.walk import ModelIndex, check_module, listed, static_ranges
 from jqinject.ops.processes import on_host
-from jqinject.program import (
-    CALL,
-    Call,
-    Method,
-    QuantizedProgram,
-    arguments_of,
-    checked_method,
-    compiled_call,
-    throws_away,
-)
+from jqinject.program import CALL, Call, Method, QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 
 
@@ -93,7 +85,7 @@ class BatchCalls:
             raise TypeError(
                 f"{caller}: call must be a function of the model and a batch, got {type(call).__name__}"
             )
-        self._method = checked_method(model, method, caller) if call is None else call
+        self._method = program.checked_method(model, method, caller) if call is None else call
         self._whole = call is not None
         self._caller = caller
 
@@ -118,7 +110,7 @@ class BatchCalls:
             )
 
     def _checked(self, batch: object, index: int) -> Call:
-        args, kwargs = ((batch,), {}) if self._whole else arguments_of(batch)
+        args, kwargs = ((batch,), {}) if self._whole else program.arguments_of(batch)
         for path, leaf in jax.tree.leaves_with_path((args, kwargs)):
             where = jax.tree_util.keystr(path[1:]) or "its array"
             if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -126,20 +118,14 @@ class BatchCalls:
                     f"{self._caller} runs the model, and batch {index} has a shape without numbers in {where}.\n"
                     "  cure: batches of arrays"
                 )
-            if not _is_finite(leaf):
+            is_float = isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)
+            # On its devices: an array across processes is not whole in any of them.
+            if is_float and not jnp.isfinite(leaf).all():
                 raise ValueError(
                     f"batch {index} has nan or inf in {where}, of shape {leaf.shape}: a range made from it would be of "
                     "no use.\n  cure: leave such samples out"
                 )
         return Call(args, kwargs, self._method)
-
-
-def _is_finite(leaf: object) -> bool:
-    if not (isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)):
-        return True
-    if isinstance(leaf, jax.Array):  # checked in place: an array across processes is not whole in any of them
-        return bool(jnp.isfinite(leaf).all())
-    return bool(np.isfinite(leaf.astype(np.float32)).all())
 
 
 @dataclass(frozen=True)
@@ -235,7 +221,7 @@ def calibrate(
         )
     copy = nnx.clone(model, graph=True)
     observers = _prepare(copy, quantized)
-    step = compiled_call(_run)
+    step = program.compiled_call(_run)
     count, called = 0, None
     for count, called in enumerate(calls.of(batches, "calibrating", progress=progress), 1):
         try:
@@ -288,7 +274,7 @@ def _check_not_lost(copy: nnx.Module, call: Call | None, observers: dict[str, St
     missed = tuple(path for path, observer in observers.items() if observer.has_range() is False)
     if not missed or call is None or isinstance(copy, QuantizedProgram):
         return
-    thrown = throws_away(copy, RulePolicy(()), [call])
+    thrown = program.throws_away(copy, RulePolicy(()), [call])
     lost = tuple(path for path in missed if any(state.startswith(f"{path}.") for state in thrown))
     if lost:
         raise ValueError(

@@ -6,7 +6,6 @@ checks are made where JAX traces this function: Python runs it only for argument
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Generic, Literal, TypeVar, final
 
@@ -96,24 +95,20 @@ class CompiledModel(Generic[Model]):
     def __init__(
         self, model: Model, call: Call, changing: Filter, donate: Collection[str], shapes: Shapes
     ) -> None:
-        self._places = _places(model, call, donate)
+        constants, donated = _places(model, call, donate)
         self._call_tree, self._first = call.frame.tree, _named(model, call)
         _check_evaluates(model)
-        self._chosen = nnx.filterlib.to_predicate(changing)
-        self._graphdef, *states = self._split(model)
+        self._may_change = nnx.Any(_is_low_bit, changing)
+        self._graphdef, *states = nnx.split(model, self._may_change, ..., graph=True)
         # As tuples: a state is flattened by Python code, in every call and Variable by Variable.
         leaves, self._tree = jax.tree_util.tree_flatten_with_path(tuple(states))
         self._paths = [_dotted(path) for path, _ in leaves]
-        abstract = [
-            path
-            for path, (_, leaf) in zip(self._paths, leaves, strict=True)
-            if not isinstance(leaf, jax.Array | np.ndarray)
-        ]
-        if abstract:
-            raise ValueError(
-                f"compiled: {abstract[0]} is not an array: the model is abstract, or is being traced.\n"
-                "  cure: a model with numbers in it, outside of jax.jit"
-            )
+        for path, (_, leaf) in zip(self._paths, leaves, strict=True):
+            if not isinstance(leaf, jax.Array | np.ndarray):
+                raise ValueError(
+                    f"compiled: {path} is not an array: the model is abstract, or is being traced.\n"
+                    "  cure: a model with numbers in it, outside of jax.jit"
+                )
         self._count = len(jax.tree.leaves(states[0]))  # of the arrays that calls may change, which come first
         if not self._count and changing is not nnx.Cache:
             raise ValueError(
@@ -124,8 +119,13 @@ class CompiledModel(Generic[Model]):
         self._shapes, self._prepared = shapes, True
         self._programs: list[str] = []
         self._read, self._changing = self._arrays(model)
+        # Caches on several devices stay where they are; the rest is left to the compiler.
+        shardings = [x.sharding if len(x.sharding.device_set) > 1 else None for x in self._changing]
         self._run = jax.jit(
-            self._traced, static_argnums=0, donate_argnums=(2, 3), out_shardings=_shardings(self._changing)
+            self._traced,
+            static_argnums=tuple(place + 2 for place in constants),
+            donate_argnums=(1, *(place + 2 for place in donated)),
+            out_shardings=(None, tuple(shardings)),
         )
         self.prepare(*call.args, **call.kwargs)
 
@@ -140,15 +140,14 @@ class CompiledModel(Generic[Model]):
         return out
 
     def _arguments(self, inputs: tuple[object, ...], keywords: dict[str, object]) -> tuple[Any, ...]:
-        """The arguments of the compiled function: constants, what is only read, and what may be overwritten."""
+        """The arguments of the compiled function: what it only reads, what it overwrites, and the call's leaves."""
         leaves, tree = jax.tree.flatten((inputs, keywords), is_leaf=is_low_bit_cache)
         if tree != self._call_tree:
             raise TypeError(
                 f"compiled: the arguments are other ones than in ({self._programs[0]}), or not arrays.\n  cure: the "
                 "same arguments in the same places; jqinject.compiled(model, ...) once more for another way to call it"
             )
-        constants, donated, others = ([leaves[place] for place in places] for places in self._places)
-        return tuple(constants), self._read, self._changing, donated, others
+        return self._read, self._changing, *leaves
 
     def prepare(self, *inputs: object, **keywords: object) -> None:
         """Compile for other sizes ahead of the call; nothing is run.
@@ -193,18 +192,9 @@ class CompiledModel(Generic[Model]):
     def __repr__(self) -> str:
         return f"CompiledModel({self._name}: {'; '.join(self.programs)})"
 
-    def _split(self, model: nnx.Module) -> Any:
-        """The graph, the state that calls may change, and the rest."""
-
-        def may_change(path: tuple[Any, ...], node: object) -> bool:
-            value = node.get_raw_value() if isinstance(node, nnx.Variable) else node
-            return is_low_bit_cache(value) or bool(self._chosen(path, node))
-
-        return nnx.split(model, may_change, ..., graph=True)
-
     def _leaves(self, model: nnx.Module) -> list[jax.Array] | None:
         """The arrays of a model, those first that calls may change; None if it has another structure."""
-        graphdef, *states = self._split(model)
+        graphdef, *states = nnx.split(model, self._may_change, ..., graph=True)
         leaves, tree = jax.tree.flatten(tuple(states))
         return leaves if tree == self._tree and graphdef == self._graphdef else None
 
@@ -227,18 +217,9 @@ class CompiledModel(Generic[Model]):
     def _merged(self, read: Arrays, changing: Arrays) -> Model:
         return nnx.merge(self._graphdef, *jax.tree.unflatten(self._tree, (*changing, *read)))
 
-    def _traced(
-        self,
-        constants: tuple[object, ...],
-        read: Arrays,
-        changing: Arrays,
-        donated: list[Any],
-        others: list[Any],
-    ) -> Any:
+    def _traced(self, read: Arrays, changing: Arrays, *leaves: object) -> Any:
         """What is compiled."""
-        leaves = zip(itertools.chain(*self._places), (*constants, *donated, *others), strict=True)
-        ordered = [leaf for _, leaf in sorted(leaves, key=lambda entry: entry[0])]
-        args, kwargs = jax.tree.unflatten(self._call_tree, ordered)
+        args, kwargs = jax.tree.unflatten(self._call_tree, leaves)
         call = Call(args, kwargs, self._method)
         model = self._merged(read, changing)
         described = self._checked(model, call)
@@ -266,7 +247,8 @@ class CompiledModel(Generic[Model]):
 
     def _new_paths(self, model: nnx.Module) -> str:
         """The paths of the Variables that a call has made, or what else it has changed."""
-        flat, _ = jax.tree_util.tree_flatten_with_path(tuple(self._split(model)[1:]))
+        _, *states = nnx.split(model, self._may_change, ..., graph=True)
+        flat, _ = jax.tree_util.tree_flatten_with_path(tuple(states))
         new = {_dotted(path) for path, _ in flat} - {*self._paths}
         return listed(tuple(sorted(new))) or "its attributes"
 
@@ -278,7 +260,8 @@ class CompiledModel(Generic[Model]):
             call.frame.filled(arrays, ())(model)
             return (self._leaves(model) or [])[self._count :]
 
-        after = _inputs_of(jaxpr.Body.of(jax.make_jaxpr(run)(read, changing, call.arrays)))
+        body = jaxpr.Body.of(jax.make_jaxpr(run)(read, changing, call.arrays))
+        after = _inputs_of(body, range(len(body.inputs)))
         paths = self._paths[self._count :]
         names = tuple(dict.fromkeys(path for place, path in enumerate(paths) if after[place] != place))
         if names:
@@ -300,14 +283,12 @@ class CompiledModel(Generic[Model]):
         constants = (repr(leaf) for leaf in call.frame.others if leaf is not None)
         described = ", ".join((*(name for name, _ in arrays), *constants))
         for (name, facts), (before, first) in zip(arrays, self._first, strict=True):
-            difference = next(
-                (text for text, a, b in zip(DIFFERENCES, facts, first, strict=True) if a != b), ""
-            )
-            if difference:
-                raise TypeError(
-                    f"compiled: got {name}, and the model was compiled for {before}: {difference}.\n"
-                    f"  cure: give what it was compiled for; or jqinject.compiled(model, ...) once more for this one"
-                )
+            for difference, fact, expected in zip(DIFFERENCES, facts, first, strict=True):
+                if fact != expected:
+                    raise TypeError(
+                        f"compiled: got {name}, and the model was compiled for {before}: {difference}.\n  cure: give "
+                        "what it was compiled for; or jqinject.compiled(model, ...) once more for this one"
+                    )
         if not self._prepared:
             raise ValueError(
                 f"compiled: ({described}) was not prepared, and shapes='given'. It is compiled for: "
@@ -317,8 +298,8 @@ class CompiledModel(Generic[Model]):
         return described
 
 
-def _places(model: nnx.Module, call: Call, donate: Collection[str]) -> tuple[list[int], ...]:
-    """The places among the leaves of a call of its constants, of arrays that are given away, and of other arrays.
+def _places(model: nnx.Module, call: Call, donate: Collection[str]) -> tuple[list[int], list[int]]:
+    """The places among the leaves of a call of its constants, and of arrays that are given away.
 
     Raises:
         TypeError: a module among the arguments; a constant that cannot be hashed.
@@ -346,8 +327,7 @@ def _places(model: nnx.Module, call: Call, donate: Collection[str]) -> tuple[lis
                 f"compiled: donate={name!r} is {'a flag' if name in flags else 'not an argument of this call'}"
                 f"{'; ' + hint if hint else ''}.\n  cure: one of {', '.join(dict.fromkeys(names))}"
             )
-    donated = [place for place, name in zip(call.frame.arrays, names, strict=True) if name in donate]
-    return constants, donated, [place for place in call.frame.arrays if place not in donated]
+    return constants, [place for place, name in zip(call.frame.arrays, names, strict=True) if name in donate]
 
 
 def _named(model: nnx.Module, call: Call) -> list[tuple[str, tuple[object, ...]]]:
@@ -375,10 +355,8 @@ def _check_evaluates(model: nnx.Module) -> None:
         )
 
 
-def _shardings(changing: Arrays) -> object:
-    """Caches that lie on several devices stay as they lie; the rest is left to the compiler."""
-    shardings = [x.sharding if len(x.sharding.device_set) > 1 else None for x in changing]
-    return (None, tuple(shardings)) if any(sharding is not None for sharding in shardings) else None
+def _is_low_bit(path: object, node: object) -> bool:
+    return is_low_bit_cache(node.get_raw_value() if isinstance(node, nnx.Variable) else node)
 
 
 def _kind(x: jax.Array) -> str:
@@ -391,7 +369,7 @@ def _dotted(path: Sequence[object]) -> str:
     return ".".join(jax.tree_util.keystr((key,), simple=True) for key in keys)
 
 
-def _inputs_of(body: jaxpr.Body) -> list[int | None]:
+def _inputs_of(body: jaxpr.Body, inputs: Sequence[int | None]) -> list[int | None]:
     """For each output of a program, the number of the input that it is; None if it is computed.
 
     JAX itself passes on what loops and branches do not change; here the other programs within are looked into.
@@ -401,10 +379,6 @@ def _inputs_of(body: jaxpr.Body) -> list[int | None]:
         inner = equation.body
         if inner is None or len(inner.outputs) != len(equation.outputs):
             return [None] * len(equation.outputs)
-        return inner.run(inputs, passed, _no_input)
+        return _inputs_of(inner, inputs)
 
-    return body.run(range(len(body.inputs)), passed, _no_input)
-
-
-def _no_input(value: object) -> None:
-    """A constant is no input."""
+    return body.run(inputs, passed, lambda constant: None)

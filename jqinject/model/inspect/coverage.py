@@ -129,7 +129,7 @@ class Coverage(page.Shown):
 
     def legend(self) -> tuple[tuple[str, str], ...]:
         """See `Shown`."""
-        return site_table.LEGEND
+        return tuple(site_table.LEGEND.items())
 
     def notes(self) -> tuple[str, ...]:
         """See `Shown`."""

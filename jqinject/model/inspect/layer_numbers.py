@@ -9,17 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jqinject.core import (
-    AmaxScaling,
-    BinaryQuant,
-    ClampedBinaryQuant,
-    TernaryQuant,
-)
+from jqinject import core
 from jqinject.ops.processes import on_host
 from jqinject.proxy import QuantProxyFromInjector
 
 BINS = 48
-ONE_STEP = (BinaryQuant, ClampedBinaryQuant, TernaryQuant)
+ONE_STEP = (core.BinaryQuant, core.ClampedBinaryQuant, core.TernaryQuant)
 OUTLYING = 12.0  # a range that is so many times the usual magnitude has outliers
 # With a scale of max |x| / steps, that x comes back up to float32 rounding: this is not clipping.
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
@@ -167,7 +162,7 @@ def histories_of(slots: Iterable[tuple[str, object]]) -> tuple[History, ...]:
     )
 
 
-def _steps(scaling: AmaxScaling) -> tuple[float, ...]:
+def _steps(scaling: core.AmaxScaling) -> tuple[float, ...]:
     """The largest amax of each step, oldest first, without the leading zeros of steps not yet taken."""
     record = on_host(scaling.amax_history.get_value()).astype(np.float64)
     axis = record.ndim - 1 - len(scaling.scaling_shape)

@@ -1,30 +1,23 @@
 """Measures the quantization error of each layer of a model, and of the model."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.core import QuantStat, _protocols, component
+from jqinject.core import QuantStat
 from jqinject.model import from_payload, frozen_weights
-from jqinject.model.inspect.layer_numbers import (
-    Clipped,
-    Histograms,
-    LayerNumbers,
-    Saturation,
-    histogram,
-    histories_of,
-    saturation,
-)
+from jqinject.model.inspect import layer_numbers
+from jqinject.model.inspect.layer_numbers import Clipped, LayerNumbers
 from jqinject.model.inspect.observed_runs import ObservedRuns, Observer, Records
 from jqinject.model.walk import ModelIndex, listed, place_name
-from jqinject.program import HELD, Call, quantized_stack
-from jqinject.proxy import WeightQuantProxyFromInjector, stack_of
+from jqinject.program import HELD, Call, intercept, quantized_stack
+from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import as_array, is_concrete
 
 ADVICE = (
@@ -131,19 +124,15 @@ def measure(model: nnx.Module, call: Call, sites: Mapping[str, str]) -> tuple[di
         observer, quantized, output = runs.recorded(True)
         _, floating, floats = runs.recorded(False)
         entries: dict[str, LayerNumbers] = {}
+        recorded = {entry for entry, _ in quantized}
         for entry in runs.entries[:-1]:
-            histories = histories_of(_slots(model, runs, observer, entry))
-            numbers = LayerNumbers(calls=0, histories=histories)
+            histories = layer_numbers.histories_of(_slots(model, runs, observer, entry))
+            entries[entry] = replace(_measured(entry, floating, quantized), histories=histories)
             # Also of entries that are read where they cannot be measured by themselves.
-            if any(entry == recorded for recorded, _ in quantized):
+            if entry in recorded:
                 alone, without = (runs.mixed(on) for on in ({entry}, {*runs.entries} - {entry}))
-                numbers = replace(
-                    _measured(entry, floating, quantized),
-                    only_quantized=sqnr_db(floats, alone),
-                    only_float=sqnr_db(floats, without),
-                    histories=histories,
-                )
-            entries[entry] = numbers
+                ratios = {"only_quantized": sqnr_db(floats, alone), "only_float": sqnr_db(floats, without)}
+                entries[entry] = replace(entries[entry], **ratios)
     except Exception as error:
         error.add_note(ADVICE)
         raise
@@ -180,32 +169,9 @@ def _measured(entry: str, floating: Records, quantized: Records) -> LayerNumbers
         isolated_sqnr_db=isolated,
         accumulated_sqnr_db=accumulated,
         weight_sqnr_db=sqnr_db([c.x for c in weight], [c.value for c in weight]) if weight else None,
-        saturation=Saturation(**{part: saturation(calls) for part, calls in parts.items()}),
-        histograms=Histograms(**{part: histogram(calls) for part, calls in parts.items()}),
+        saturation=layer_numbers.Saturation(*map(layer_numbers.saturation, parts.values())),
+        histograms=layer_numbers.Histograms(*map(layer_numbers.histogram, parts.values())),
     )
-
-
-@final
-class SolvedQuant(component.InnerModule):
-    """Return the quantized weight that a solver chose, whatever weight it is called with.
-
-    Args:
-        quantizer: the weight's quantizer, whose scale is committed.
-        weight: the weight that the solver chose, on the quantizer's grid.
-    """
-
-    def __init__(self, quantizer: object, weight: jax.Array) -> None:
-        self.quantizer: Any = (
-            nnx.data(quantizer) if isinstance(quantizer, nnx.Module) else nnx.static(quantizer)
-        )
-        self.weight = QuantStat(weight)
-        self.has_zero_point = _protocols.has_zero_point(quantizer)
-        self.scale_dtype, self.grid = _protocols.scale_dtype(quantizer), _protocols.grid_of(quantizer)
-        self.format = _protocols.number_format(quantizer)
-
-    def by_scale(self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None, keep: bool) -> Any:
-        """See the quantizer."""
-        return self.quantizer.by_scale(self.weight.get_value(), scale, zero_point, keep)
 
 
 SolvedWeights = dict[str, tuple[nnx.Param[Any], WeightQuantProxyFromInjector]]
@@ -244,12 +210,10 @@ def _take_float_weights(solved: SolvedWeights, reference: nnx.Module) -> None:
     Raises:
         ValueError: it has no such parameter, or one of another shape; names it.
     """
-    floats = {
-        place_name(path): node for path, node in ModelIndex(reference).places if isinstance(node, nnx.Param)
-    }
+    floats = ModelIndex(reference).by_name
     for path, (weight, proxy) in solved.items():
-        chosen = weight.get_value()
-        value = floats[path].get_value() if path in floats else None
+        chosen, variable = weight.get_value(), floats.get(path)
+        value = variable.get_value() if isinstance(variable, nnx.Param) else None
         if value is None or value.shape != chosen.shape:
             kind = "none" if value is None else f"one of shape {value.shape}"
             raise ValueError(
@@ -257,5 +221,16 @@ def _take_float_weights(solved: SolvedWeights, reference: nnx.Module) -> None:
                 "expected the float model whose weights were quantized.\n"
                 "  cure: reference=result.float_model, of what Recipe.apply returned"
             )
-        proxy.tensor_quant = nnx.data(SolvedQuant(proxy.tensor_quant, chosen))
+        setattr(proxy, SOLVED, QuantStat(chosen))
+        intercept(proxy, _of_solved)
         weight.set_value(value.astype(chosen.dtype))
+
+
+SOLVED = "solved_weight"  # the attribute of a quantizer that has the weight which a solver chose, on its grid
+
+
+def _of_solved(
+    proxy: QuantProxyFromInjector, call: Callable[..., object], weight: object, *more: object
+) -> object:
+    """The quantized weight that a solver chose, whatever weight the quantizer is called with; see `Around`."""
+    return call(vars(proxy)[SOLVED].get_value() if proxy.is_quant_enabled else weight, *more)

@@ -12,14 +12,11 @@ from flax import nnx
 from jqinject.core import QuantParam, QuantStat, _protocols, transforms
 from jqinject.dot import FrozenParam
 from jqinject.inject import Binding
-from jqinject.model.frozen_weights import is_frozen_op, op_of_weight, quantized_op
+from jqinject.model.frozen_weights import WeightHolder, is_frozen_op, op_of_weight, quantized_op
 from jqinject.model.inspect.weight_flow import ARGUMENT, Flow
 from jqinject.model.walk import ARRAYS, ModelIndex, Path, PlainArray
-from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import FloatGrid, Grid, IntGrid
-from jqinject.ops.cut import cut_in_place
-from jqinject.ops.groups import fitting_size
+from jqinject.ops import FloatGrid, Grid, IntGrid, cut, groups
 from jqinject.program import HELD, OpQuantizers, Site, dotted
 from jqinject.proxy import QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import is_grouped, is_quantized, on_integers
@@ -74,7 +71,7 @@ class ModelWeights:
         self.nodes = dict(ModelIndex(model).places)
         quantizers: OpQuantizers | None = vars(model).get(HELD)
         self.quantizers = quantizers
-        self.sites: Mapping[str, ParameterSite] = {} if quantizers is None else quantizers.weight_sites()
+        self.sites: Mapping[str, WeightHolder] = {} if quantizers is None else quantizers.weight_sites()
         self.between: Mapping[str, nnx.Module] = {} if quantizers is None else quantizers.held
         self._stacks = {} if quantizers is None else dict(quantizers.stacks)
         self.at_sites: dict[str, str] = {}
@@ -95,7 +92,7 @@ class ModelWeights:
         """What a report lists a weight under: its layer, or its own path."""
         return name.rpartition(".")[0] if isinstance(self.layer_of(name), LAYERS) else name
 
-    def holder_of(self, name: str) -> QuantWeightLayer[Any] | ParameterSite | None:
+    def holder_of(self, name: str) -> WeightHolder | None:
         """What holds the quantizer of a weight; None where nothing may."""
         layer = self.layer_of(name)
         if isinstance(layer, QuantWeightLayer) and name.rpartition(".")[2] == layer.weight_name:
@@ -232,10 +229,9 @@ def _grid(grid: Grid, group_size: int | None, width: int = 1, scales: str = "") 
     """A grid, with how many elements share a scale; None without groups."""
     bits = None if grid.is_learned else grid.bit_width
     name = f"{'int' if grid.signed else 'uint'}{' (learned)' if bits is None else bits}"
-    groups = "" if group_size is None else f" in groups of {group_size}"
-    if width > 1:
-        groups = f" in blocks of {group_size} x {width}"
-    text = f"{name if grid.is_integer else grid}{groups or scales}"
+    if group_size is not None:
+        scales = f" in blocks of {group_size} x {width}" if width > 1 else f" in groups of {group_size}"
+    text = f"{name if grid.is_integer else grid}{scales}"
     return OperandGrid(text, None if bits is None else float(bits), grid.is_integer)
 
 
@@ -296,10 +292,10 @@ def note_of_shards(layer: object) -> str:
     if size is None or axis is None or not isinstance(weight, jax.Array):
         return ""
     length, shard = weight.shape[axis], weight.sharding.shard_shape(weight.shape)[axis]
-    cut = cut_in_place(weight, fitting_size(size, length), axis % weight.ndim)
-    if cut is None:
+    pieces = cut.cut_in_place(weight, groups.fitting_size(size, length), axis % weight.ndim)
+    if pieces is None:
         return ""
     return (
-        f"groups of {cut.size} cross its shards of {shard} along axis {axis}: integers are contracted in pieces of "
-        f"{cut.piece}"
+        f"groups of {pieces.size} cross its shards of {shard} along axis {axis}: integers are contracted in pieces of "
+        f"{pieces.piece}"
     )

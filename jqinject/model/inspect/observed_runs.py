@@ -6,9 +6,10 @@ program: run it as it is, in floats, or by choice. Next: `measured_report`.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, final
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject import program
 from jqinject.model.frozen_weights import quantized_op
 from jqinject.model.inspect.layer_numbers import clipped_fields
 from jqinject.model.status import Change, changed
@@ -24,16 +26,6 @@ from jqinject.model.walk import modules_of
 from jqinject.nn import QuantCheckpoint, QuantEmbed, activations
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import from_holder, on_host, spans_processes
-from jqinject.program import (
-    Call,
-    HeldQuantizers,
-    QuantizedProgram,
-    Site,
-    SplitCall,
-    Tracked,
-    WeightCall,
-    intercept,
-)
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_quantized
 
@@ -54,9 +46,7 @@ class Observer:
     """What a run does at each entry: numbers as they are, floats, or a choice of both.
 
     Args:
-        sites: what the program contracts by itself: path of a parameter, or name of a contraction of two activations ->
-            its entry.
-        layers: the paths of the entries that are layers, which are observed where they are called.
+        runs: whose entries these are; those that are layers are observed where they are called.
         on: True for all as it is, False for all in floats; or entry -> a traced bool.
         records: whether it records, for each call, as "float" the float output and the quantized output for the same
             input; or, of all as it is, as "quantized" the output, and what the quantizer of each part did.
@@ -66,30 +56,17 @@ class Observer:
         running: the entry that is running, and the module that holds its quantizers; None between entries.
     """
 
-    def __init__(
-        self,
-        sites: Mapping[str, str],
-        layers: Collection[str],
-        on: bool | Mapping[str, jax.Array],
-        *,
-        records: bool = False,
-    ) -> None:
-        self.sites, self.layers, self.on, self._records = sites, layers, on, records
+    def __init__(self, runs: ObservedRuns, on: bool | Mapping[str, jax.Array], records: bool = False) -> None:
+        self.sites, self.layers, self.on, self._records = runs.sites, runs.nodes, on, records
         self.slots: dict[str, dict[str, str]] = defaultdict(dict)
         self.running: tuple[str, object] | None = None
-        self._arrays: dict[tuple[str, str], list[tuple[int, tuple[np.ndarray, ...]]]] = defaultdict(list)
-        self._traced: Counter[tuple[str, str]] = Counter()
+        self._calls: dict[tuple[str, str], list[list[tuple[np.ndarray, ...]]]] = defaultdict(list)
 
-    @contextmanager
-    def within(self, entry: str, holder: object) -> Generator[None]:
+    def within(self, entry: str, holder: object) -> AbstractContextManager[None]:
         """While an entry runs, whose quantizers a module holds."""
-        before, self.running = self.running, (entry, holder)
-        try:
-            yield
-        finally:
-            self.running = before
+        return changed([(vars(self), "running", (entry, holder))])
 
-    def entry_of(self, call: WeightCall) -> str | None:
+    def entry_of(self, call: program.WeightCall) -> str | None:
         """The entry that a contraction of the program belongs to; None if it is not observed there."""
         entry = self.sites.get(call.name)
         return None if entry is not None and entry in self.layers and call.module == entry else entry
@@ -122,14 +99,12 @@ class Observer:
     def _note(self, entry: str, what: str, *arrays: object) -> None:
         """Record arrays whenever the traced program runs; in a loop those of every iteration."""
         if self._records:
-            key = (entry, what)
-            # Keep the order of the trace: a compiled program may call back in another order.
-            order = self._traced[key]
-            self._traced[key] += 1
-            jax.debug.callback(partial(self._keep, key, order), *map(jnp.asarray, arrays))
-
-    def _keep(self, key: tuple[str, str], order: int, *arrays: object) -> None:
-        self._arrays[key].append((order, tuple(map(np.asarray, arrays))))
+            # In the order of the trace: a compiled program may call back in another order.
+            calls: list[tuple[np.ndarray, ...]] = []
+            self._calls[entry, what].append(calls)
+            jax.debug.callback(
+                lambda *arrays: calls.append(tuple(map(np.asarray, arrays))), *map(jnp.asarray, arrays)
+            )
 
     def finish(self, *arguments: object) -> Records:
         """The records, on every process, once the started programs have run.
@@ -138,12 +113,11 @@ class Observer:
             arguments: pytrees of the programs' arguments.
         """
         jax.effects_barrier()
-        # NNX's caches may keep the observer alive, so it drops the arrays.
-        arrays, self._arrays = dict(self._arrays), defaultdict(list)
-        if spans_processes(arguments):
-            # If a program spans several processes, only one is called back, with unsharded arrays.
-            arrays = from_holder(arrays, bool(arrays))
-        return {key: [x for _, x in sorted(calls, key=lambda call: call[0])] for key, calls in arrays.items()}
+        records = {key: list(itertools.chain(*calls)) for key, calls in self._calls.items() if any(calls)}
+        for calls in itertools.chain(*self._calls.values()):
+            calls.clear()  # NNX's caches may keep the observer alive, and JAX's the program
+        # If a program spans several processes, only one is called back, with unsharded arrays.
+        return from_holder(records, bool(records)) if spans_processes(arguments) else records
 
 
 def _at_layer(
@@ -165,30 +139,23 @@ def _at_layer(
     # An input that the layer does not quantize may be a float tensor that claims to be quantized.
     as_floats = observer.on is not True and not _is_on(vars(layer).get("input_quant"))
     with observer.within(path, layer):
-        with changed(_in_floats(layer) if as_floats else []):
+        with changed([(vars(layer), "contraction", "float")] if as_floats else []):
             quantized = run()
         return observer.output(path, quantized, lambda: _floating(layer, run, x))
-
-
-def _in_floats(layer: nnx.Module) -> list[Change]:
-    return [(vars(layer), "contraction", "float")] if isinstance(layer, QuantWeightLayer) else []
 
 
 def _floating(layer: nnx.Module, run: Callable[[], Any], x: object) -> jax.Array:
     """The output of a layer with its quantizers off, for the input `x`."""
     if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
         return as_array(x)
-    changes, op = [*_in_floats(layer), *_switched_off(vars(layer).values())], quantized_op(layer)
-    if isinstance(layer, QuantWeightLayer | activations.QuantActLayer):
-        changes.append((vars(layer), "return_quant_tensor", False))
+    own, op = vars(layer), quantized_op(layer)
+    proxies = [vars(x) for x in own.values() if isinstance(x, QuantProxyFromInjector)]
+    changes: list[Change] = [(proxy, "disable_quant", True) for proxy in proxies]
+    changes += [(own, "contraction", "float"), (own, "return_quant_tensor", False)]
     if op is not None:
-        changes.append((vars(layer), op.name, PLAIN_OPS[op.name]))
+        changes.append((own, op.name, PLAIN_OPS[op.name]))
     with changed(changes):
         return as_array(run())
-
-
-def _switched_off(modules: Collection[object]) -> list[Change]:
-    return [(vars(x), "disable_quant", True) for x in modules if isinstance(x, QuantProxyFromInjector)]
 
 
 def _is_on(proxy: object) -> bool:
@@ -219,13 +186,8 @@ def _at_quantizer(
     return quantized
 
 
-def _at_program(observer: Observer, model: object, call: Callable[[], HeldQuantizers]) -> ObservedQuantizers:
-    """A call of `QuantizedProgram.quantizers`, so that a call of the program is observed; see `Around`."""
-    return ObservedQuantizers(call(), observer)
-
-
 @final
-class ObservedQuantizers(HeldQuantizers):
+class ObservedQuantizers(program.HeldQuantizers):
     """The quantizers of a program whose contractions are observed.
 
     Args:
@@ -233,7 +195,7 @@ class ObservedQuantizers(HeldQuantizers):
         observer: says what is done at a contraction.
     """
 
-    def __init__(self, quantizers: HeldQuantizers, observer: Observer) -> None:
+    def __init__(self, quantizers: program.HeldQuantizers, observer: Observer) -> None:
         vars(self).update(vars(quantizers))
         self._observer = observer
 
@@ -242,7 +204,7 @@ class ObservedQuantizers(HeldQuantizers):
         """Whether an observed contraction is running: its quantizers are on where others are off."""
         return self._observer.running is not None
 
-    def run(self, call: WeightCall) -> Tracked:
+    def run(self, call: program.WeightCall) -> program.Tracked:
         """See `Quantizers`."""
         observer = self._observer
         entry = observer.entry_of(call)
@@ -254,7 +216,7 @@ class ObservedQuantizers(HeldQuantizers):
         # Contracted as floats next, if these are other numbers: the scale is not theirs.
         return out if observer.on is True else out.with_value(value)
 
-    def record(self, site: Site, x: jax.Array, quantized: object) -> None:
+    def record(self, site: program.Site, x: jax.Array, quantized: object) -> None:
         """See `Quantizers`."""
         entry, holder = self._observer.running or ("", None)
         if entry and holder is self:
@@ -267,7 +229,7 @@ class ObservedQuantizers(HeldQuantizers):
         entry = self._observer.sites.get(name)
         return None if entry is None else partial(self._observer.chosen, entry)
 
-    def quantize(self, site: Site, x: jax.Array, token: jax.Array | None = None) -> Any:
+    def quantize(self, site: program.Site, x: jax.Array, token: jax.Array | None = None) -> Any:
         """See `Quantizers`."""
         observer, running = self._observer, self._observer.running
         weight = observer.sites.get(site.name) if site.is_weight else None
@@ -303,26 +265,26 @@ class ObservedRuns:
             activations -> its entry, which may be that of a layer.
 
     Attributes:
+        sites: see above.
         nodes: path -> quantized layer.
         entries: layers, and whatever else is switched; the last is `OTHERS`.
         state, arrays: of the model and its call, as `SplitCall` has them.
     """
 
-    def __init__(self, model: nnx.Module, call: Call, sites: Mapping[str, str]) -> None:
-        self._split = SplitCall(model, call)
+    def __init__(self, model: nnx.Module, call: program.Call, sites: Mapping[str, str]) -> None:
+        self._split, self.sites = program.SplitCall(model, call), sites
         self.state, self.arrays = self._split.state, self._split.arrays
         self.nodes = {path: node for path, node in modules_of(model).items() if _quantizes(node)}
         self.entries = tuple(dict.fromkeys((*self.nodes, *sites.values(), OTHERS)))
-        self._observer = partial(Observer, sites, self.nodes)
 
         def mixed(state: object, arrays: list[jax.Array], on: jax.Array) -> list[jax.Array]:
-            return self.outputs(state, arrays, self._observer(dict(zip(self.entries, on, strict=True))))
+            return self.outputs(state, arrays, Observer(self, dict(zip(self.entries, on, strict=True))))
 
         self._mixed = jax.jit(mixed)
 
     def recorded(self, on: bool) -> tuple[Observer, Records, list[np.ndarray]]:
         """Run the model as it is, or with every quantizer off; its records, and the model's outputs, float64."""
-        observer = self._observer(on, records=True)
+        observer = Observer(self, on, records=True)
         run = jax.jit(partial(self.outputs, observer=observer))
         outputs = _numbers(run(self.state, self.arrays))
         return observer, observer.finish(self.state, self.arrays), outputs
@@ -331,14 +293,6 @@ class ObservedRuns:
         """Run with some entries quantized, compiled once for all choices: the model's outputs, float64."""
         on = np.array([entry in quantized for entry in self.entries])
         return _numbers(self._mixed(self.state, self.arrays, on))
-
-    def in_floats(self, state: object, arrays: list[jax.Array]) -> list[jax.Array]:
-        """The model's floating-point outputs with every quantizer off, for a caller that traces.
-
-        Args:
-            state, arrays: of the structure of the attributes.
-        """
-        return self.outputs(state, arrays, self._observer(False))
 
     def outputs(
         self, state: object, arrays: list[jax.Array], observer: Observer | None = None
@@ -363,15 +317,15 @@ class ObservedRuns:
         layers = [node for name, node in modules.items() if name in self.nodes]
         of_layers = {id(node) for layer in layers for _, node in nnx.iter_modules(layer, graph=True)}
         of_program: set[int] = set()
-        if isinstance(copy, QuantizedProgram):
+        if isinstance(copy, program.QuantizedProgram):
             of_program = {id(node) for _, node in nnx.iter_modules(copy.op_quant, graph=True)}
-            intercept(copy, partial(_at_program, observer), "quantizers")
+            program.intercept(copy, lambda _, call: ObservedQuantizers(call(), observer), "quantizers")
         for name, node in modules.items():
             if name in self.nodes:
                 for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
-                    intercept(node, partial(_at_layer, name, observer), method)
+                    program.intercept(node, partial(_at_layer, name, observer), method)
             if isinstance(node, QuantProxyFromInjector) and id(node) not in of_program:
-                intercept(node, partial(_at_quantizer, observer))
+                program.intercept(node, partial(_at_quantizer, observer))
                 node.disable_quant |= observer.on is False and id(node) not in of_layers
 
 

@@ -11,53 +11,36 @@ from flax import nnx
 
 from jqinject.dot.tensors.choice import NOT_KEPT
 from jqinject.model.frozen_weights import op_of_weight
-from jqinject.model.inspect import page
+from jqinject.model.inspect import layer_numbers, measured_report, page, site_table, training_bytes
 from jqinject.model.inspect.coverage import Coverage
-from jqinject.model.inspect.layer_numbers import LayerNumbers, plain
-from jqinject.model.inspect.measured_report import measurable, measure
+from jqinject.model.inspect.layer_numbers import LayerNumbers
 from jqinject.model.inspect.model_weights import LAYERS
-from jqinject.model.inspect.site_table import (
-    CACHE,
-    LEGEND,
-    MEASURED,
-    TOTAL,
-    SiteRow,
-    SiteTable,
-    joined,
-)
-from jqinject.model.inspect.training_bytes import TrainingBytes, training_bytes
+from jqinject.model.inspect.site_table import SiteRow, SiteTable
 from jqinject.model.walk import ModelIndex, check_module, modules_of, uncalibrated
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method
 
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
-COLUMNS_EXPLAINED = (
-    (
-        "input x weight",
-        "The grids of both; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
-    ),
-    (
-        "contracts, program",
-        "What the compiled program multiplies, and its types in XLA's notation (s8: 8-bit integers).",
-    ),
-    ("bytes, operations", "Of the weight with its scales; multiply-adds of this call."),
-    LEGEND[-1],
-)
-MEASURED_EXPLAINED = (
-    (
-        "alone dB, here dB, weight dB",
+TOTAL = "all layers"
+"""The first cell of the line of totals."""
+COLUMNS_EXPLAINED = {
+    "input x weight": "The grids of both; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
+    "contracts, program": "What the compiled program multiplies, and its types in XLA's notation (s8: 8-bit integers).",
+    "bytes, operations": "Of the weight with its scales; multiply-adds of this call.",
+    site_table.LOW_BITS: site_table.LEGEND[site_table.LOW_BITS],
+}
+MEASURED_EXPLAINED = {
+    "alone dB, here dB, weight dB": (
         "Signal-to-quantization-noise ratio: of the layer's output when only it is quantized and its input is the "
-        f"float model's; of its output in the quantized model ({TOTAL}: of the model's output); of its weight.",
+        f"float model's; of its output in the quantized model ({TOTAL}: of the model's output); of its weight."
     ),
-    (
-        "clipped w/in/out",
-        "Share of the elements of weight, input and output that lie outside what their quantizer can represent.",
+    "clipped w/in/out": (
+        "Share of the elements of weight, input and output that lie outside what their quantizer can represent."
     ),
-    (
-        "only quantized, only float",
-        "The ratio of the model's output, in dB, when this layer is quantized and no other; when all but it are.",
+    "only quantized, only float": (
+        "The ratio of the model's output, in dB, when this layer is quantized and no other; when all but it are."
     ),
-)
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +72,7 @@ class ContractionReport(page.Shown):
     coverage: Coverage
     output_sqnr_db: float | None = None
     uncalibrated: tuple[str, ...] = ()
-    training: TrainingBytes | None = None
+    training: training_bytes.TrainingBytes | None = None
 
     def __getitem__(self, path: str) -> SiteRow:
         """The row of a layer or of a parameter, by path; a parameter of a layer has the layer's row."""
@@ -126,12 +109,13 @@ class ContractionReport(page.Shown):
             raise ValueError(
                 "most_sensitive needs numbers, and this report has none.\n  cure: report(model, ..., numbers=True)"
             )
-        measured = ((row, row.numbers) for row in self.layers if row.numbers is not None)
+        numbers = ((row, row.numbers) for row in self.layers if row.numbers is not None)
         ratios = (
-            (row, x.only_quantized, x.only_float) for row, x in measured if x.only_quantized is not None
+            (-math.inf if math.isnan(x.only_quantized) else x.only_quantized, -(x.only_float or 0.0), row)
+            for row, x in numbers
+            if x.only_quantized is not None
         )
-        by_noise = sorted(ratios, key=lambda entry: (_ratio(entry[1]), -(entry[2] or 0.0)))
-        return tuple(row for row, *_ in by_noise[:n])
+        return tuple(row for *_, row in sorted(ratios, key=lambda entry: entry[:2])[:n])
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report as dicts, lists, strings, numbers and None, ready for JSON.
@@ -139,7 +123,7 @@ class ContractionReport(page.Shown):
         An infinite ratio becomes the string "inf" or "-inf", a nan the string "nan".
         """
         return {
-            **plain(self),
+            **layer_numbers.plain(self),
             "coverage": self.coverage.as_dict(),
             "weight_bytes": self.weight_bytes,
             "operations": self.operations,
@@ -167,16 +151,17 @@ class ContractionReport(page.Shown):
 
     def legend(self) -> tuple[tuple[str, str], ...]:
         """See `Shown`."""
-        return COLUMNS_EXPLAINED + (() if self.output_sqnr_db is None else MEASURED_EXPLAINED)
+        explained = COLUMNS_EXPLAINED | ({} if self.output_sqnr_db is None else MEASURED_EXPLAINED)
+        return tuple(explained.items())
 
     def table(self) -> page.Table:
         """See `Shown`: a line for each layer, those of measured numbers only if it has them; and one of totals."""
         measured = self.output_sqnr_db is not None
         lines = [(*_cells(row), *(_measured(row) if measured else ()), row.note) for row in self.layers]
         # The model's output ratio goes in the column "here dB": a layer's output in the quantized model.
-        output = ("", decibels(self.output_sqnr_db), "", "", "", "") if measured else ()
+        output = ("", _cell(self.output_sqnr_db), "", "", "", "") if measured else ()
         counts = (f"{self.weight_bytes:,}", f"{self.operations:,}")
-        names = (*COLUMNS, *(MEASURED if measured else ()), page.NOTE)
+        names = (*COLUMNS, *(site_table.MEASURED if measured else ()), page.NOTE)
         return names, [*lines, (TOTAL, "", "", "", "", *counts, *output, "")]
 
     def notes(self) -> tuple[str, ...]:
@@ -285,12 +270,12 @@ def report_of(
     optimizer: nnx.Optimizer[Any] | optax.GradientTransformation | None = None,
 ) -> ContractionReport:
     """See `report`."""
-    floats = measurable(model, call, reference) if numbers else None
+    floats = measured_report.measurable(model, call, reference) if numbers else None
     sites = SiteTable(model, [call])
-    quantized = [row for row in sites.rows if row.formats and row.operation not in ("", CACHE)]
+    quantized = [row for row in sites.rows if row.formats and row.operation not in ("", site_table.CACHE)]
     switched = {row.site: row.path for row in quantized}
-    measured, ratio = ({}, None) if floats is None else measure(floats, call, switched)
-    training = None if optimizer is None else training_bytes(model, call, optimizer, switched)
+    measured, ratio = ({}, None) if floats is None else measured_report.measure(floats, call, switched)
+    training = None if optimizer is None else training_bytes.training_bytes(model, call, optimizer, switched)
     unseen, rows = uncalibrated(ModelIndex(model)), tuple(_rows(sites, measured))
     return ContractionReport(rows, Coverage(sites.rows), ratio, unseen, training)
 
@@ -311,13 +296,10 @@ def _rows(sites: SiteTable, measured: Mapping[str, LayerNumbers]) -> Iterator[Si
     running = sites.calls[0].running
     compiled = running.compiled({path: path for path in layers} | {row.site: row.path for row in sites.rows})
     for path, own in uses.items():
-        layer, contractions = layers.get(path), compiled.get(path, ())
-        of_program = {contraction.kind for contraction in contractions}
+        layer, contractions = layers.get(path), compiled.get(path, {})
         # A layer that the compiler could do without has none; parameters are not named in the compiled program.
-        traced = (
-            {row.contraction for row in own if row.contraction != "none"} if layer is None else set[str]()
-        )
-        kinds = sorted(of_program or traced)
+        traced = () if layer is not None else (row.contraction for row in own if row.contraction != "none")
+        kinds = sorted({*(contractions.values() or traced)})
         is_weight = isinstance(layer, LAYERS) or any(row.parameter for row in own)
         why = _why_float(path, layer, own, kinds, sites) if is_weight else ""
         yield replace(
@@ -325,8 +307,8 @@ def _rows(sites: SiteTable, measured: Mapping[str, LayerNumbers]) -> Iterator[Si
             layer=" and ".join(dict.fromkeys(row.layer for row in own)) or type(layer).__name__,
             formats=", ".join(dict.fromkeys(row.formats for row in own if row.formats)),
             contraction=" and ".join(kinds) or "none",
-            program=", ".join(dict.fromkeys(map(str, contractions))),
-            note=joined(why, *(row.note for row in own)),
+            program=", ".join(contractions),
+            note=site_table.joined(why, *(row.note for row in own)),
             weight_bytes=sum({row.parameter: row.weight_bytes for row in own}.values()),
             operations=sum(row.operations for row in own),
             numbers=measured.get(path),
@@ -365,21 +347,8 @@ def _why_float(
     return "contracted dequantized, somewhere at least: the operands have no payloads in common there"
 
 
-def _ratio(ratio: float) -> float:
-    """A ratio, by which rows are sorted: nan is the worst."""
-    return -math.inf if math.isnan(ratio) else ratio
-
-
-def decibels(ratio: float | None) -> str:
-    """A ratio as a cell's text."""
-    if ratio is None:
-        return "-"
-    return f"{ratio:.1f}" if math.isfinite(ratio) else str(ratio)
-
-
-def _share(part: float | None) -> str:
-    """A share as a cell's text, in percent."""
-    return "-" if part is None else f"{part:.2%}"
+def _cell(number: float | None, form: str = ".1f") -> str:
+    return "-" if number is None else format(number, form)
 
 
 def _cells(row: SiteRow) -> tuple[str, ...]:
@@ -389,13 +358,13 @@ def _cells(row: SiteRow) -> tuple[str, ...]:
 
 def _measured(row: SiteRow) -> tuple[str, ...]:
     if row.numbers is None:
-        return ("-",) * len(MEASURED)
+        return ("-",) * len(site_table.MEASURED)
     numbers, clipped = row.numbers, row.numbers.saturation
     return (
-        decibels(numbers.isolated_sqnr_db),
-        decibels(numbers.accumulated_sqnr_db),
-        decibels(numbers.weight_sqnr_db),
-        " ".join(map(_share, (clipped.weight, clipped.input, clipped.output))),
-        decibels(numbers.only_quantized),
-        decibels(numbers.only_float),
+        _cell(numbers.isolated_sqnr_db),
+        _cell(numbers.accumulated_sqnr_db),
+        _cell(numbers.weight_sqnr_db),
+        " ".join(_cell(share, ".2%") for share in (clipped.weight, clipped.input, clipped.output)),
+        _cell(numbers.only_quantized),
+        _cell(numbers.only_float),
     )

@@ -1,8 +1,7 @@
 """A call of a model as it runs: its jaxpr, and the contractions of the compiled program, read from its text."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,44 +14,17 @@ from jqinject.nn import QuantEmbed
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Call, SplitCall, intercept, jaxpr, name_in_scope, scopes
 
-NAME = re.compile(scopes.WEIGHT + r"([\w.\-]*)")
-PARTS = re.compile(r"jqinject_parts\((\d+)\)")
 DEFINITION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\w+)\[", re.MULTILINE)
+# Of custom calls those that are a library's matrix product or convolution. The innermost mark is the last.
 CONTRACTION = re.compile(
     r"^\s*(?:ROOT )?%?[\w.\-]+ = \(?(?P<out>\w+)\[[^=]*?"
-    r"(?P<op>\bdot|\bconvolution|\bcustom-call)\((?P<operands>[^)]*)\)(?P<rest>.*)$",
+    r'(?:\bdot|\bconvolution|\bcustom-call(?=.*custom_call_target="[^"]*(?i:matmul|gemm|dot|conv)))'
+    r"\((?P<operands>[^)]*)\)(?=(?:.*?jqinject_parts\((?P<parts>\d+)\))?)"
+    rf"(?:.*{scopes.WEIGHT}(?P<name>[\w.\-]*))?",
     re.MULTILINE,
 )
-OPERAND = re.compile(r"%?([\w.\-]+)\s*$")
-TARGET = re.compile(r'custom_call_target="([^"]*)"')
-PRODUCT = re.compile(r"matmul|gemm|dot|conv", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class CompiledContraction:
-    """One contraction of a compiled program.
-
-    Attributes:
-        name: of the layer that it is in; outside of layers, of the parameter that it contracts; as `name_in_scope`
-            writes it.
-        operands: dtypes of its operands, in XLA's notation.
-        output: dtype of its output.
-        parts: into how many partial sums it is split: a sum too long for the output dtype is computed in parts.
-    """
-
-    name: str
-    operands: tuple[str, ...]
-    output: str
-    parts: int = 1
-
-    @property
-    def kind(self) -> str:
-        """See `kind_of`."""
-        return weight_flow.kind_of(self.operands)
-
-    def __str__(self) -> str:
-        summed = f"{' x '.join(self.operands)} -> {self.output}"
-        return summed if self.parts == 1 else f"{summed} in {self.parts} parts"
+# The type of an operand, before its name, may have commas in brackets.
+OPERAND = re.compile(r"(?:^|[%\s])([\w.\-]+)\s*(?=,|$)")
 
 
 class RunningProgram:
@@ -97,17 +69,27 @@ class RunningProgram:
                 kinds[name] = kinds.get(name, frozenset()) | {contraction.kind}
         return kinds
 
-    def compiled(self, entries: Mapping[str, str]) -> dict[str, list[CompiledContraction]]:
+    def compiled(self, entries: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Compile the program for this machine, and read the contractions of its layers and of parameters.
 
         Args:
             entries: path of a layer, or of a parameter that the model contracts by itself -> the name to list it under.
+
+        Returns:
+            That name -> dtypes of the operands and of the output, in XLA's notation -> see `kind_of`.
         """
         names = {name_in_scope(path): entry for path, entry in entries.items()}
-        contractions: dict[str, list[CompiledContraction]] = {entry: [] for entry in names.values()}
-        for contraction in _read(self._traced.lower().compile().as_text() or ""):
-            if contraction.name in names:
-                contractions[names[contraction.name]].append(contraction)
+        contractions: dict[str, dict[str, str]] = {entry: {} for entry in names.values()}
+        text = self._traced.lower().compile().as_text() or ""
+        dtypes = dict(DEFINITION.findall(text))
+        for line in CONTRACTION.finditer(text):
+            operands = [dtypes.get(name, "?") for name in OPERAND.findall(line["operands"])[:2]]
+            # A sum too long for the dtype of the output is computed in parts.
+            parts = f" in {line['parts']} parts" if line["parts"] not in (None, "1") else ""
+            entry = names.get(line["name"] or "")
+            if entry is not None:
+                program = f"{' x '.join(operands)} -> {line['out']}{parts}"
+                contractions[entry][program] = weight_flow.kind_of(operands)
         return contractions
 
 
@@ -127,20 +109,3 @@ def _noting_reason(
     if choice is not None and choice.why:
         reasons[name] = choice.why
     return choice
-
-
-def _read(text: str) -> Iterator[CompiledContraction]:
-    dtypes = dict(DEFINITION.findall(text))
-    for line in CONTRACTION.finditer(text):
-        target, parts = TARGET.search(line["rest"]), PARTS.search(line["rest"])
-        # Of custom calls those that are a library's matrix product or convolution.
-        if line["op"] != "custom-call" or (target and PRODUCT.search(target[1])):
-            # The types of operands may have commas in brackets.
-            operands = re.sub(r"[\[{][^\]}]*[\]}]", "", line["operands"]).split(",")[:2]
-            names = [OPERAND.search(operand) for operand in operands]
-            yield CompiledContraction(
-                "".join(NAME.findall(line["rest"])[-1:]),
-                tuple(dtypes.get(operand[1], "?") for operand in names if operand),
-                line["out"],
-                int(parts[1]) if parts else 1,
-            )

@@ -7,13 +7,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 
+from jqinject import program
 from jqinject.dot import FrozenParam
 from jqinject.model.inspect import layer_numbers, running_program
 from jqinject.model.inspect.model_weights import FLOAT, ModelArray, ModelWeights, OperandGrid, note_of_shards
@@ -21,36 +21,17 @@ from jqinject.model.inspect.weight_flow import Flow, TracedContraction, WeightFl
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import (
-    Call,
-    Policy,
-    WeightUse,
-    dotted,
-    names_of,
-    operation_of,
-    program_of_call,
-    sites_of_program,
-)
+from jqinject.program import Call, Policy, WeightUse
 
-LEGEND = (
-    (
-        "weight, input",
-        "Their grids; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
-    ),
-    (
-        "contracts",
-        "In which numbers the program contracts them now; float: quantized ones are dequantized first.",
-    ),
-    (
-        "quantized, in low bits",
-        "A matrix in all its uses; multiply-adds whose operands have at most 8 bits each.",
-    ),
-)
+LOW_BITS = "quantized, in low bits"
+LEGEND = {
+    "weight, input": "Their grids; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
+    "contracts": "In which numbers the program contracts them now; float: quantized ones are dequantized first.",
+    LOW_BITS: "A matrix in all its uses; multiply-adds whose operands have at most 8 bits each.",
+}
 """What the columns of a coverage mean."""
 MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
 """The columns of a report with numbers."""
-TOTAL = "all layers"
-"""The first cell of the line of totals in a report."""
 RIGHT = frozenset({"bytes", "operations", "multiply-adds", *MEASURED})
 """The columns of numbers."""
 BIG = 1024
@@ -137,21 +118,6 @@ class SiteRow:
         return BIG + 1 if self.shape is None else math.prod(self.shape)
 
 
-class Reason(NamedTuple):
-    """Why a weight is not quantized.
-
-    Attributes:
-        why: as text; "" if it is.
-        by_rules: whether a rule for its path would take it.
-    """
-
-    why: str = ""
-    by_rules: bool = False
-
-
-NO_REASON = Reason()
-
-
 class TracedCall:
     """One call of a model: as it was written, with what quantizers reach in it, and as it runs.
 
@@ -171,12 +137,12 @@ class TracedCall:
     """
 
     def __init__(self, model: nnx.Module, call: Call, policy: Policy, weights: ModelWeights) -> None:
-        program = program_of_call(model, policy, call)
-        sites = sites_of_program(program, policy, names_of(model, call))
+        traced = program.program_of_call(model, policy, call)
+        sites = program.sites_of_program(traced, policy, program.names_of(model, call))
         weights.note_sites(sites.sites.values())
-        flows = [weights.flow_of(path) for path in program.paths]
-        self.flow = WeightFlow(program.body, flows, _constant)
-        self.uses = {(use.equation, dotted(use.weight_path)): use for use in sites.uses}
+        flows = [weights.flow_of(path) for path in traced.paths]
+        self.flow = WeightFlow(traced.body, flows, _constant)
+        self.uses = {(use.equation, program.dotted(use.weight_path)): use for use in sites.uses}
         self.products = {product.equation: product for product in sites.products}
         written = (name for name, site in sites.sites.items() if site.cache_ndim)
         self.caches = [name for name in written if name in weights.between]
@@ -247,7 +213,7 @@ class SiteTable:
                 weights.range_of_loop(site, contraction.steps),
                 note_of_shards(weights.layer_of(name)),
             )
-        reason = NO_REASON if grid.text else self._why_contracted(name, contraction, use)
+        reason = ("", "") if grid.text else self._why(name, contraction, use)
         return replace(
             self._row(name, grid, reason, operation),
             name=path or operation if use is None or operation == "take" else use.name,
@@ -260,7 +226,7 @@ class SiteTable:
             is_low_bit=low,
         )
 
-    def _row(self, name: str, grid: OperandGrid, reason: Reason, operation: str = "") -> SiteRow:
+    def _row(self, name: str, grid: OperandGrid, reason: tuple[str, str], operation: str = "") -> SiteRow:
         """What a row says of a weight, however it is read."""
         weights, weight, entry = self.weights, self.weights.all.get(name), self.weights.entry_of(name)
         return SiteRow(
@@ -268,8 +234,8 @@ class SiteTable:
             parameter=name,
             layer=operation if entry == name else type(weights.layer_of(name)).__name__,
             weight=grid.text,
-            why=reason.why,
-            rule=rule_for(name) if reason.by_rules else "",
+            why=reason[0],
+            rule=reason[1],
             shape=None if weight is None else weight.shape,
             float_bytes=0 if weight is None else math.prod(weight.shape) * np.dtype(weight.dtype).itemsize,
             weight_bytes=weights.stored_bytes(name),
@@ -288,13 +254,10 @@ class SiteTable:
 
     def _is_reached(self, contraction: TracedContraction, name: str, use: WeightUse | None) -> bool:
         """Whether a quantized weight is so in this place: by its layer, by the program, or because it is frozen."""
-        is_frozen = isinstance(self.weights.all.get(name), FrozenParam)
-        if use is not None or is_frozen or name in self.weights.at_sites:
-            return True
-        layer = name.rpartition(".")[0]
-        return name not in self.weights.sites and f"{contraction.path}.".startswith(
-            f"{layer}." if layer else ""
-        )
+        layer, is_frozen = name.rpartition(".")[0], isinstance(self.weights.all.get(name), FrozenParam)
+        is_inside = f"{contraction.path}.".startswith(f"{layer}." if layer else "")
+        by_layer = is_inside and name not in self.weights.sites
+        return use is not None or is_frozen or name in self.weights.at_sites or by_layer
 
     def _product(self, contraction: TracedContraction, call: TracedCall) -> SiteRow:
         """The row of a contraction of two activations."""
@@ -323,37 +286,38 @@ class SiteTable:
         for name, weight in self.weights.all.items():
             if is_parameter(weight) and len(weight.shape) > 1 and name not in read:
                 grid = self.weights.grid_of(name)
-                reason = NO_REASON if grid.text else self._why_unread(name, traced=bool(self.calls))
-                yield self._row(name, grid, reason)
+                yield self._row(name, grid, ("", "") if grid.text else self._why(name))
 
     # --- why a weight is not quantized
 
-    def _why_unread(self, name: str, *, traced: bool) -> Reason:
-        """Return why a weight is not quantized that no traced call reads, or that may be read: no call was traced."""
-        own = self._of_itself(name)
-        if own or traced:
-            return Reason(own or UNREAD, not own)
-        is_named = type(self.weights.layer_of(name)) in COUNTERPARTS
-        return Reason(self._of_rules(name, "", "dot_general") if is_named else UNKNOWN, True)
+    def _why(
+        self, name: str, contraction: TracedContraction | None = None, use: WeightUse | None = None
+    ) -> tuple[str, str]:
+        """Return why a weight is not quantized, and the rule for its path that would take it.
 
-    def _why_contracted(self, name: str, contraction: TracedContraction, use: WeightUse | None) -> Reason:
-        """Return why a weight is not quantized that is contracted or looked up."""
-        path, operation = contraction.path, contraction.operation
-        own = self._of_itself(name)
-        is_named = type(self.weights.layer_of(name)) in COUNTERPARTS and path == name.rpartition(".")[0]
+        Args:
+            name: of the weight.
+            contraction: of it, or its look-up; None if no traced call reads it.
+            use: the same where the interpreter reaches it.
+        """
+        own, rule = self._of_itself(name), rule_for(name)
+        is_named = type(self.weights.layer_of(name)) in COUNTERPARTS
         if own:
-            return Reason(own)
-        if use is not None or is_named:
-            return Reason(self._of_rules(name, path, operation if use is None else use.operation), True)
+            return own, ""
+        if contraction is None:
+            untraced = self._of_rules(name, "", "dot_general") if is_named else UNKNOWN
+            return UNREAD if self.calls else untraced, rule
+        path, operation = contraction.path, contraction.operation
+        if use is not None or (is_named and path == name.rpartition(".")[0]):
+            return self._of_rules(name, path, operation if use is None else use.operation), rule
         if contraction.inside:
             part = PARTS.get(contraction.inside, contraction.inside)
-            return Reason(f"it is contracted inside {part}, which runs as it was written")
+            return f"it is contracted inside {part}, which runs as it was written", ""
         if contraction.through:
-            return Reason(
-                f"it is not followed because of {contraction.through} between the parameter and its "
-                f"{'look-up' if operation == 'take' else 'contraction'}"
-            )
-        return Reason(f"its {operation} in {path or 'the model itself'} runs as it was written", True)
+            reader = "look-up" if operation == "take" else "contraction"
+            way = f"{contraction.through} between the parameter and its {reader}"
+            return f"it is not followed because of {way}", ""
+        return f"its {operation} in {path or 'the model itself'} runs as it was written", rule
 
     def _of_itself(self, name: str) -> str:
         """What in the weight itself, or in its layer, keeps it float; "" if nothing does."""
@@ -377,7 +341,7 @@ class SiteTable:
         kind = type(self.weights.layer_of(name)).__name__
         for number, rule in enumerate(self._rules or ()):
             by_class = rule.op is not None and kind in rule.op
-            takes = rule.op is None or by_class or operation_of(operation).name in rule.op
+            takes = rule.op is None or by_class or program.operation_of(operation).name in rule.op
             if takes and rule.matches(path, name, name.rpartition(".")[0]):
                 if rule.keeps_float:
                     return f"rule {number} keeps it float: {rule}"

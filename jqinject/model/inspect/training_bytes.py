@@ -4,7 +4,7 @@ import itertools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from flax import nnx
 from jqinject.core import LostStateWarning
 from jqinject.dot import FrozenParam
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.model.inspect.observed_runs import ObservedRuns
+from jqinject.model.inspect.observed_runs import ObservedRuns, Observer
 from jqinject.model.walk import ModelIndex
 from jqinject.optim import LowBitMoment
 from jqinject.program import Call, OpQuantizers, dotted, mark_modules, name_in_scope, path_in, weight_in
@@ -254,9 +254,9 @@ def training_bytes(
         )
 
     counted: list[Counter[tuple[str, bool]]] = []
-    for outputs in (runs.outputs, runs.in_floats) if have_floats else (runs.outputs,):
+    for observer in (None, Observer(runs, False)) if have_floats else (None,):
         counted.append(Counter())
-        for place, in_place, size in _residuals(runs, outputs, wrt):
+        for place, in_place, size in _residuals(runs, observer, wrt):
             counted[-1][site_of(place), in_place] += size
     keeping = dict.fromkeys(site for counts in counted for site, _ in counts)
     rows = (
@@ -267,13 +267,13 @@ def training_bytes(
 
 
 def _residuals(
-    runs: ObservedRuns, run: Callable[..., list[jax.Array]], wrt: nnx.filterlib.Filter
+    runs: ObservedRuns, observer: Observer | None, wrt: nnx.filterlib.Filter
 ) -> Iterator[tuple[str, bool, int]]:
     """What places read of the forward pass in the backward pass; see `_reads`.
 
     Args:
         runs: of a marked model in training mode.
-        run: one of its methods that returns the outputs.
+        observer: of the run; None for the model as it is.
         wrt: filter of what is trained.
     """
     chosen = nnx.filterlib.to_predicate(wrt)
@@ -285,7 +285,8 @@ def _residuals(
         def differentiated(trained: State) -> list[jax.Array]:
             # Variables of the trace that differentiates, which the model may write to.
             state = nnx.merge_state(trained, jax.tree.map(lambda x: x, rest))
-            return [x for x in run(state, arrays) if jnp.issubdtype(x.dtype, jnp.floating)]
+            outputs = runs.outputs(state, arrays, observer)
+            return [x for x in outputs if jnp.issubdtype(x.dtype, jnp.floating)]
 
         y, pull = jax.vjp(differentiated, trained)
         leaves, tree = jax.tree.flatten(pull)

@@ -208,18 +208,12 @@ class WeightFlow:
     # --- programs within
 
     def _branches(self, equation: jaxpr.Equation, inputs: list[Flow], place: Place) -> list[Flow]:
-        outputs: list[list[Flow]] = []
-        runs: list[list[TracedContraction]] = []
-        outer = self.contractions
-        for branch in equation.branches:
-            self.contractions = []
-            outputs.append(self._run(branch, inputs[1:], place))
-            runs.append(self.contractions)
-        self.contractions = outer
-        counts = [sum(contraction.operations for contraction in run) for run in runs]
-        most = counts.index(max(counts))
-        for number, run in enumerate(runs):
-            self.contractions += [x if number == most else replace(x, times=0) for x in run]
+        counts = [sum(map(operations_of, branch.equations)) for branch in equation.branches]
+        most, uncounted = counts.index(max(counts)), replace(place, times=0)
+        outputs = [
+            self._run(branch, inputs[1:], place if number == most else uncounted)
+            for number, branch in enumerate(equation.branches)
+        ]
         joined = [_all(flows) for flows in zip(*outputs, strict=True)]
         return [replace(x, depends=True) for x in joined] if inputs[0].depends else joined
 
@@ -234,9 +228,9 @@ class WeightFlow:
         def step(carry: list[Flow]) -> list[Flow]:
             return self._run(loop.body, [*constants, *carry, *xs], place)
 
-        outer, self.contractions = self.contractions, []
+        before = len(self.contractions)
         carry = jaxpr.settled(lambda carry: step(carry)[: len(carry)], carry, Flow.joined)
-        self.contractions = outer
+        del self.contractions[before:]
         if isinstance(loop, jaxpr.While):
             self._run(loop.condition, [*of_condition, *carry], place)
         return step(carry)
