@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.model.frozen_weights import quantized_op
+from jqinject.model.frozen_weights import op_slot, quantized_op
 from jqinject.model.inspect.layer_numbers import clipped_fields
 from jqinject.model.status import Change, changed
 from jqinject.model.walk import modules_of
@@ -178,11 +178,11 @@ def _floating(layer: nnx.Module, run: Callable[[], Any], x: object) -> jax.Array
     """The output of a layer with its quantizers off, for the input `x`."""
     if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
         return as_array(x)
-    changes, op = [*_in_floats(layer), *_switched_off(vars(layer).values())], quantized_op(layer)
+    changes, name = [*_in_floats(layer), *_switched_off(vars(layer).values())], op_slot(layer)
     if isinstance(layer, QuantWeightLayer | activations.QuantActLayer):
         changes.append((vars(layer), "return_quant_tensor", False))
-    if op is not None:
-        changes.append((vars(layer), op.name, PLAIN_OPS[op.name]))
+    if name is not None and quantized_op(layer) is not None:
+        changes.append((vars(layer), name, PLAIN_OPS[name]))
     with changed(changes):
         return as_array(run())
 
