@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 673,
     "formats": 3602,
     "inject": 1319,
-    "model": 5000,
+    "model": 4958,
     "native": 201,
     "nn": 3562,
     "odml": 307,
