@@ -9,8 +9,10 @@ The environment is set before JAX is imported, and only where it is not set alre
 `jqinject/` because it serves both: the tests and the examples in the docstrings.
 """
 
+import contextlib
 import ctypes
 import gc
+import importlib
 import os
 from collections import defaultdict
 from importlib.metadata import version
@@ -79,6 +81,20 @@ def pytest_configure(config: pytest.Config) -> None:
     # Decided once, before workers are started, which are given files whatever was asked for.
     if config.option.tables is None:
         config.option.tables = "sampled" if _is_everything(config) else "whole"
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Import a file of the library by its name, before pytest does it by its path.
+
+    pytest imports the file's package first, which may import the file, and then executes the file all the same: its
+    classes would exist twice.
+    """
+    root = Path(__file__).parent
+    if isinstance(collector, pytest.Module) and collector.path.is_relative_to(root / "jqinject"):
+        path = collector.path.relative_to(root).with_suffix("")
+        names = path.parts[:-1] if path.name == "__init__" else path.parts
+        with contextlib.suppress(ImportError):  # pytest reports it
+            importlib.import_module(".".join(names))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

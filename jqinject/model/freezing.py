@@ -12,19 +12,8 @@ from flax import nnx
 
 from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import FrozenParam
+from jqinject.model import frozen_weights
 from jqinject.model.from_payload import unfreeze_from_payload
-from jqinject.model.frozen_weights import (
-    WeightHolder,
-    check_parameters_freeze,
-    check_unfreezes,
-    freeze_weight,
-    frozen_kernel,
-    op_of_weight,
-    quantized_op,
-    quantized_weights,
-    restore_masters,
-    unfreeze_op,
-)
 from jqinject.model.lora.merging import check_updates, merge_inside
 from jqinject.model.walk import ModelIndex, check_calibrated, check_module, place_name
 from jqinject.nn.freeze_layer import SLICED_FROM, frozen_param, numbers_of
@@ -98,11 +87,11 @@ def freeze(
         check_calibrated(index, "freeze")
     layers = index.modules
     for layer in layers:
-        op = op_of_weight(layer)
+        op = frozen_weights.op_of_weight(layer)
         if op is not None:
-            op.module.check_freezes()
-    check_parameters_freeze(index)
-    weights = quantized_weights(index)
+            op.check_freezes()
+    frozen_weights.check_parameters_freeze(index)
+    weights = frozen_weights.quantized_weights(index)
     check_finite(index, weights, "freeze")
     check_updates(index)
     if not any(map(_is_quantized, [*layers, *index.frozen_parameters])):
@@ -117,11 +106,12 @@ def freeze(
     ahead = numbers_of(weights[0], sliced_from) if weights else None
     for holder, following in itertools.zip_longest(weights, weights[1:]):
         numbers, ahead = ahead, None if following is None else numbers_of(following, sliced_from)
-        freeze_weight(index, holder, frozen_param(holder, numbers, sliced_from), keep_master=keep_masters)
+        stored = frozen_param(holder, numbers, sliced_from)
+        frozen_weights.freeze_weight(index, holder, stored, keep_master=keep_masters)
     for layer in layers:
-        kernel = frozen_kernel(layer)
+        kernel = frozen_weights.frozen_kernel(layer)
         if kernel is not None:
-            freeze_weight(index, layer, kernel, keep_master=keep_masters)
+            frozen_weights.freeze_weight(index, layer, kernel, keep_master=keep_masters)
     freeze_ranges(layers)
     return model
 
@@ -147,19 +137,17 @@ def _is_quantized(module: object) -> bool:
         return True
     if isinstance(module, QuantProxyFromInjector):
         return module.is_quant_enabled
-    return quantized_op(module) is not None
+    return frozen_weights.quantized_op(module) is not None
 
 
-def check_finite(index: ModelIndex, layers: Sequence[WeightHolder], caller: str) -> None:
+def check_finite(index: ModelIndex, layers: Sequence[frozen_weights.WeightHolder], caller: str) -> None:
     """Refuse weights with nan or inf, which have no integer value, before any weight is replaced."""
-    weights = [layer.weight[...] for layer in layers]
-    concrete = [isinstance(weight, jax.Array | np.ndarray) and is_concrete(weight) for weight in weights]
-    finite = [_all_finite(weight) if k else True for weight, k in zip(weights, concrete, strict=True)]
-    wrong = {id(layer) for layer, ok in zip(layers, finite, strict=True) if is_concrete(ok) and not ok}
+    weights = ((layer, layer.weight[...]) for layer in layers)
+    arrays = [(layer, x) for layer, x in weights if isinstance(x, jax.Array | np.ndarray)]
+    finite = [(layer, _all_finite(x)) for layer, x in arrays if is_concrete(x)]
+    wrong = {id(layer) for layer, ok in finite if is_concrete(ok) and not ok}
     if wrong:
-        paths = {
-            id(module): place_name(path) for path, module in reversed(index.places) if id(module) in wrong
-        }
+        paths = {id(node): place_name(path) for path, node in reversed(index.places) if id(node) in wrong}
         raise ValueError(
             f"{caller}: the weights of {', '.join(reversed(paths.values()))} have nan or inf.\n"
             "  cure: load weights that are finite; in training, skip updates whose gradient is not "
@@ -204,10 +192,15 @@ def unfreeze(model: Model, *, from_payload: bool = False) -> Model:
     if from_payload:
         unfreeze_from_payload(ModelIndex(model))
     index = ModelIndex(model)
-    check_unfreezes(index)
+    lost = frozen_weights.without_masters(index)
+    if lost:
+        raise ValueError(
+            f"the float numbers of {', '.join(map(place_name, lost))} are gone.\n"
+            "  cure: freeze(model, keep_masters=True), or load a float checkpoint into a model that was not frozen"
+        )
     for layer in index.modules:
-        unfreeze_op(layer)
-    restore_masters(index)
+        frozen_weights.unfreeze_op(layer)
+    frozen_weights.restore_masters(index)
     for module in ModelIndex(model).modules:
         if isinstance(module, RangeScaling):
             module.unfreeze()

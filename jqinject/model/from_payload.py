@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject import quant
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_numbers import in_two_levels, quant_tensor_of, scale_of
 from jqinject.inject import ExtendedInjector
@@ -17,34 +18,15 @@ from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.slots import WEIGHT, make_proxy
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
-from jqinject.quant import (
-    Fp4e2m1OCPWeightPerChannelFloat,
-    Fp6e2m3OCPWeightPerChannelFloat,
-    Fp6e3m2OCPWeightPerChannelFloat,
-    Fp8e4m3OCPWeightPerChannelFloat,
-    Fp8e5m2OCPWeightPerChannelFloat,
-    Int8WeightPerChannelFloat,
-    IntWeightSymmetricGroupQuant,
-    MXFloat4e2m1Weight,
-    MXFloat6e2m3Weight,
-    MXFloat6e3m2Weight,
-    MXFloat8e4m3Weight,
-    MXFloat8e5m2Weight,
-    NF4WeightPerChannelFloat,
-    NVFP4Weight,
-    ShiftedUint8WeightGroupQuantFloat,
-    ShiftedUint8WeightPerChannelFloat,
-    enums,
-)
 from jqinject.quant_tensor import Groups, is_grouped
 
 # Quantizers of minifloats with float scales, and in groups with scales that are powers of two.
 MINIFLOATS = {
-    "float8_e4m3fn": (Fp8e4m3OCPWeightPerChannelFloat, MXFloat8e4m3Weight),
-    "float8_e5m2": (Fp8e5m2OCPWeightPerChannelFloat, MXFloat8e5m2Weight),
-    "float6_e2m3fn": (Fp6e2m3OCPWeightPerChannelFloat, MXFloat6e2m3Weight),
-    "float6_e3m2fn": (Fp6e3m2OCPWeightPerChannelFloat, MXFloat6e3m2Weight),
-    "float4_e2m1fn": (Fp4e2m1OCPWeightPerChannelFloat, MXFloat4e2m1Weight),
+    "float8_e4m3fn": (quant.Fp8e4m3OCPWeightPerChannelFloat, quant.MXFloat8e4m3Weight),
+    "float8_e5m2": (quant.Fp8e5m2OCPWeightPerChannelFloat, quant.MXFloat8e5m2Weight),
+    "float6_e2m3fn": (quant.Fp6e2m3OCPWeightPerChannelFloat, quant.MXFloat6e2m3Weight),
+    "float6_e3m2fn": (quant.Fp6e3m2OCPWeightPerChannelFloat, quant.MXFloat6e3m2Weight),
+    "float4_e2m1fn": (quant.Fp4e2m1OCPWeightPerChannelFloat, quant.MXFloat4e2m1Weight),
 }
 
 
@@ -113,30 +95,30 @@ def _quantizer(path: str, frozen: FrozenParam) -> tuple[type[ExtendedInjector], 
         )
     groups = form.groups
     overrides: dict[str, object] = {}
+    by_group: dict[str, object] = {}
     if groups is not None:
         overrides = {"group_size": groups.size, "group_dim": groups.dim, "group_padding": True}
+        by_group = {"scaling_per_output_type": quant.enums.ScalingPerOutputType.GROUP}
     if form.grid.is_table:
-        by_group = {} if groups is None else {"scaling_per_output_type": enums.ScalingPerOutputType.GROUP}
-        return NF4WeightPerChannelFloat, overrides | by_group | {"codebook": form.grid}
+        return quant.NF4WeightPerChannelFloat, overrides | by_group | {"codebook": form.grid}
     if form.grid.is_minifloat:
         name = "" if form.grid.dtype is None else form.grid.dtype.name
         if name not in MINIFLOATS:
             raise ValueError(f"unfreeze: {path} is {form.grid}, which no quantizer of weights is for")
         plain, powers = MINIFLOATS[name]
-        if groups is None:
-            return plain, overrides
-        if numbers["scale"].dtype == jnp.float8_e8m0fnu:
+        if groups is not None and numbers["scale"].dtype == jnp.float8_e8m0fnu:
             return powers, overrides
-        if "scale_factor" in numbers and name == "float4_e2m1fn" and _has_two_levels(scale_of(numbers)):
-            return NVFP4Weight, overrides
-        return plain, overrides | {"scaling_per_output_type": enums.ScalingPerOutputType.GROUP}
-    bits = {"bit_width": form.grid.bit_width}
+        two_levels = groups is not None and "scale_factor" in numbers and name == "float4_e2m1fn"
+        if two_levels and _has_two_levels(scale_of(numbers)):
+            return quant.NVFP4Weight, overrides
+        return plain, overrides | by_group
+    plain, shifted = quant.Int8WeightPerChannelFloat, quant.ShiftedUint8WeightPerChannelFloat
+    if groups is not None:
+        plain, shifted = quant.IntWeightSymmetricGroupQuant, quant.ShiftedUint8WeightGroupQuantFloat
+    overrides["bit_width"] = form.grid.bit_width
     if "zero_point" in numbers:
-        rounding = {} if form.whole_zero_point else {"quantize_zero_point": False}
-        shifted = ShiftedUint8WeightPerChannelFloat if groups is None else ShiftedUint8WeightGroupQuantFloat
-        return shifted, overrides | bits | rounding
-    plain = Int8WeightPerChannelFloat if groups is None else IntWeightSymmetricGroupQuant
-    return plain, overrides | bits | {"narrow_range": False, "signed": form.grid.signed}
+        return shifted, overrides | ({} if form.whole_zero_point else {"quantize_zero_point": False})
+    return plain, overrides | {"narrow_range": False, "signed": form.grid.signed}
 
 
 def _has_two_levels(scale: jax.Array) -> bool:

@@ -4,67 +4,54 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.core.flax_internals import flax_layer
 from jqinject.dot import READS_WHOLE, FrozenParam, QuantMode
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.model.walk import ModelIndex, Path, place_name
+from jqinject.model.walk import ModelIndex, Path
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.nn.base import layer_geometry, placed_contraction, slots
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, QuantizedProgram, change_class, class_swap
+from jqinject.proxy import map_stack
 
 WeightHolder = QuantWeightLayer | ParameterSite
 
 
-class OpOfLayer(NamedTuple):
-    """The quantized op of a Flax layer.
-
-    Attributes:
-        name: the layer's attribute that holds it.
-        module: the op.
-        geometry: of the layer.
-    """
-
-    name: str
-    module: Any
-    geometry: layer_geometry.LayerGeometry
-
-
 # Flax's layers whose contraction may be a quantized op: ours declare the attribute that holds it, and the axes.
-DECLARED: dict[type | None, type[QuantWeightLayer[Any]]] = {
-    flax_layer(layer): layer for layer in (QuantLinear, QuantLinearGeneral, QuantEinsum, QuantConv)
+DECLARED: dict[type[nnx.Module], type[QuantWeightLayer[Any]]] = {
+    nnx.Linear: QuantLinear,
+    nnx.LinearGeneral: QuantLinearGeneral,
+    nnx.Einsum: QuantEinsum,
+    nnx.Conv: QuantConv,
 }
 
 
 def op_slot(layer: object) -> str | None:
     """The attribute of a Flax layer that can hold a quantized op; None for other modules."""
-    declared = DECLARED.get(type(layer))
-    return None if declared is None else declared.contraction_name
+    names = (declared.contraction_name for kind, declared in DECLARED.items() if isinstance(layer, kind))
+    return next(names, None)
 
 
 def geometry_of(layer: object) -> layer_geometry.LayerGeometry:
     """Where a Flax layer whose contraction may be a quantized op has which axes."""
-    declared = next(declared for kind, declared in DECLARED.items() if kind and isinstance(layer, kind))
+    declared = next(declared for kind, declared in DECLARED.items() if isinstance(layer, kind))
     return vars(declared)["geometry"].fget(layer)
 
 
-def quantized_op(layer: object) -> OpOfLayer | None:
+def quantized_op(layer: object) -> QuantizedOp | None:
     """The quantized op that a Flax layer contracts through; None for other modules."""
-    for kind, declared in DECLARED.items():
-        op = vars(layer).get(declared.contraction_name) if kind and isinstance(layer, kind) else None
-        if isinstance(op, QuantizedOp):
-            return OpOfLayer(declared.contraction_name, op, geometry_of(layer))
-    return None
+    name = op_slot(layer)
+    op = None if name is None else vars(layer).get(name)
+    return op if isinstance(op, QuantizedOp) else None
 
 
-def op_of_weight(layer: object) -> OpOfLayer | None:
+def op_of_weight(layer: object) -> QuantizedOp | None:
     """The quantized op that quantizes a layer's weight; None for other modules, and a layer that does it itself."""
     own = isinstance(layer, QuantWeightLayer) and layer.weight_quant is not None
     return None if own else quantized_op(layer)
@@ -93,14 +80,9 @@ class KernelInOp(class_swap.ClassMixin):
         return frozen
 
 
-def is_frozen_op(layer: object) -> bool:
-    """Whether a layer's op contracts a kernel that is a `FrozenParam`."""
-    return isinstance(layer, KernelInOp)
-
-
 def _stand_in(layer: Any, kind: type) -> Any:
     """A layer with the same attributes, but for the kernel and the op."""
-    op, kernel = quantized_op(layer), layer.kernel
+    op, kernel, name = quantized_op(layer), layer.kernel, op_slot(layer)
     stand_in = object.__new__(kind)
     vars(stand_in).update(vars(layer))
     if op is not None and isinstance(kernel, FrozenParam):
@@ -108,7 +90,7 @@ def _stand_in(layer: Any, kind: type) -> Any:
         vars(stand_in)["kernel"] = placed_contraction.unallocated(kernel.shape, kernel.dtype)
         vars(stand_in)["promote_dtype"] = partial(placed_contraction.promoted, layer.promote_dtype)
         vars(stand_in)["mask"] = None  # of a convolution: it is in the numbers
-        vars(stand_in)[op.name] = _with_kernel(op.module, kernel, 2 if op.name == "einsum_op" else 1)
+        vars(stand_in)[name] = _with_kernel(op, kernel, 2 if name == "einsum_op" else 1)
     return stand_in
 
 
@@ -132,27 +114,22 @@ def frozen_kernel(layer: Any) -> FrozenParam | None:
         The low-bit numbers of its kernel; None if no op quantizes it, or it is frozen.
     """
     op = op_of_weight(layer)
-    if op is None or is_frozen_op(layer):
+    if op is None or isinstance(layer, KernelInOp):
         return None
-    if op.module.rhs_quant_mode is QuantMode.SERVE or not op.module.quantizes[1]:
+    if op.rhs_quant_mode is QuantMode.SERVE or not op.quantizes[1]:
         return None
-    kernel, geometry = layer.kernel, op.geometry
-    mask = vars(layer).get("mask")  # of a convolution
-    dtype = kernel.dtype if layer.dtype is None else layer.dtype
-    graphdef, state = nnx.split(op.module, graph=True)
+    kernel, geometry = layer.kernel, geometry_of(layer)
 
-    def frozen(kernel: jax.Array, state: object) -> FrozenParam:
-        module = nnx.merge(graphdef, state)
+    def frozen(layers: tuple[Any, ...], _: object) -> FrozenParam:
+        (layer,) = layers
+        kernel, mask = layer.kernel[...], vars(layer).get("mask")  # of a convolution
         masked = kernel if mask is None else kernel * mask
         last = geometry.sums if geometry.summed else ()
-        numbers, form = module.frozen_rhs(masked.astype(dtype), geometry.sums, last)
+        of_op = vars(layer)[op_slot(layer)]
+        numbers, form = of_op.frozen_rhs(masked.astype(layer.dtype or kernel.dtype), geometry.sums, last)
         return FrozenParam.holding(numbers, replace(form, value_dtype=np.dtype(kernel.dtype)))
 
-    mapped: Callable[..., FrozenParam] = frozen
-    for size in reversed(kernel.shape[: kernel.ndim - geometry.ndim]):  # of a stack of layers
-        axes = jax.tree.map(lambda leaf, n=size: 0 if leaf.ndim and leaf.shape[0] == n else None, state)
-        mapped = jax.vmap(mapped, in_axes=(0, axes))
-    stored = mapped(kernel[...], state)
+    stored = map_stack(frozen, (layer,), kernel.shape[: kernel.ndim - geometry.ndim])
     change_class(layer, class_swap.derived_class(type(layer), KernelInOp))
     return FrozenParam.holding(stored.numbers, stored.form, kernel.get_metadata())
 
@@ -160,8 +137,8 @@ def frozen_kernel(layer: Any) -> FrozenParam | None:
 def unfreeze_op(layer: object) -> None:
     """Make the op of a Flax layer that served its own numbers quantize the kernel again."""
     op = quantized_op(layer)
-    if op is not None and (is_frozen_op(layer) or op.module.rhs_quant_mode is QuantMode.SERVE):
-        op.module.rhs_quant_mode = QuantMode.TRAIN
+    if op is not None and (isinstance(layer, KernelInOp) or op.rhs_quant_mode is QuantMode.SERVE):
+        op.rhs_quant_mode = QuantMode.TRAIN
 
 
 def parameter_sites(index: ModelIndex) -> Iterator[tuple[Path, QuantizedProgram, str, ParameterSite]]:
@@ -228,21 +205,6 @@ def freeze_weight(
                 delattr(holder, name)
 
 
-def check_unfreezes(index: ModelIndex) -> None:
-    """Raise if the float weight of a frozen one was not kept.
-
-    Raises:
-        ValueError: names the weights.
-    """
-    lost = without_masters(index)
-    if lost:
-        shown = ", ".join(map(place_name, lost))
-        raise ValueError(
-            f"the float numbers of {shown} are gone.\n  cure: freeze(model, keep_masters=True), or load a "
-            "float checkpoint into a model that was not frozen"
-        )
-
-
 def without_masters(index: ModelIndex) -> dict[Path, FrozenParam]:
     """The frozen weights whose float numbers were not kept, each under its first path."""
     restorable = {id(frozen) for _, frozen in _kept(index)}
@@ -264,7 +226,7 @@ def restore_masters(index: ModelIndex) -> None:
             holder.bind(master)
         else:
             setattr(holder, holder.weight_name, master)
-            if is_frozen_op(holder):
+            if isinstance(holder, KernelInOp):
                 change_class(holder, type(holder)._base_class)
 
 
@@ -275,7 +237,7 @@ def _kept(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
         if site.master is not None:
             yield site, nodes[(*path, *map(str, site.weight_path))]
     for layer in index.modules:
-        if (isinstance(layer, QuantWeightLayer) or is_frozen_op(layer)) and layer.master is not None:
+        if isinstance(layer, QuantWeightLayer | KernelInOp) and layer.master is not None:
             yield layer, vars(layer)[layer.weight_name]
 
 

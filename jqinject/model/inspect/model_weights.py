@@ -12,7 +12,7 @@ from flax import nnx
 from jqinject.core import QuantParam, QuantStat, _protocols, transforms
 from jqinject.dot import FrozenParam
 from jqinject.inject import Binding
-from jqinject.model.frozen_weights import WeightHolder, is_frozen_op, op_of_weight, quantized_op
+from jqinject.model.frozen_weights import KernelInOp, WeightHolder, op_of_weight, quantized_op
 from jqinject.model.inspect.weight_flow import ARGUMENT, Flow
 from jqinject.model.walk import ARRAYS, ModelIndex, Path, PlainArray
 from jqinject.nn.base.weight_layer import QuantWeightLayer
@@ -104,7 +104,7 @@ class ModelWeights:
         node, op = self.all.get(name), quantized_op(self.layer_of(name))
         value = node.get_value() if isinstance(node, PlainArray) else None
         value = node.get_raw_value() if isinstance(node, nnx.Variable) else value
-        arrays = jax.tree.leaves((value, None if op is None else op.module.rhs_freezer))
+        arrays = jax.tree.leaves((value, None if op is None else op.rhs_freezer))
         return sum(x.size * x.dtype.itemsize for x in arrays)
 
     def flow_of(self, path: tuple[object, ...]) -> Flow:
@@ -124,7 +124,7 @@ class ModelWeights:
         if HELD in variable or any(isinstance(node, QuantProxyFromInjector) for node in above):
             return ""
         # The float weight that a frozen layer still has.
-        if variable[-1] == "master" and (isinstance(above[-1], QuantWeightLayer) or is_frozen_op(above[-1])):
+        if variable[-1] == "master" and isinstance(above[-1], QuantWeightLayer | KernelInOp):
             return ""
         node, below = self.nodes[variable], path[len(variable) :]
         if isinstance(node, FrozenParam):
@@ -140,7 +140,7 @@ class ModelWeights:
             form = node.form
             return _grid(form.grid, None if form.groups is None else form.groups.size, form.block_width)
         if op is not None and name.rpartition(".")[2] == "kernel":
-            return _of_scheme(op.module, 1)
+            return _of_scheme(op, 1)
         if holder is not None:
             return self.grid_from(holder.weight_quant, holder.weight_shape, len(stack_of((holder,))))
         return self.grid_at(self.at_sites.get(name, ""), 1)
@@ -149,7 +149,7 @@ class ModelWeights:
         """The grid to which a layer quantizes its own input."""
         layer, op = self.layer_of(name), op_of_weight(self.layer_of(name))
         if op is not None:
-            return _of_scheme(op.module, 0)
+            return _of_scheme(op, 0)
         own = isinstance(layer, QuantWeightLayer)
         return self.grid_from(layer.input_quant, stacked=len(stack_of((layer,)))) if own else FLOAT
 

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import program
-from jqinject.model.frozen_weights import quantized_op
+from jqinject.model.frozen_weights import op_slot, quantized_op
 from jqinject.model.inspect.layer_numbers import clipped_fields
 from jqinject.model.status import Change, changed
 from jqinject.model.walk import modules_of
@@ -148,12 +148,12 @@ def _floating(layer: nnx.Module, run: Callable[[], Any], x: object) -> jax.Array
     """The output of a layer with its quantizers off, for the input `x`."""
     if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
         return as_array(x)
-    own, op = vars(layer), quantized_op(layer)
+    own, name = vars(layer), op_slot(layer)
     proxies = [vars(x) for x in own.values() if isinstance(x, QuantProxyFromInjector)]
     changes: list[Change] = [(proxy, "disable_quant", True) for proxy in proxies]
     changes += [(own, "contraction", "float"), (own, "return_quant_tensor", False)]
-    if op is not None:
-        changes.append((own, op.name, PLAIN_OPS[op.name]))
+    if name is not None and quantized_op(layer) is not None:
+        changes.append((own, name, PLAIN_OPS[name]))
     with changed(changes):
         return as_array(run())
 

@@ -329,9 +329,11 @@ def _why_float(
     grid = sites.weights.grid_of(row.parameter)
     if why:
         return why
-    if op is not None and op.module.countdown is not None:
-        spec = op.module.scheme
-        return f"{spec.before.as_before} in its first {spec.delay} calls in training, then by {spec.name}"
+    before = None if op is None or op.countdown is None else op.scheme.before
+    if op is not None and before is not None:
+        return (
+            f"{before.as_before} in its first {op.scheme.delay} calls in training, then by {op.scheme.name}"
+        )
     if not row.input and op is not None:
         return "the input has no bits in the configuration"
     if not row.input:

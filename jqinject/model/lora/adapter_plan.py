@@ -55,6 +55,10 @@ class PlannedAdapter:
             for role in ("batch", "contracted", "free")
         )
 
+    def factor(self, alpha: float | None) -> float:
+        """What the product of A and B is multiplied with."""
+        return (self.rank if alpha is None else alpha) / self.rank
+
     def within(self, shape: tuple[int, ...]) -> PlannedAdapter:
         """The plan with at most the rank of a parameter's matrices.
 
@@ -177,15 +181,10 @@ def new_adapter(
         plan.path,
         contracted,
         free,
-        factor_of_update(plan, alpha),
+        plan.factor(alpha),
         base,
         dropout=layer,
     )
-
-
-def factor_of_update(plan: PlannedAdapter, alpha: float | None) -> float:
-    """What the product of A and B is multiplied with."""
-    return (plan.rank if alpha is None else alpha) / plan.rank
 
 
 def _zero_update(plan: PlannedAdapter, variable: Parameter, rngs: nnx.Rngs) -> tuple[jax.Array, jax.Array]:

@@ -9,31 +9,10 @@ from flax import nnx
 
 from jqinject.dot import READS_WHOLE, FrozenParam
 from jqinject.model import freezing, frozen_weights, walk
-from jqinject.model.lora.adapter_plan import (
-    PlannedAdapter,
-    Rank,
-    Start,
-    Update,
-    check_arguments,
-    check_bases,
-    checked_ranks,
-    dense_update,
-    factor_of_update,
-    nearest_factors,
-    new_adapter,
-    plan_adapters,
-    refuse_adapted,
-    refuse_bias_quantizers,
-)
-from jqinject.model.quantizing import check_rules, quantize_model
-from jqinject.model.quantizing.rule_policy import (
-    Methods,
-    QuantizationPlan,
-    RulePolicy,
-    call_with,
-    has_arguments,
-    traced_calls,
-)
+from jqinject.model.lora import adapter_plan
+from jqinject.model.lora.adapter_plan import PlannedAdapter
+from jqinject.model.quantizing import check_rules, quantize_model, rule_policy
+from jqinject.model.quantizing.rule_policy import QuantizationPlan
 from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.freeze_layer import frozen_param
@@ -47,13 +26,13 @@ def lora(
     model: Model,
     rules: Rule | Iterable[Rule],
     *,
-    rank: Rank,
+    rank: adapter_plan.Rank,
     alpha: float | None = None,
     dropout: float = 0.0,
-    start: Start = "zeros",
-    update: Update = "beside",
+    start: adapter_plan.Start = "zeros",
+    update: adapter_plan.Update = "beside",
     inputs: Iterable[object] | Mapping[str, object] | None = None,
-    methods: Methods | None = None,
+    methods: rule_policy.Methods | None = None,
     rngs: nnx.Rngs,
 ) -> Model:
     """Make a model whose weights are frozen, and whose contractions get trainable low-rank updates (LoRA, QLoRA).
@@ -117,7 +96,7 @@ def lora(
         {'op_quant': {'adapters': {'kernel': {'a': (64, 2), 'b': (2, 4)}}}}
     """
     walk.check_module(model, "lora")
-    check_arguments(alpha, dropout, rngs, start, update)
+    adapter_plan.check_arguments(alpha, dropout, rngs, start, update)
     model, plan, adapters = _planned(model, rules, rank, inputs, methods, "lora")
 
     def adapted(model: Model, rngs: nnx.Rngs) -> Model:
@@ -131,9 +110,9 @@ def lora(
 def _planned(
     model: Model,
     rules: Rule | Iterable[Rule],
-    rank: Rank,
+    rank: adapter_plan.Rank,
     inputs: object,
-    methods: Methods | None,
+    methods: rule_policy.Methods | None,
     caller: str,
     *,
     allow_idle: bool = False,
@@ -143,23 +122,23 @@ def _planned(
     Raises:
         ValueError: see `lora`.
     """
-    calls = traced_calls(model, call_with(inputs), methods, caller)
-    if not has_arguments(calls):
+    calls = rule_policy.traced_calls(model, rule_policy.call_with(inputs), methods, caller)
+    if not rule_policy.has_arguments(calls):
         raise ValueError(
             f"{caller} finds the contractions of a model by tracing a method of it, with arrays or "
             "jax.ShapeDtypeStructs.\n  cure: inputs=(x,), or methods={'encode': (x,)}; Recipe.apply(..., "
             "method='encode') in the place of call=..."
         )
-    ranks, checked = checked_ranks(rank), checked_rules(rules)
-    refuse_bias_quantizers(checked, caller)
+    ranks, checked = adapter_plan.checked_ranks(rank), checked_rules(rules)
+    adapter_plan.refuse_bias_quantizers(checked, caller)
     model = nnx.clone(model, graph=True)
     index = walk.ModelIndex(model)
-    refuse_adapted(index)
-    plan = QuantizationPlan.of(model, index, RulePolicy(checked, into_layers=True), calls)
+    adapter_plan.refuse_adapted(index)
+    plan = QuantizationPlan.of(model, index, rule_policy.RulePolicy(checked, into_layers=True), calls)
     if not allow_idle:
         check_rules.refuse_idle(index, model, plan)
-        check_bases(plan)
-    return model, plan, plan_adapters(plan, ranks)
+        adapter_plan.check_bases(plan)
+    return model, plan, adapter_plan.plan_adapters(plan, ranks)
 
 
 def _adapted(
@@ -168,8 +147,8 @@ def _adapted(
     planned: tuple[PlannedAdapter, ...],
     numbers: tuple[float | None, float],
     rngs: nnx.Rngs,
-    start: Start,
-    update: Update,
+    start: adapter_plan.Start,
+    update: adapter_plan.Update,
 ) -> Model:
     """The model with adapters, its base frozen unless they are inside its quantizers."""
     quantizers = quantize_model.quantize_program(model, plan, rngs)
@@ -182,9 +161,9 @@ def _adapted(
         factors = None
         if start == "error" and name in plan.parameters:
             wrong = _rounding_error(sites[name])
-            factors = nearest_factors(wrong, entry, factor_of_update(entry, numbers[0]))
+            factors = adapter_plan.nearest_factors(wrong, entry, entry.factor(numbers[0]))
         base = plan.parameters.get(name)
-        adapters[name] = new_adapter(entry, index.by_name[name], *numbers, base, rngs, factors)
+        adapters[name] = adapter_plan.new_adapter(entry, index.by_name[name], *numbers, base, rngs, factors)
         adapters[name].inside = update == "inside"
     quantizers.adapters = nnx.Dict(adapters)
     if update == "inside":  # whatever follows from the parameter has the update
@@ -207,8 +186,8 @@ def with_low_rank(
     model: Model,
     rules: Iterable[Rule],
     *,
-    rank: Rank,
-    methods: Methods,
+    rank: adapter_plan.Rank,
+    methods: rule_policy.Methods,
     allow_idle: bool = False,
 ) -> tuple[Model, dict[str, PlannedAdapter]]:
     """A quantized model in which each weight that a rule quantizes is a low-rank product and a quantized rest.
@@ -237,9 +216,9 @@ def with_low_rank(
         variable = by_name[name]
         value = variable.get_value()
         entry = planned[name] = entry.within(value.shape)
-        factors = nearest_factors(value, entry)
-        adapters[name] = new_adapter(entry, variable, None, 0.0, bases[name], None, factors)
-        rest = value.astype(jnp.float32) - dense_update(adapters[name], value.shape)
+        factors = adapter_plan.nearest_factors(value, entry)
+        adapters[name] = adapter_plan.new_adapter(entry, variable, None, 0.0, bases[name], None, factors)
+        rest = value.astype(jnp.float32) - adapter_plan.dense_update(adapters[name], value.shape)
         variable.set_value(rest.astype(value.dtype))
     quantize_model.quantize_program(model, plan, None).adapters = nnx.Dict(adapters)
     _check_followed(model, plan, tuple(planned.values()))

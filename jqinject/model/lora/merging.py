@@ -70,7 +70,7 @@ def merge_lora(model: Model, path: str = ".*", *, rngs: nnx.Rngs | None = None) 
         if matches_path(path, place.name) or matches_path(path, place_name(place.adapter.weight_path[:-1]))
     ]
     if not chosen:
-        names = ", ".join(place.name for place in adapters[:8])
+        names = listed(tuple(place.name for place in adapters))
         raise ValueError(
             f"merge_lora: no adapter matches {path!r}; here are {names or 'none'}.\n"
             "  cure: a regular expression for the whole path of a weight"

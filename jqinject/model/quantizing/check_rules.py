@@ -17,7 +17,7 @@ from jqinject.model.quantizing.rule_policy import (
     needs_inputs,
 )
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, nearest_pattern
-from jqinject.model.walk import ModelIndex, place_name
+from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.program import HELD, Call, QuantizedProgram
 
 NOT_CONTRACTED = (
@@ -65,11 +65,10 @@ def refuse_idle(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) ->
         weights = dict.fromkeys(place_name(use.weight_path) for use in plan.outside.uses)
         names = [*(entry.path for entry in layers), *weights]
         shown = "\n".join(f"    {rules[at]}{nearest_pattern(rules[at], names)}" for at in plan.idle)
-        paths = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         unreached = _unreached(index, model, [rules[at] for at in plan.idle], plan.calls, names)
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n"
-            f"  layers and weights here: {paths or 'none'}\n{unreached}"
+            f"  layers and weights here: {listed(tuple(names)) or 'none'}\n{unreached}"
             "  cure: mend the path or the order, or allow_idle=True; jqinject.rules_report(model, rules) shows the plan"
         )
 
@@ -125,11 +124,10 @@ def _refuse_quantized(index: ModelIndex, model: nnx.Module, has_layers: bool, ne
         )
     if has_layers or needs_inputs:
         return
-    ours = [place_name(path) for path, node in index.places if isinstance(node, OURS)]
+    ours = tuple(place_name(path) for path, node in index.places if isinstance(node, OURS))
     if ours:
-        shown = ", ".join(ours[:8]) + (", ..." if len(ours) > 8 else "")
         raise ValueError(
-            f"{type(model).__name__} is quantized already, in {shown}; it has no float layer left.\n"
+            f"{type(model).__name__} is quantized already, in {listed(ours)}; it has no float layer left.\n"
             "  cure: quantize the float model; the weights of this one go into it by jqinject.load_state"
         )
 
@@ -162,10 +160,9 @@ def asked_bytes(index: ModelIndex, rules: Sequence[Rule]) -> dict[str, int]:
 
 def is_asked(path: str, rules: Sequence[Rule]) -> bool:
     """Whether the rules want a parameter quantized."""
-    for rule in rules:
-        if rule.op is None and rule.matches(path, path.rpartition(".")[0]):
-            return rule.configures or rule.quantizer("weight_quant") is not None
-    return False
+    matching = (rule for rule in rules if rule.op is None and rule.matches(path, path.rpartition(".")[0]))
+    rule = next(matching, None)
+    return rule is not None and (rule.configures or rule.quantizer("weight_quant") is not None)
 
 
 def warn_of_low_coverage(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) -> None:

@@ -6,33 +6,17 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import jax
 from flax import nnx
 
+from jqinject import program
 from jqinject.dot.schemes import quant_operand, scheme, scheme_fits
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.model.caches import check_cache_quantizer
 from jqinject.model.frozen_weights import geometry_of, op_slot
-from jqinject.model.quantizing import check_rules, parameter_sites
-from jqinject.model.quantizing.rule_policy import (
-    Methods,
-    QuantizationPlan,
-    RulePolicy,
-    call_with,
-    has_arguments,
-    quantizer_at,
-    traced_calls,
-)
+from jqinject.model.quantizing import check_rules, parameter_sites, rule_policy
+from jqinject.model.quantizing.rule_policy import QuantizationPlan
 from jqinject.model.quantizing.rules import COUNTERPARTS, LayerRule, Rule, checked_rules
 from jqinject.model.walk import ModelIndex, check_module
 from jqinject.nn.base.layer_schemes import scheme_op
-from jqinject.program import (
-    HELD,
-    CacheSite,
-    Call,
-    OpQuantizers,
-    change_class,
-    kept_state,
-    quantized_class,
-    throws_away,
-)
+from jqinject.program import OpQuantizers, kept_state
 from jqinject.program.tracked_value import Path
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -42,7 +26,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 class Provider(Protocol):
     """Rules that quantize a model themselves: `jqinject.odml.OdmlQat`."""
 
-    def quantize_calls(self, model: nnx.Module, calls: Sequence[Call]) -> Any: ...
+    def quantize_calls(self, model: nnx.Module, calls: Sequence[program.Call]) -> Any: ...
 
 
 def quantize(
@@ -50,7 +34,7 @@ def quantize(
     rules: Rule | Iterable[Rule] | Provider,
     *,
     inputs: Iterable[object] | Mapping[str, object] | None = None,
-    methods: Methods | None = None,
+    methods: rule_policy.Methods | None = None,
     allow_idle: bool = False,
     rngs: nnx.Rngs | None = None,
 ) -> Model:
@@ -113,7 +97,7 @@ def quantize(
             f"quantize takes an NNX module, got {type(model).__name__}.\n"
             "  cure: a Linen module goes through nnx.bridge.ToNNX(module, rngs=...).lazy_init(x)"
         )
-    calls = traced_calls(model, call_with(inputs), methods, "quantize")
+    calls = rule_policy.traced_calls(model, rule_policy.call_with(inputs), methods, "quantize")
     if isinstance(rules, Provider) and not isinstance(rules, type):
         return rules.quantize_calls(model, calls)
     checked = checked_rules(cast("Rule | Iterable[Rule]", rules))
@@ -125,7 +109,7 @@ def quantize(
     model = nnx.clone(model, graph=True)
     index = ModelIndex(model)
     check_rules.check_model(index, model, checked, calls)
-    plan = QuantizationPlan.of(model, index, RulePolicy(checked), calls)
+    plan = QuantizationPlan.of(model, index, rule_policy.RulePolicy(checked), calls)
     if not allow_idle:
         check_rules.check_plan(index, model, plan)
     abstract = index.is_abstract
@@ -149,7 +133,8 @@ def _quantized(model: Model, index: ModelIndex, plan: QuantizationPlan, rngs: nn
     """A model whose layers and program have the quantizers of the rules; changed in place."""
     _quantize_layers(dict(index.places), plan, rngs)
     has_sites = plan.outside.sites or any(use.quantizer is not None for use in plan.outside.uses)
-    if has_sites or throws_away(model, plan.policy, plan.calls if has_arguments(plan.calls) else ()):
+    calls = plan.calls if rule_policy.has_arguments(plan.calls) else ()
+    if has_sites or program.throws_away(model, plan.policy, calls):
         quantize_program(model, plan, rngs)
     return model
 
@@ -168,15 +153,16 @@ def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs |
     """Let a model's methods run as programs, with the quantizers that were planned for them; return these."""
     index, sites = ModelIndex(model), plan.outside.sites
     tied = parameter_sites.tied_to_layers(index, plan.parameters)
-    quantizers = {name: quantizer_at(site, rngs) for name, site in sites.items()}
+    quantizers = {name: rule_policy.quantizer_at(site, rngs) for name, site in sites.items()}
     weights = {
         name: parameter_sites.parameter_site(index, parameter, rngs)
         for name, parameter in plan.parameters.items()
         if parameter.path not in tied
     }
-    change_class(model, quantized_class(type(model), methods=[call.name for call in plan.calls]))
+    kind = program.quantized_class(type(model), methods=[call.name for call in plan.calls])
+    program.change_class(model, kind)
     caches = tuple(
-        CacheSite(name, site.shape, site.cache_ndim - len(site.shape))
+        program.CacheSite(name, site.shape, site.cache_ndim - len(site.shape))
         for name, site in sites.items()
         if site.cache_ndim
     )
@@ -185,7 +171,7 @@ def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs |
     between, parameters = nnx.Dict(quantizers), nnx.Dict(weights) if weights else None
     facts = tied, caches, plan.outside.same_names, plan.unstored, plan.outside.stacks
     modules = OpQuantizers(plan.policy, between, parameters, *facts)
-    setattr(model, HELD, modules)
+    setattr(model, program.HELD, modules)
     return modules
 
 
@@ -202,7 +188,7 @@ def _quantize_layer(layer: Any, rule: Rule, entry: LayerRule, rngs: nnx.Rngs | N
     quantizers: dict[str, object] = {slot: rule.quantizer(slot) for slot in entry.slots}
     if rule.contraction != "auto":
         quantizers["contraction"] = rule.contraction
-    change_class(layer, COUNTERPARTS[type(layer)])
+    program.change_class(layer, COUNTERPARTS[type(layer)])
     layer._init_quantizers(quantizers, overrides, rngs)
 
 

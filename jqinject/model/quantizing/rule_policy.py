@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -13,22 +13,10 @@ import numpy as np
 from flax import nnx
 
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QRaggedDot
+from jqinject.dot.schemes import scheme_fits
 from jqinject.dot.schemes.scheme import SchemeLike
-from jqinject.dot.schemes.scheme_fits import (
-    RAGGED,
-    quantizes_backward,
-    ragged_input_quantizer,
-    rounds_weight_again,
-    weight_quantizer,
-    why_not_stored,
-)
 from jqinject.model import frozen_weights, walk
-from jqinject.model.quantizing.parameter_sites import (
-    OPERAND,
-    PlannedParameter,
-    plan_parameters,
-    proxy_of,
-)
+from jqinject.model.quantizing import parameter_sites
 from jqinject.model.quantizing.rules import COUNTERPARTS, LAYER_NAMES, LayerRule, Rule, plan_layers
 from jqinject.model.walk import Path as ModulePath
 from jqinject.nn import (
@@ -74,11 +62,13 @@ def by_scheme(scheme: SchemeLike, operation: str, weight_path: Path) -> Choice |
         return None
     if not weight_path:
         return Choice(scheme=scheme)
-    parameter = weight_quantizer(scheme, operation)
-    if operation != RAGGED or quantizes_backward(scheme):
-        return Choice(scheme=scheme, parameter=parameter, rounds_again=rounds_weight_again(scheme))
+    parameter = scheme_fits.weight_quantizer(scheme, operation)
+    if operation != scheme_fits.RAGGED or scheme_fits.quantizes_backward(scheme):
+        return Choice(
+            scheme=scheme, parameter=parameter, rounds_again=scheme_fits.rounds_weight_again(scheme)
+        )
     try:
-        return Choice(parameter, ragged_input_quantizer(scheme), parameter=parameter)
+        return Choice(parameter, scheme_fits.ragged_input_quantizer(scheme), parameter=parameter)
     except ValueError as error:
         raise ValueError(f"{dotted(weight_path)}: {error}") from None
 
@@ -165,19 +155,17 @@ class RulePolicy(Policy):
 
     def cache_quantizer(self, path: str, cache: str) -> object:
         """See `Policy`."""
-        index = self.cache_rule_of(path, cache)
+        places = (path, cache, cache.rpartition(".")[0])
+        matching = (i for i, rule in enumerate(self.rules) if _for_caches(rule) and rule.matches(*places))
+        index = next(matching, None)
         if self.caches is not None:
             self.caches[cache] = index
         return None if index is None else self.rules[index].declared("cache_quant")
 
-    def cache_rule_of(self, path: str, cache: str) -> int | None:
-        """The index of the first rule for a cache, or None."""
-        places = (path, cache, cache.rpartition(".")[0])
-        for index, rule in enumerate(self.rules):
-            takes = rule.quantizer("cache_quant") is not None or (rule.keeps_float and rule.op is None)
-            if takes and rule.matches(*places):
-                return index
-        return None
+
+def _for_caches(rule: Rule) -> bool:
+    """Whether a rule quantizes caches, or keeps what matches its path alone float."""
+    return rule.quantizer("cache_quant") is not None or (rule.keeps_float and rule.op is None)
 
 
 def needs_inputs(index: walk.ModelIndex, rules: tuple[Rule, ...]) -> bool:
@@ -232,9 +220,9 @@ class QuantizationPlan:
         return tuple(index for index in range(len(self.rules)) if index not in used)
 
     @cached_property
-    def parameters(self) -> dict[str, PlannedParameter]:
+    def parameters(self) -> dict[str, parameter_sites.PlannedParameter]:
         """The parameters outside of layers that rules quantize, by their paths as text; see `plan_parameters`."""
-        return plan_parameters(self.outside.uses)
+        return parameter_sites.plan_parameters(self.outside.uses)
 
     @property
     def unstored(self) -> tuple[tuple[str, str], ...]:
@@ -242,7 +230,8 @@ class QuantizationPlan:
         sites = self.outside.sites.values()
         within = (site for site in sites if site.contraction and site.weight_path and not site.is_weight)
         reasons = {
-            dotted(site.weight_path): why_not_stored(site.quantizer, site.contraction) for site in within
+            dotted(site.weight_path): scheme_fits.why_not_stored(site.quantizer, site.contraction)
+            for site in within
         }
         return tuple((name, why) for name, why in reasons.items() if why)
 
@@ -258,25 +247,24 @@ def quantizer_at(site: Site, rngs: nnx.Rngs | None) -> Any:
     Raises:
         TypeError: a weight quantizer for an activation; not an injector; an override that has no effect.
     """
+
+    def contracted(op: object) -> jax.Array:
+        return contract_by(op, site, [jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs])
+
     if site.contraction:
         kind = CONTRACTIONS[site.contraction]
         return layer_schemes.build_op(
-            kind, site.quantizer, partial(_contracted, site), site.stack, rngs, bool(site.is_weight)
+            kind, site.quantizer, contracted, site.stack, rngs, bool(site.is_weight)
         )
     slot = (
         slots.GRAD
         if site.name.endswith("_grad")
-        else replace(slots.ACT, also=("weight", OPERAND) if site.is_weight else ())
+        else replace(slots.ACT, also=("weight", parameter_sites.OPERAND) if site.is_weight else ())
     )
     axes = site.overrides.get("channelwise_axes", ())
     facts = slots.LayerFacts(site.stack, offered={slot.name: {"channelwise_axes": axes}} if axes else {})
     where = f"the quantizer of {site.name}"
-    return proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name, where)
-
-
-def _contracted(site: Site, op: object) -> jax.Array:
-    """The contraction at a site, of arrays of its shapes."""
-    return contract_by(op, site, [jnp.zeros(x.shape, x.dtype) for x in site.equation.inputs])
+    return parameter_sites.proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name, where)
 
 
 class Operand:

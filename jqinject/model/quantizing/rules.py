@@ -7,42 +7,29 @@ from typing import Any, Unpack
 
 from flax import nnx
 
+from jqinject import nn
 from jqinject.core.flax_internals import flax_layer
 from jqinject.dot.schemes.scheme import SchemeLike
 from jqinject.inject import Binding, errors
 from jqinject.model import frozen_weights, walk
-from jqinject.nn import (
-    ContractionKind,
-    QuantBatchNorm,
-    QuantConv,
-    QuantConvTranspose,
-    QuantEinsum,
-    QuantEmbed,
-    QuantGroupNorm,
-    QuantLayerNorm,
-    QuantLinear,
-    QuantLinearGeneral,
-    QuantLoRALinear,
-    QuantRMSNorm,
-    norms,
-)
+from jqinject.nn import norms
 from jqinject.nn.base.keywords import RuleKeywords
 from jqinject.nn.base.slots import BIAS, GRAD, INPUT, OUTPUT, WEIGHT, act_slot, slots_of
 from jqinject.program import known_operations
 from jqinject.quant import QuantizerLike
 
 LAYERS = (
-    QuantLinear,
-    QuantLinearGeneral,
-    QuantEinsum,
-    QuantConv,
-    QuantConvTranspose,
-    QuantLoRALinear,
-    QuantEmbed,
-    QuantBatchNorm,
-    QuantLayerNorm,
-    QuantRMSNorm,
-    QuantGroupNorm,
+    nn.QuantLinear,
+    nn.QuantLinearGeneral,
+    nn.QuantEinsum,
+    nn.QuantConv,
+    nn.QuantConvTranspose,
+    nn.QuantLoRALinear,
+    nn.QuantEmbed,
+    nn.QuantBatchNorm,
+    nn.QuantLayerNorm,
+    nn.QuantRMSNorm,
+    nn.QuantGroupNorm,
 )
 # Flax's layer -> the class that replaces it. Flax's subclasses are not here, as their forward may differ.
 COUNTERPARTS: dict[type | None, type[nnx.Module]] = {flax_layer(layer): layer for layer in LAYERS}
@@ -121,7 +108,7 @@ class Rule:
     path: str
     op: tuple[str, ...] | None
     quantizers: tuple[tuple[str, object], ...]
-    contraction: ContractionKind
+    contraction: nn.ContractionKind
     scheme: SchemeLike | None
     share: bool
     overrides: tuple[tuple[str, object], ...]
@@ -140,7 +127,7 @@ class Rule:
         lhs_quant: QuantizerLike = None,
         rhs_quant: QuantizerLike = None,
         cache_quant: QuantizerLike = None,
-        contraction: ContractionKind = "auto",
+        contraction: nn.ContractionKind = "auto",
         scheme: SchemeLike | None = None,
         share: bool = False,
         **overrides: Unpack[RuleKeywords],

@@ -1,7 +1,7 @@
 """A user's state as a mapping from paths to values, and what is wrong with these."""
 
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -13,7 +13,10 @@ from jax.typing import ArrayLike
 from jqinject.core import FloatRestrictValue, IntRestrictValue, QuantParam, QuantStat
 from jqinject.core.memory import memory, memory_policy
 from jqinject.core.state import kind_of
-from jqinject.model.walk import ModelIndex, Path, VariableEntry, place_name
+from jqinject.dot import FrozenParam
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.inject.errors import did_you_mean
+from jqinject.model.walk import ModelIndex, Path, PlainArray, VariableEntry, place_name
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import OpQuantizers
 from jqinject.quant_tensor import is_concrete
@@ -56,28 +59,44 @@ def _flatten(node: object, path: Path) -> Iterator[tuple[Path, object]]:
         yield path, node
 
 
-def in_pieces(entries: Mapping[Path, object], paths: set[Path]) -> dict[Path, str]:
-    """Variables that a state holds as a list of numbers or a mapping instead of one array, with a description.
+def ill_formed(
+    entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]
+) -> tuple[list[Problem], str]:
+    """Find entries that would be recognized in another form: arrays in pieces, flat keys.
 
     Args:
         entries: from `flat_entries`.
-        paths: the model's paths.
+        by_path: the model's Variables.
+
+    Returns:
+        The problems, and the cure.
     """
     pieces: dict[Path, str] = {}
     for path in entries:
-        parent = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in paths), None)
-        if path not in paths and parent is not None:
+        parent = next((path[:depth] for depth in range(1, len(path)) if path[:depth] in by_path), None)
+        if path not in by_path and parent is not None:
             inside = path[len(parent)]
             pieces.setdefault(parent, LIST if inside.isdigit() else f"a mapping with {inside!r}")
-    return pieces
+    shapes = {path: tuple(by_path[path].variable.get_value().shape) for path in pieces}
+    problems = [
+        (path, f"is {what}, the model needs one array of shape {shapes[path]}")
+        for path, what in pieces.items()
+    ]
+    unknown = (path for path in entries if path not in by_path)
+    nested = {path: tuple(filter(None, ".".join(path).replace("/", ".").split("."))) for path in unknown}
+    flat = {path: inner for path, inner in nested.items() if inner != path and inner in by_path}
+    for path, inner in flat.items():
+        shown = "".join(f"{{{name!r}: " for name in inner) + "..." + "}" * len(inner)
+        problems.append((path, f"keys have to be nested: {shown}, got {', '.join(map(repr, path))}"))
+    if flat:
+        return problems, (
+            "\n  cure: flax.traverse_util.unflatten_dict(state, sep='.') makes a nested dict of one with flat keys "
+            "(sep='/' likewise; without sep where keys are tuples)"
+        )
+    return problems, "\n  cure: numpy.asarray(...) of each list" if LIST in pieces.values() else ""
 
 
-def nested_path(path: Path) -> Path:
-    """A path whose keys are split at dots and slashes."""
-    return tuple(name for key in path for name in key.replace("/", ".").split(".") if name)
-
-
-def unwrapped(entries: Mapping[Path, object], paths: set[Path]) -> dict[Path, Any]:
+def unwrapped(entries: Mapping[Path, object], paths: Collection[Path]) -> dict[Path, Any]:
     """Entries with `{"value": ...}` unwrapped: Orbax restores Variables this way without a target."""
 
     def unwrap(path: Path) -> Path:
@@ -153,39 +172,24 @@ def _stacked(value: object, target: VariableEntry | None) -> Any:
 # The names under which components store scales and zero points.
 LEARNED = "value"
 RECORD = "record"
-COLLECTED = ("buffer", "running_stats")
-OF_SCALES = (LEARNED, *COLLECTED)
+OF_SCALES = (LEARNED, "buffer", "running_stats")
 COUNTERS = ("counter", "count", "countdown")
 
 
-class StoredScales:
-    """The paths of stored scales, by what their numbers cannot be; scales stored as logarithms are not among them.
+def _stored_scales(index: ModelIndex) -> dict[Path, tuple[bool, bool]]:
+    """Return by path whether a stored scale may be below 0, and whether it may be 0; not of those stored as logarithms.
 
-    Args:
-        index: of a model.
-
-    Attributes:
-        never_negative: statistics, and whole numbers.
-        never_zero: those that are bounded away from 0 before they are stored.
-        magnitudes: learned ones, which may be below 0: the forward pass uses their magnitude.
+    A learned one may be below 0: the forward pass uses its magnitude. One that is bounded before it is stored is not 0.
     """
-
-    def __init__(self, index: ModelIndex) -> None:
-        self.never_negative: set[Path] = set()
-        self.never_zero: set[Path] = set()
-        self.magnitudes: set[Path] = set()
-        for path, node in index.places:
-            restriction = (
-                node.rule.restrict_scaling_impl
-                if isinstance(node, memory.Memory) and node.rule is not memory_policy.DISTANCE
-                else None
-            )
+    scales: dict[Path, tuple[bool, bool]] = {}
+    for path, node in index.places:
+        if isinstance(node, memory.Memory) and node.rule is not memory_policy.DISTANCE:
+            restriction = node.rule.restrict_scaling_impl
             if isinstance(restriction, FloatRestrictValue | IntRestrictValue):
-                learned = (*path, LEARNED)
-                self.never_negative |= {(*path, RECORD, name) for name in COLLECTED}
-                self.never_zero |= {learned, (*path, RECORD, "buffer")}
-                is_float = isinstance(restriction, FloatRestrictValue)
-                (self.magnitudes if is_float else self.never_negative).add(learned)
+                scales[*path, LEARNED] = isinstance(restriction, FloatRestrictValue), False
+                scales[*path, RECORD, "buffer"] = False, False
+                scales[*path, RECORD, "running_stats"] = False, True
+    return scales
 
 
 def never_right(index: ModelIndex, entries: Mapping[Path, ArrayLike]) -> Iterator[Problem]:
@@ -198,7 +202,7 @@ def never_right(index: ModelIndex, entries: Mapping[Path, ArrayLike]) -> Iterato
         index: of the model that is loaded into.
         entries: path -> array, with the shapes and dtypes that the model needs.
     """
-    scales = StoredScales(index)
+    scales = _stored_scales(index)
     variances = {(*path, "var") for path, node in index.places if isinstance(node, nnx.BatchNorm)}
     for path, value in entries.items():
         kind = kind_of(index.by_path[path].variable)
@@ -206,29 +210,24 @@ def never_right(index: ModelIndex, entries: Mapping[Path, ArrayLike]) -> Iterato
             yield path, f"is a variance, and no variance is below 0: got {_least(value):.6g}"
         if not issubclass(kind, QuantParam | QuantStat):
             continue
-        least = _least(value)
+        least, (negative, zero) = _least(value), scales.get(path, (True, True))
         # Other statistics may be nan until they have seen data.
         checked = issubclass(kind, QuantParam) or path[-1] in (*OF_SCALES, *COUNTERS)
-        if checked and not _is_finite(value):
+        if checked and not is_finite(value):
             yield path, "holds nan or inf, which no quantizer stores"
         elif path[-1] in COUNTERS and least < 0:
             yield path, f"is a counter, and counts from 0: got {least:.0f}"
-        elif path in scales.never_negative and least < 0:
+        elif not negative and least < 0:
             yield path, f"is a scale, and no scale is below 0: got {least:.6g}"
-        elif (path in scales.never_zero or path[-1] == "scale") and _least(abs(jnp.asarray(value))) == 0:
+        elif (not zero or path[-1] == "scale") and _least(abs(jnp.asarray(value))) == 0:
             yield path, "is a scale, and no scale is 0"
         elif path[-1] == "amax_history" and not least >= 0:
             yield path, f"is a record of magnitudes, none of which is below 0: got {least:.6g}"
 
 
-def not_finite(entries: Mapping[Path, ArrayLike]) -> list[Path]:
-    """Return the paths of the entries that hold nan or inf."""
-    return [path for path, value in entries.items() if not _is_finite(value)]
-
-
 def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, ArrayLike]) -> list[Path]:
     """Return the paths of learned scales below 0, whose magnitude the forward pass uses."""
-    learned = StoredScales(index).magnitudes
+    learned = {path for path, (negative, _) in _stored_scales(index).items() if negative}
     return [
         path
         for path, value in entries.items()
@@ -238,7 +237,8 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, ArrayLike]) -> l
     ]
 
 
-def _is_finite(value: ArrayLike) -> bool:
+def is_finite(value: ArrayLike) -> bool:
+    """Whether an array holds neither nan nor inf."""
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(jnp.isfinite(array).all())
 
@@ -247,8 +247,8 @@ def _least(value: ArrayLike) -> float:
     return float(jnp.min(jnp.asarray(value))) if np.size(value) else 0.0
 
 
-def transformed_inputs(index: ModelIndex, entries: Mapping[Path, object]) -> tuple[str, ...]:
-    """The quantizers whose transform a loaded float state knows nothing of; none if the state holds quantizers.
+def transformed_inputs(index: ModelIndex, entries: Mapping[Path, object]) -> Iterator[str]:
+    """Find the quantizers whose transform a loaded float state knows nothing of; none if the state holds quantizers.
 
     A state without any number of a quantizer, for a model that has some, is taken for a float model's.
 
@@ -256,31 +256,9 @@ def transformed_inputs(index: ModelIndex, entries: Mapping[Path, object]) -> tup
         index: of the model.
         entries: of the state, by path.
     """
-    by_path = index.by_path
-    of_quantizers = any(by_path[path].in_quantizer for path in entries)
+    of_quantizers = any(index.by_path[path].in_quantizer for path in entries)
     if of_quantizers or not any(entry.in_quantizer for entry in index.variables):
-        return ()
-    return tuple(_with_transform(index))
-
-
-def warn_of_transforms(transformed: tuple[str, ...]) -> None:
-    """Warn that float weights were loaded into a model that keeps others.
-
-    Args:
-        transformed: see `transformed_inputs`.
-    """
-    if transformed:
-        shown = ", ".join(transformed[:8]) + (", ..." if len(transformed) > 8 else "")
-        warnings.warn(
-            "load_state: the state holds weights and no quantizers, as a float model's does, and this model's weights "
-            f"are stored for transforms of their inputs: {shown}. With other weights it computes something else.\n"
-            "  cure: the recipe that made this model, on a float model with that state; or a state of this model",
-            UserWarning,
-            4,
-        )
-
-
-def _with_transform(index: ModelIndex) -> Iterator[str]:
+        return
     for path, node in index.places:
         if isinstance(node, QuantWeightLayer):
             if node.input_quant is not None and vars(node.input_quant).get("pre_transform") is not None:
@@ -293,3 +271,77 @@ def _with_transform(index: ModelIndex) -> Iterator[str]:
                 alone = side in ("lhs", "rhs") and twin not in node.held
                 if alone and vars(proxy).get("pre_transform") is not None:
                     yield name
+
+
+def unfit(
+    entries: Mapping[Path, object], index: ModelIndex, missing: nnx.filterlib.Filter
+) -> Iterator[Problem]:
+    """Find unknown entries, Variables that are not among the entries, and values of another shape or dtype.
+
+    Args:
+        entries: path -> array.
+        index: of the model that is loaded into.
+        missing: a filter for Variables that need not be there.
+    """
+    by_path, may_be_missing = index.by_path, nnx.filterlib.to_predicate(missing)
+    names = [place_name(path) for path in by_path]
+    for path in entries:
+        if path not in by_path:
+            hint = did_you_mean(place_name(path), names)
+            yield path, "the model has no such variable" + (f"; {hint}" if hint else "")
+    for entry in not_in(entries, index):
+        optional = entry.in_quantizer or isinstance(entry.variable, PlainArray)
+        if is_abstract(entry) or not (optional or may_be_missing(entry.path, entry.variable)):
+            yield entry.path, f"is missing from the state ({_cure_of(entry)})"
+    for path, value in entries.items():
+        why = problem_of(value, by_path[path].variable.get_value()) if path in by_path else None
+        if why:
+            yield path, why
+
+
+def not_in(entries: Mapping[Path, object], index: ModelIndex) -> Iterator[VariableEntry]:
+    """The Variables of a model that a state does not hold."""
+    return (entry for entry in index.variables if not any(path in entries for path in entry.paths))
+
+
+def is_abstract(entry: VariableEntry) -> bool:
+    """Whether a Variable has a shape and no numbers."""
+    return isinstance(entry.variable.get_value(), jax.ShapeDtypeStruct)
+
+
+def _cure_of(entry: VariableEntry) -> str:
+    if is_abstract(entry):
+        return "and an abstract model has no array to keep there; build it without nnx.eval_shape"
+    for kind, name in ((nnx.RngState, "a random stream"), (nnx.BatchStat, "a running statistic")):
+        if isinstance(entry.variable, kind):
+            return f"missing=nnx.{kind.__name__} lets {name} stay as it is"
+    return "missing=... names what may be"
+
+
+def other_forms(state: object, index: ModelIndex) -> Iterator[Problem]:
+    """Find frozen weights whose numbers mean something else in the model that the state is of."""
+    source = dict(ModelIndex(state).places) if isinstance(state, nnx.Module) else {}
+    for path, node in index.places:
+        twin = source.get(path)
+        if isinstance(node, FrozenParam) and isinstance(twin, FrozenParam):
+            own, stored = _facts(node.form), _facts(twin.form)
+            for name in {**own, **stored}:
+                if stored.get(name) != own.get(name):
+                    yield path, f"is frozen with {name}={stored.get(name)}, the model needs {own.get(name)}"
+
+
+def _facts(form: FrozenForm) -> dict[str, Any]:
+    """What is static in frozen numbers, by name; of their grid, what it consists of."""
+    grid: Any = form.grid
+    facts = {entry.name: getattr(x, entry.name) for x in (form, grid) for entry in fields(x)}
+    return facts | {"grid": type(grid)}
+
+
+def contradictions(
+    entries: Mapping[Path, ArrayLike], by_path: Mapping[Path, VariableEntry]
+) -> Iterator[Problem]:
+    """Find shared Variables that the state holds under several paths with different numbers."""
+    for path, value in entries.items():
+        first = next(alias for alias in by_path[path].paths if alias in entries)
+        if first != path and value is not entries[first] and not jnp.array_equal(value, entries[first]):
+            yield path, f"is the same variable as {place_name(first)}, which the state gives other numbers"

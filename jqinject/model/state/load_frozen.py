@@ -4,7 +4,6 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 import jax
@@ -34,6 +33,8 @@ class FreedMemory:
 
     def __init__(self) -> None:
         self.size = 0
+        c_library = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self.trim: Callable[[int], int] | None = getattr(c_library, "malloc_trim", None)
 
     def add(self, size: int) -> None:
         """Count what was freed, and hand it back once it is `STEP` bytes.
@@ -42,16 +43,9 @@ class FreedMemory:
             size: bytes.
         """
         self.size += size
-        trim = _malloc_trim()
-        if self.size >= STEP and trim is not None:
+        if self.size >= STEP and self.trim is not None:
             self.size = 0
-            trim(0)
-
-
-@cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's `malloc_trim`; None elsewhere."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+            self.trim(0)
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,18 @@
 """`load_state` loads weights into a model and re-assembles its quantizers; `reassemble` does only the second."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import ArrayLike
 
 from jqinject.core import Quantizer, RangeScaling
-from jqinject.dot import FrozenParam, is_low_bit_cache
-from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.inject.errors import did_you_mean
-from jqinject.model.state.checkpoint_entries import (
-    LIST,
-    Problem,
-    flat_entries,
-    in_pieces,
-    nested_path,
-    never_right,
-    not_finite,
-    problem_of,
-    read_by_magnitude,
-    transformed_inputs,
-    unwrapped,
-    warn_of_transforms,
-    with_checkpoint_defaults,
-)
-from jqinject.model.walk import Holders, ModelIndex, Path, PlainArray, VariableEntry, place_name
+from jqinject.dot import is_low_bit_cache
+from jqinject.model.state import checkpoint_entries as entries_of
+from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, listed, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.proxy import WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
@@ -213,24 +196,31 @@ def load_state(model: object, state: object, *, missing: nnx.filterlib.Filter = 
     report = _all_or_nothing(
         index, lambda: _checked(model, state, missing, _committed_as(state, model, index))
     )
-    warn_of_transforms(report.transformed)
+    if report.transformed:
+        warnings.warn(
+            "load_state: the state holds weights and no quantizers, as a float model's does, and this model's weights "
+            f"are stored for transforms of their inputs: {listed(report.transformed)}. With other weights it computes "
+            "something else.\n"
+            "  cure: the recipe that made this model, on a float model with that state; or a state of this model",
+            UserWarning,
+            2,
+        )
     return report
 
 
 def _checked(model: object, state: object, missing: nnx.filterlib.Filter, index: ModelIndex) -> LoadReport:
     """Load a state that fits; raises before it writes otherwise."""
     by_path = index.by_path
-    flat = unwrapped(flat_entries(state), set(by_path))
-    _refuse(*_ill_formed(flat, by_path))
-    entries = with_checkpoint_defaults(index, flat)
+    flat = entries_of.unwrapped(entries_of.flat_entries(state), by_path)
+    _refuse(*entries_of.ill_formed(flat, by_path))
+    entries = entries_of.with_checkpoint_defaults(index, flat)
     if _holds_adapters_alone(entries, by_path):
         missing = nnx.Any(missing, nnx.Not(nnx.LoRAParam))
-    absent = _absent(entries, index, missing)
-    _refuse([*_unknown(entries, by_path), *absent, *_misfits(entries, by_path), *_other_forms(state, index)])
+    _refuse([*entries_of.unfit(entries, index, missing), *entries_of.other_forms(state, index)])
     stored = {path: value for path, value in entries.items() if path in flat}
-    _refuse([*_contradictions(entries, by_path)] or [*never_right(index, stored)])
-    transformed = transformed_inputs(index, entries)
-    return replace(_load(model, entries, index), transformed=transformed)
+    contradictions = [*entries_of.contradictions(entries, by_path)]
+    _refuse(contradictions or [*entries_of.never_right(index, stored)])
+    return _load(model, entries, index)
 
 
 def _committed_as(state: object, model: object, index: ModelIndex) -> ModelIndex:
@@ -239,7 +229,7 @@ def _committed_as(state: object, model: object, index: ModelIndex) -> ModelIndex
     Weight quantizers are committed for which the state has committed scales; averaged ranges become constants, without
     numbers yet, where the state has constants, as that of a model has that was calibrated before it was frozen.
     """
-    ends = {path[:-1] if path[-1:] == ("value",) else path for path in flat_entries(state)}
+    ends = {path[:-1] if path[-1:] == ("value",) else path for path in entries_of.flat_entries(state)}
     changed = False
     for holders in index.proxies:
         proxy = holders.proxy
@@ -268,7 +258,7 @@ def _make_constant(quantizer: Quantizer) -> bool:
     return True
 
 
-def _refuse(problems: list[Problem], cure: str = "") -> None:
+def _refuse(problems: list[entries_of.Problem], cure: str = "") -> None:
     if not problems:
         return
     shown = [f"  {place_name(path)}: {problem}" for path, problem in problems[:SHOWN]]
@@ -280,7 +270,7 @@ def _refuse(problems: list[Problem], cure: str = "") -> None:
 
 
 def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> LoadReport:
-    by_path = index.by_path
+    by_path, transformed = index.by_path, tuple(entries_of.transformed_inputs(index, entries))
     chosen = {by_path[path].path: value for path, value in entries.items()}
     cast = {
         place_name(path): f"{value.dtype} -> {by_path[path].variable.dtype}"
@@ -301,7 +291,7 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
     for path, value in chosen.items():
         if by_path[path].in_quantizer:
             why = (
-                problem_of(value, now[path].variable.get_value())
+                entries_of.problem_of(value, now[path].variable.get_value())
                 if path in now
                 else "does not exist any more"
             )
@@ -312,7 +302,7 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
                 )
             write(now[path].variable, value)
     proxies = tuple(f"{path}." for path in (*report.reassembled, *unchanged))
-    names = (place_name(entry.path) for entry in _not_in(entries, index))
+    names = (place_name(entry.path) for entry in entries_of.not_in(entries, index))
     absent = tuple(name for name in names if not name.startswith(proxies))
     of_adapters = _holds_adapters_alone(entries, by_path)
     return LoadReport(
@@ -321,9 +311,10 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
         missing=() if of_adapters else absent,
         base=absent if of_adapters else (),
         cast=cast,
-        not_finite=tuple(place_name(path) for path in not_finite(weights)),
+        not_finite=tuple(place_name(path) for path, x in weights.items() if not entries_of.is_finite(x)),
         kept=unchanged,
-        below_zero=tuple(place_name(path) for path in read_by_magnitude(after, entries)),
+        below_zero=tuple(place_name(path) for path in entries_of.read_by_magnitude(after, entries)),
+        transformed=transformed,
     )
 
 
@@ -348,101 +339,6 @@ def _own(layer: object) -> Iterable[object]:
     return (layer.weight, *vars(layer).values()) if isinstance(layer, ParameterSite) else vars(layer).values()
 
 
-def _ill_formed(
-    entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]
-) -> tuple[list[Problem], str]:
-    """Errors in the form of a state whose entries would be recognized in another form, with the cure."""
-    pieces = in_pieces(entries, set(by_path))
-    problems = [
-        (
-            path,
-            f"is {what}, the model needs one array of shape {tuple(by_path[path].variable.get_value().shape)}",
-        )
-        for path, what in pieces.items()
-    ]
-    nested = {path: nested_path(path) for path in entries if path not in by_path}
-    flat = {path: inner for path, inner in nested.items() if inner != path and inner in by_path}
-    for path, inner in flat.items():
-        shown = "".join(f"{{{name!r}: " for name in inner) + "..." + "}" * len(inner)
-        problems.append((path, f"keys have to be nested: {shown}, got {', '.join(map(repr, path))}"))
-    if flat:
-        return problems, (
-            "\n  cure: flax.traverse_util.unflatten_dict(state, sep='.') makes a nested dict of one with flat keys "
-            "(sep='/' likewise; without sep where keys are tuples)"
-        )
-    return problems, "\n  cure: numpy.asarray(...) of each list" if LIST in pieces.values() else ""
-
-
-def _unknown(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> Iterator[Problem]:
-    names = [place_name(path) for path in by_path]
-    for path in entries:
-        if path not in by_path:
-            hint = did_you_mean(place_name(path), names)
-            yield path, "the model has no such variable" + (f"; {hint}" if hint else "")
-
-
-def _not_in(entries: Mapping[Path, object], index: ModelIndex) -> Iterator[VariableEntry]:
-    """The Variables of a model that a state does not hold."""
-    return (entry for entry in index.variables if not any(path in entries for path in entry.paths))
-
-
-def _absent(
-    entries: Mapping[Path, object], index: ModelIndex, missing: nnx.filterlib.Filter
-) -> Iterator[Problem]:
-    may_be_missing = nnx.filterlib.to_predicate(missing)
-    for entry in _not_in(entries, index):
-        optional = entry.in_quantizer or isinstance(entry.variable, PlainArray)
-        if _is_abstract(entry) or not (optional or may_be_missing(entry.path, entry.variable)):
-            yield entry.path, f"is missing from the state ({_cure_of(entry)})"
-
-
-def _cure_of(entry: VariableEntry) -> str:
-    if _is_abstract(entry):
-        return "and an abstract model has no array to keep there; build it without nnx.eval_shape"
-    for kind, name in ((nnx.RngState, "a random stream"), (nnx.BatchStat, "a running statistic")):
-        if isinstance(entry.variable, kind):
-            return f"missing=nnx.{kind.__name__} lets {name} stay as it is"
-    return "missing=... names what may be"
-
-
-def _misfits(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> Iterator[Problem]:
-    for path, value in entries.items():
-        why = problem_of(value, by_path[path].variable.get_value()) if path in by_path else None
-        if why:
-            yield path, why
-
-
-def _other_forms(state: object, index: ModelIndex) -> Iterator[Problem]:
-    """Frozen weights whose numbers mean something else in the model that the state is of."""
-    source = _forms(ModelIndex(state)) if isinstance(state, nnx.Module) else {}
-    for path, form in _forms(index).items():
-        own, stored = _facts(form), _facts(source.get(path, form))
-        for name in {**own, **stored}:
-            if stored.get(name) != own.get(name):
-                yield path, f"is frozen with {name}={stored.get(name)}, the model needs {own.get(name)}"
-
-
-def _facts(form: FrozenForm) -> dict[str, Any]:
-    """What is static in frozen numbers, by name; of their grid, what it consists of."""
-    grid: Any = form.grid
-    facts = {entry.name: getattr(x, entry.name) for x in (form, grid) for entry in fields(x)}
-    return facts | {"grid": type(grid)}
-
-
-def _forms(index: ModelIndex) -> dict[Path, FrozenForm]:
-    return {path: node.form for path, node in index.places if isinstance(node, FrozenParam)}
-
-
-def _contradictions(
-    entries: Mapping[Path, ArrayLike], by_path: Mapping[Path, VariableEntry]
-) -> Iterator[Problem]:
-    """Shared Variables that the state holds under several paths with different numbers."""
-    for path, value in entries.items():
-        first = next(alias for alias in by_path[path].paths if alias in entries)
-        if first != path and value is not entries[first] and not jnp.array_equal(value, entries[first]):
-            yield path, f"is the same variable as {place_name(first)}, which the state gives other numbers"
-
-
 def _refuse_traced(targets: list[VariableEntry]) -> None:
     for entry in targets:
         value = entry.variable.get_value()
@@ -452,17 +348,13 @@ def _refuse_traced(targets: list[VariableEntry]) -> None:
                 "  cure: load the model before jqinject.quantized_cache(model); nnx.update(model, state) puts a whole "
                 "state back"
             )
-        if _is_abstract(entry):
+        if entries_of.is_abstract(entry):
             continue
         if not isinstance(value, jax.Array | np.ndarray) or not is_concrete(value):
             raise ValueError(
                 f"load_state writes arrays, and {place_name(entry.path)} holds {type(value).__name__}.\n"
                 "  cure: call it outside of jit and of the function that eval_shape traces"
             )
-
-
-def _is_abstract(entry: VariableEntry) -> bool:
-    return isinstance(entry.variable.get_value(), jax.ShapeDtypeStruct)
 
 
 def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadReport:

@@ -9,17 +9,8 @@ from flax import nnx
 
 from jqinject.core import GradSlot
 from jqinject.core._protocols import StepStatistic
-from jqinject.model.train.steps import (
-    MAXIMUM_ADDING,
-    abandon_steps,
-    adding_by_maximum,
-    amax_scalings,
-    close_steps,
-    deliver,
-    open_steps,
-    set_slots,
-    without_slots,
-)
+from jqinject.model.train import steps
+from jqinject.model.train.steps import amax_scalings
 from jqinject.program import OpQuantizers
 
 ArgNum = int | nnx.DiffState
@@ -127,14 +118,12 @@ def grad(f: Function | None = None, **options: Unpack[GradOptions]) -> Function:
     """
     if f is None:
         return lambda f: grad(f, **options)
-    return _without_value(_reporting(f, **options), options.get("has_aux", False))
+    with_value = _reporting(f, **options)
 
-
-def _without_value(with_value: Function, has_aux: bool) -> Function:
-    @functools.wraps(with_value)
+    @functools.wraps(f)
     def gradients_alone(*args: object, **kwargs: object) -> object:
         value, gradients = with_value(*args, **kwargs)
-        return (gradients, value[1]) if has_aux else gradients
+        return (gradients, value[1]) if options.get("has_aux", False) else gradients
 
     return gradients_alone
 
@@ -153,22 +142,25 @@ def _reporting(f: Function, argnums: ArgNum | Sequence[ArgNum] = 0, **options: A
         differentiated, extra = _differentiated(chosen, args, with_slots)
         own = [scaling for scaling in scalings if not scaling.in_step]
         open_before = [scaling for scaling in scalings if scaling.in_step]
-        open_steps(own)
-        set_slots(open_before, adding=False)  # nnx.grad differentiates floats
+        for scaling in own:
+            scaling.begin_step()
+        steps.set_slots(open_before, adding=False)  # nnx.grad differentiates floats
         try:
             transformed = _value_and_grad(_listening(f, len(args)), (*differentiated, *extra), **options)
             with _naming_cut_slots():
                 value, gradients = transformed(*args, **kwargs)
             by_number = dict(zip(map(_number, (*differentiated, *extra)), gradients, strict=True))
-            deliver([args[number] for number in with_slots], [by_number[number] for number in with_slots])
+            cotangents = [by_number[number] for number in with_slots]
+            steps.deliver([args[number] for number in with_slots], cotangents)
         except BaseException:
-            abandon_steps(own)
-            set_slots(open_before, adding=True)
+            for scaling in own:
+                scaling.abandon_step()
             raise
-        close_steps(own)
-        set_slots(open_before, adding=True)
+        finally:
+            steps.set_slots(open_before, adding=True)
+        steps.close_steps(own)
         of_parameters = tuple(
-            without_slots(of) if _number(which) in with_slots else of
+            steps.without_slots(of) if _number(which) in with_slots else of
             for which, of in zip(differentiated, gradients, strict=False)
         )
         return value, of_parameters if isinstance(argnums, Sequence) else of_parameters[0]
@@ -220,7 +212,7 @@ def _naming_cut_slots() -> Generator[None]:
     try:
         yield
     except TypeError as error:
-        if str(MAXIMUM_ADDING) not in str(error):
+        if str(steps.MAXIMUM_ADDING) not in str(error):
             raise
         raise TypeError(
             "value_and_grad: a stack of layers whose quantizers keep a history of gradients (delayed scaling) is cut "
@@ -238,11 +230,11 @@ def _listening(f: Function, count: int) -> Function:
         listening: list[StepStatistic] = [s for s in amax_scalings(list(args[:count])) if s.slot is not None]
         for scaling in listening:
             assert scaling.slot is not None
-            scaling.slot.set_value(adding_by_maximum(scaling.slot.get_value()))
+            scaling.slot.set_value(steps.adding_by_maximum(scaling.slot.get_value()))
         try:
             return f(*args, **kwargs)
         finally:
-            set_slots(listening, adding=False)
+            steps.set_slots(listening, adding=False)
 
     return listened
 

@@ -27,11 +27,7 @@ from jqinject.model import frozen_weights, walk
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, quantized_stack
-from jqinject.proxy import (
-    ActQuantProxyFromInjector,
-    QuantProxyFromInjector,
-    stack_of,
-)
+from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import on_integers, on_minifloats
 
 MEGA = 1e7  # Brevitas's unit of operations
@@ -169,19 +165,15 @@ class QuantLayerOutputBitWidthWeightedByOps:
         def counts(node: object) -> bool:
             return isinstance(node, self.layer_types)
 
-        def cost(layer: object, y: object) -> Weighted | None:
+        def cost(layer: Any, y: object) -> Weighted | None:
             if not (on_integers(y) or on_minifloats(y)):
                 return None
-            return y.bit_width, _per_example(y) * _operations(layer) / MEGA
+            operations = 2.0 * math.prod(layer.weight_shape) / layer.out_channels  # for each output element
+            return y.bit_width, _per_example(y) * operations / MEGA
 
         costs = _watch(model, counts, cost, args, kwargs, method)
         cure = "return_quant_tensor=True on layers with quantized input and weight"
         return _mean(costs, "outputs of layers that are QuantTensors", cure)
-
-
-def _operations(layer: Any) -> float:
-    """Multiplications and additions per output element."""
-    return 2.0 * math.prod(layer.weight_shape) / layer.out_channels
 
 
 def _per_example(result: Any) -> float:

@@ -53,7 +53,8 @@ def begin_step(*models: object) -> None:
             "begin_step: a step is open already.\n  cure: end it with jqinject.end_step(model); value_and_grad "
             "opens and ends steps by itself"
         )
-    open_steps(scalings)
+    for scaling in scalings:
+        scaling.begin_step()
     set_slots(scalings, adding=True)
 
 
@@ -132,24 +133,12 @@ def _check_complete(path: tuple[str, ...], scaling: object, gradient: bool) -> N
         )
 
 
-def open_steps(scalings: Iterable[_protocols.StepStatistic]) -> None:
-    """Start collecting."""
-    for scaling in scalings:
-        scaling.begin_step()
-
-
 def close_steps(scalings: Iterable[_protocols.StepStatistic]) -> None:
     """Enter the collected amaxes into the histories."""
     listed = list(scalings)
     set_slots(listed, adding=False)
     for scaling in listed:
         scaling.end_step()
-
-
-def abandon_steps(scalings: Iterable[_protocols.StepStatistic]) -> None:
-    """Discard a failed step."""
-    for scaling in scalings:
-        scaling.abandon_step()
 
 
 def set_slots(scalings: Iterable[_protocols.StepStatistic], *, adding: bool) -> None:
