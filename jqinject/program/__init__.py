@@ -1,6 +1,7 @@
 """Quantizers between the operations of a model: its traced program is run with quantizers inserted."""
 
 from jqinject.core.flax_internals import change_class as change_class
+from jqinject.program.adapter import Adapter as Adapter
 from jqinject.program.call import CALL as CALL
 from jqinject.program.call import Call as Call
 from jqinject.program.call import Method as Method
@@ -15,7 +16,6 @@ from jqinject.program.class_swap import ClassMixin as ClassMixin
 from jqinject.program.class_swap import derived_class as derived_class
 from jqinject.program.class_swap import intercept as intercept
 from jqinject.program.class_swap import original_class as original_class
-from jqinject.program.low_rank_product import Adapter as Adapter
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
 from jqinject.program.model import find_sites as find_sites

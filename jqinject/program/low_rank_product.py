@@ -1,7 +1,4 @@
-"""Low-rank updates of weights: they follow a weight through its moves, and are contracted beside it.
-
-An `Adapter` is the trainable update of a parameter that a program contracts.
-"""
+"""Low-rank updates of weights: they follow a weight through its moves, and are contracted beside it."""
 
 from __future__ import annotations
 
@@ -9,21 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import lax
 
-from jqinject.core.component import InnerModule, component
 from jqinject.ops.ste import custom_jvp
 from jqinject.program import moves, operations
-from jqinject.program.call import Program
 from jqinject.program.jaxpr import Equation
-from jqinject.program.policy import HELD, dotted
-from jqinject.program.tracked_value import Path
 
 Arrays = tuple[jax.Array, ...]
 
@@ -195,99 +186,3 @@ def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     # The low half: a number of the same exponent with the low bits alone, less that exponent's power of two.
     power = bits & SIGN_AND_EXPONENT
     return as_float(bits & ~LOW_BITS), as_float(power | (bits & LOW_BITS)) - as_float(power)
-
-
-@component
-class Adapter(InnerModule):
-    """The low-rank update of one parameter: `(alpha / rank) * A B`, in `model.op_quant.adapters[path]`.
-
-    Args:
-        a: `nnx.LoRAParam`, (*batch, *contracted, rank), the parameter's axes in its own order.
-        b: `nnx.LoRAParam`, (*batch, rank, *free).
-        dropout: of the input; None without one.
-        weight_path: the parameter's path in the model.
-        contracted: axes of the parameter that only A has.
-        free: axes that only B has; any other is a batch axis of both: experts, layers of a stack.
-        scale: alpha / rank.
-        base: how the parameter is quantized, for merging; None if it is float.
-        lookups: names of the operations that look the parameter's rows up, which read it without the update.
-        inside: the parameter takes the update before its quantizer, wherever it is read; else contractions take it
-            beside the quantized parameter.
-    """
-
-    a: nnx.LoRAParam[jax.Array]
-    b: nnx.LoRAParam[jax.Array]
-    weight_path: Path
-    contracted: tuple[int, ...]
-    free: tuple[int, ...]
-    scale: float
-    base: Any = None
-    lookups: tuple[str, ...] = ()
-    dropout: nnx.Dropout | None = None
-    inside: bool = False
-
-    @property
-    def rank(self) -> int:
-        """The rank."""
-        return self.a.shape[-1]
-
-    def low_rank(self) -> LowRankProduct:
-        """The update in the parameter's axes."""
-        ndim = self.a.ndim - 1 + len(self.free)
-        a = self.a[...]
-        batch = ndim - len(self.contracted) - len(self.free)
-        b = jnp.moveaxis(self.b[...], batch, -1)
-        return LowRankProduct(
-            _spread(a, ndim, self.contracted, self.free),
-            _spread(b, ndim, self.free, self.contracted),
-            self.scale,
-            "" if self.dropout is None else dropout_name(dotted(self.weight_path)),
-        )
-
-    def added_to(self, value: jax.Array) -> jax.Array:
-        """The parameter with the update, in its dtype; see `low_rank_sum`."""
-        factors = self.low_rank()
-        return low_rank_sum(value, factors.a, factors.b, factors.scale)
-
-
-def dropout_name(path: str) -> str:
-    """The name of the dropout of a parameter's adapter, in statistics and random streams."""
-    return f"{path}_dropout"
-
-
-def with_adapters(model: nnx.Module, program: Program) -> Program:
-    """A traced program whose parameters know their adapters, or have the update in them.
-
-    A frozen parameter's adapter is that of the first of its arrays.
-
-    Args:
-        model: an NNX module.
-        program: of a call of it.
-    """
-    quantizers = vars(model).get(HELD)
-    adapters = {} if quantizers is None else quantizers.adapters_by_path()
-    left = dict(adapters)
-    inputs = []
-    for x in program.inputs:
-        adapter = left.pop(dotted(x.weight_path), None) if x.is_weight else None
-        if adapter is not None and adapter.inside:
-            x = replace(x, value=adapter.added_to(x.value), twins={})
-        elif adapter is not None:
-            x = replace(x, low_rank=adapter.low_rank(), twins={})
-        inputs.append(x)
-    return program._replace(inputs=inputs)
-
-
-def _spread(factor: jax.Array, ndim: int, own: tuple[int, ...], unshared: tuple[int, ...]) -> jax.Array:
-    """A factor (*batch, *own, rank) in the axes of the parameter, and the rank.
-
-    Args:
-        factor: the factor.
-        ndim: axes of the parameter.
-        own: axes of the parameter that only this factor has.
-        unshared: those that only the other factor has.
-    """
-    batch = [axis for axis in range(ndim) if axis not in {*own, *unshared}]
-    order = [*batch, *own]
-    places = [order.index(axis) for axis in sorted(order)]
-    return jnp.expand_dims(jnp.transpose(factor, (*places, factor.ndim - 1)), unshared)

@@ -12,12 +12,12 @@ from flax import nnx
 
 from jqinject.core.component import InnerModule, component, hidden_method
 from jqinject.core.state import RecordPart, flat_parts
+from jqinject.program.adapter import Adapter, dropout_name, with_adapters
 from jqinject.program.cache_writes import check_caches_stay
 from jqinject.program.call import CALL, Call, Program, trace
 from jqinject.program.class_swap import ClassMixin, derived_class, original_class
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.kept_state import node_at, of_model
-from jqinject.program.low_rank_product import Adapter, dropout_name, with_adapters
 from jqinject.program.moves import AxesInParameter
 from jqinject.program.policy import HELD, CacheSite, FoundSites, Occurrence, Policy, Site, SiteNames, dotted
 from jqinject.program.quantizers import HeldQuantizers, Quantizers
