@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Sized, Transform, along
-from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, slots_for, takes_layer
+from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, slots_for, takes_layer, weight_rule
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Call, OpQuantizers, find_sites
@@ -93,9 +93,7 @@ def rule_of(name: str, module: str, model: ModelIndex, rules: Sequence[Rule]) ->
     holder, node = _holder_of(name, model)
     if type(node) in COUNTERPARTS:
         return next((rule for rule in rules if takes_layer(rule, node, holder)), NO_RULE), holder
-    paths = (name, holder, module)
-    took = (rule for rule in rules if rule.takes_weights and any(map(rule.matches, paths)))
-    return next(took, NO_RULE), name
+    return weight_rule(rules, name, holder, module) or NO_RULE, name
 
 
 def _holder_of(name: str, model: ModelIndex) -> tuple[str, object]:

@@ -204,6 +204,9 @@ def test_quantize_warns_if_most_of_what_was_asked_for_is_not_reached() -> None:
         LowCoverageWarning, match=r"branch \(1,600 numbers\): it is contracted inside(.|\n)*coverage"
     ):
         quantize(Hidden(), W8A8, inputs=(X,))
+    caches = Rule(cache_quant=Int8DynamicActPerRowFloat)  # which takes no weight from the next rule
+    with pytest.warns(LowCoverageWarning, match="branch"):
+        quantize(Hidden(), [caches, W8A8], inputs=(X,), allow_idle=True)
 
 
 @pytest.mark.parametrize("rules", [W8A8, Rule("own", weight_quant=Int8WeightPerChannelFloat)])

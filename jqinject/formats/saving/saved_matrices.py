@@ -22,6 +22,7 @@ from jqinject.formats.loading.parameter_names import Name
 from jqinject.formats.saving.saved_inputs import Layer, input_format_of
 from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, Matrix, SavedMatrix
 from jqinject.model.quantizing.rule_policy import RulePolicy
+from jqinject.model.quantizing.rules import weight_rule
 from jqinject.model.walk import ModelIndex
 from jqinject.ops import Grid
 from jqinject.program import QuantizedProgram
@@ -198,8 +199,7 @@ def _order_before(path: str, index: ModelIndex) -> np.ndarray | None:
     is not permuted."""
     policies = [node.op_quant.policy for _, node in index.places if isinstance(node, QuantizedProgram)]
     rules = [rule for policy in policies if isinstance(policy, RulePolicy) for rule in policy.rules]
-    places = path, path.rpartition(".")[0]
-    rule = next((rule for rule in rules if rule.takes_weights and any(map(rule.matches, places))), None)
+    rule = weight_rule(rules, path, path.rpartition(".")[0])
     declared = transform_of(None if rule is None else rule.quantizer("input_quant"))
     for _, node in index.places if isinstance(declared, Sized) else ():
         if isinstance(node, ActQuantProxyFromInjector) and node.pre_transform is not None:

@@ -16,7 +16,7 @@ from jqinject.model.quantizing.rule_policy import (
     has_arguments,
     needs_inputs,
 )
-from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, nearest_pattern
+from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, nearest_pattern, weight_rule
 from jqinject.model.walk import ModelIndex, listed, place_name
 from jqinject.program import HELD, Call, QuantizedProgram
 
@@ -160,8 +160,7 @@ def asked_bytes(index: ModelIndex, rules: Sequence[Rule]) -> dict[str, int]:
 
 def is_asked(path: str, rules: Sequence[Rule]) -> bool:
     """Whether the rules want a parameter quantized."""
-    matching = (rule for rule in rules if rule.op is None and rule.matches(path, path.rpartition(".")[0]))
-    rule = next(matching, None)
+    rule = weight_rule(rules, path, path.rpartition(".")[0])
     return rule is not None and (rule.configures or rule.quantizer("weight_quant") is not None)
 
 

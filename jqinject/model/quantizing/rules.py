@@ -306,6 +306,11 @@ def plan_layers(index: walk.ModelIndex, rules: tuple[Rule, ...]) -> dict[walk.Pa
     return plan
 
 
+def weight_rule(rules: Iterable[Rule], *paths: str) -> Rule | None:
+    """Return the first rule for weights that matches any of some paths; None without one."""
+    return next((rule for rule in rules if rule.takes_weights and rule.matches(*paths)), None)
+
+
 def takes_layer(rule: Rule, module: object, path: str) -> bool:
     """Whether a rule is for a layer: by the layer's path, or by that of its weight."""
     if rule.op is not None:

@@ -142,7 +142,7 @@ class _Shifts:
 
 
 def _biases(visit: Visit) -> dict[Batch, Bias]:
-    """The bias of a site in the program of each batch, if it has one."""
+    """The bias of a site in the program of each batch; None without one."""
     biases: dict[Batch, Bias] = {}
     for batch in visit.stream.batches:
         (output,) = batch.flat.steps[visit.site_in(batch).step].outputs
