@@ -82,6 +82,7 @@ class QuantConv(base.QuantWeightLayer[base.Out], nnx.Conv):
         DependencyError: a quantizer that cannot be assembled; the text shows the path.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> from jqinject.quant import Int8WeightPerChannelFloat
         >>> conv = QuantConv(3, 8, (3, 3), weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))
         >>> conv(jnp.ones((2, 5, 5, 3))).shape, conv.quant_weight().scale.shape

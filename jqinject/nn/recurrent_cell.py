@@ -152,7 +152,7 @@ class QuantRecurrentCell(base.QuantLayer[jax.Array]):
             weights = [layer._quantized_weight(None) for layer in layers]
             for name, layer, weight in zip(gate, layers, weights, strict=True):
                 self._check_bias_scale(layer, x)
-                bias = layer.quant_bias(x, weights[0])
+                bias = layer._quantized_bias(x, weights[0])
                 parameters[name] = (as_array(weight), None if bias is None else as_array(bias))
         return parameters
 

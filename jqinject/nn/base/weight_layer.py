@@ -229,6 +229,10 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         Raises:
             ValueError: the bias takes its scale from an input that is not quantized.
         """
+        return self._quantized_bias(quant_input, quant_weight)
+
+    def _quantized_bias(self, quant_input: object, quant_weight: object) -> Operand | None:
+        # Layers call this one: Flax's `tabulate` prints the arguments of public methods, and quantized tensors fail it.
         if self.bias is None:
             return None
         bias, proxy = self.bias[...], self.bias_quant
@@ -288,7 +292,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         bias = self.bias
         if bias is not None:
             by_weight = attributes.get("bias_quant") is not None
-            bias = self.quant_bias(x, None if stored else weight) if by_weight else bias[...]
+            bias = self._quantized_bias(x, None if stored else weight) if by_weight else bias[...]
         y: Any
         y, token = self._contracted(x, weight, bias, grad_quant, out_sharding)
         if stored and self.return_quant_tensor:
