@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 CODE_LINES = {
     "": 189,
     "catalogue": 679,
-    "core": 4343,
+    "core": 4345,
     "demo": 356,
     "dot": 4159,
     "export": 659,

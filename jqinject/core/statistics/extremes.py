@@ -30,6 +30,11 @@ def safe_sqrt(x: jax.Array) -> jax.Array:
     return jnp.where(zero, jnp.zeros_like(x), jnp.sqrt(jnp.where(zero, jnp.ones_like(x), x)))
 
 
+def _place(x: Tensors, value: jax.Array, k: int, positions: Tensors, over: ops.Over) -> jax.Array:
+    """Where the k-th smallest element is: the first of equals. Reference cases of torch choose another by the rank."""
+    return ops.locate(x, value, positions, over)
+
+
 ALMOST = 1.0 - 2.0**-21
 """A few units in the last place below 1: an element this close to an extreme counts as the extreme."""
 TIES = (None, "first", "shared", "near")
@@ -104,8 +109,8 @@ class Ranked(Reduction):
     def _located(self, x: Tensors, measured: Measured, signs: Any, marks: Any) -> tuple[jax.Array, ...]:
         over = self.over
         if self._rule == "first":
-            ranked, count = self._ranked(x, signs), len(self.ranks(over.count(x)))
-            return tuple(ops.locate(ranked, end, marks, over) for end in measured[:count])
+            ranked, ends = self._ranked(x, signs), zip(measured, self.ranks(over.count(x)), strict=False)
+            return tuple(_place(ranked, end, rank, marks, over) for end, rank in ends)
         # Of the zeros that fill up a group, those that are near hit too.
         fills = self._rule == "near" and isinstance(over.axes, cut.Cut)
         near = [(end == 0).astype(jnp.float32) if fills else None for end in measured]
