@@ -20,7 +20,7 @@ CODE_LINES = {
     "core": 4345,
     "demo": 356,
     "dot": 4159,
-    "export": 659,
+    "export": 662,
     "formats": 3550,
     "inject": 1307,
     "model": 4841,

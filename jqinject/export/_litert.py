@@ -60,7 +60,10 @@ def tflite(
     converter = needed("litert_converter.mlir._mlir_libs.converter_api_ext", EXTRA, "tflite")
     program = stablehlo(model, *inputs, method=method, **keywords).exported
     _refuse_unmarked(model, program)
-    names = _names(input_names, program.in_avals, "in"), _names(output_names, program.out_avals, "out")
+    names = (
+        _names(input_names, program.in_avals, "input_names", "in"),
+        _names(output_names, program.out_avals, "output_names", "out"),
+    )
     file = _converted(converter, program, *names)
     if target is not None:
         target.write_bytes(file)
@@ -88,11 +91,11 @@ def _converted(converter: Module, program: export.Exported, inputs: list[str], o
             ) from error
 
 
-def _names(stated: Sequence[str] | None, arrays: Sequence[object], prefix: str) -> list[str]:
+def _names(stated: Sequence[str] | None, arrays: Sequence[object], argument: str, prefix: str) -> list[str]:
     names = [f"{prefix}_{place}" for place in range(len(arrays))] if stated is None else list(stated)
     if len(names) != len(arrays):
         raise ValueError(
-            f"tflite: {prefix}put_names names {len(names)} arrays, and the program has {len(arrays)}: {names}"
+            f"tflite: {argument} names {len(names)} arrays, and the program has {len(arrays)}: {names}"
         )
     return names
 

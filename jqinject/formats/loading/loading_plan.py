@@ -47,12 +47,12 @@ def stored_variables(
     """Return the Variables of a model that a checkpoint has numbers for, each once, by its first path; and of a frozen
     weight the layer that holds it, whose further Variables follow."""
     floats = (entry for entry in index.variables if not isinstance(entry.variable, FrozenParam))
-    seen = {id(entry.variable) for entry in floats if entry.in_quantizer}
+    visited = {id(entry.variable) for entry in floats if entry.in_quantizer}
     for place, node in index.places:
         layer = node if isinstance(node, QuantWeightLayer) and node.frozen is not None else None
         variable = node if layer is None else layer.frozen
-        if isinstance(variable, nnx.Param | nnx.BatchStat | FrozenParam) and id(variable) not in seen:
-            seen.add(id(variable))
+        if isinstance(variable, nnx.Param | nnx.BatchStat | FrozenParam) and id(variable) not in visited:
+            visited.add(id(variable))
             yield place_name(place if layer is None else (*place, layer.weight_name)), variable, layer
 
 

@@ -225,8 +225,8 @@ def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_s
         keeps_sums: leave the vector of equal numbers where it is.
 
     Example:
-        >>> turned = cayley_step(jnp.eye(2), jnp.array([[0.0, 1.0], [0.0, 0.0]]), jnp.float32(0.1), False)
-        >>> bool(jnp.allclose(turned.T @ turned, jnp.eye(2), atol=1e-6)), bool(turned[0, 1] < 0)
+        >>> rotation = cayley_step(jnp.eye(2), jnp.array([[0.0, 1.0], [0.0, 0.0]]), jnp.float32(0.1), False)
+        >>> bool(jnp.allclose(rotation.T @ rotation, jnp.eye(2), atol=1e-6)), bool(rotation[0, 1] < 0)
         (True, True)
     """
     with jax.default_matmul_precision("highest"):

@@ -81,7 +81,7 @@ class Rotate:
         change = FloatChange(work, repr(self))
         done: list[Note | LeftOut]
         with_scores = "R3" in self.kinds
-        done, first = scores.turned_scores(change.flat, work.rules, self._size) if with_scores else ([], ())
+        done, first = scores.rotated_scores(change.flat, work.rules, self._size) if with_scores else ([], ())
         key = jax.random.key(self.seed)
         for site, region in rotations.rotated_regions(change.flat):
             if isinstance(region, str):

@@ -61,7 +61,7 @@ class _Scores:
     operand: int = 0
 
 
-def turned_scores(
+def rotated_scores(
     flat: FlatProgram, rules: tuple[Rule, ...], size_of: Callable[[int, str], int]
 ) -> tuple[list[Note | LeftOut], tuple[Rule, ...]]:
     """The rules by which queries and keys go through a Hadamard matrix before they are quantized.
@@ -196,7 +196,7 @@ class _Caches:
 
 
 def _why_not(took: Rule, quantizers: Sequence[Any], size: int) -> str:
-    """Why nothing is turned; empty if something can be."""
+    """Return why nothing is rotated; empty if something can be."""
     if took.configures:
         return "R3: a scheme quantizes it"
     if all(quantizer is None for quantizer in quantizers):

@@ -1,4 +1,4 @@
-"""R3: queries and keys are turned before they are quantized, and before a cache that rounds keys."""
+"""R3: queries and keys are rotated before they are quantized, and before a cache that rounds keys."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_outliers_of_queries_and_keys_are_spread_over_a_head() -> None:
     for bits in (4, 8):
         rule = Rule("einsum0", op="einsum", input_quant=Int8DynamicActPerRowFloat, input_bit_width=bits)
         found = [Recipe(*p).apply(model, rule, [x], progress=False) for p in ((), (Rotate("R3"),))]
-        plain, turned = (_error(one.model(x), wanted) for one in found)
-        assert turned < 0.7 * plain, (bits, plain, turned)
+        plain, rotated = (_error(one.model(x), wanted) for one in found)
+        assert rotated < 0.7 * plain, (bits, plain, rotated)
     result = found[1]
     said = "R3 of einsum0: blocks of 32 channels, online, on both operands"
     assert str(result.report.steps[0].sites[0]) == said
@@ -80,7 +80,7 @@ def _steps(model: Any, ids: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
 
 
 @pytest.mark.lengthy
-def test_a_cache_keeps_turned_keys() -> None:
+def test_a_cache_keeps_rotated_keys() -> None:
     model = Decoder(nnx.Rngs(0), ScatterAttention)
     for layer in model.layers:
         layer.k.w[...] = layer.k.w[...].at[:, :, 2].multiply(40.0)
@@ -96,25 +96,25 @@ def test_a_cache_keeps_turned_keys() -> None:
     assert str(result.report.steps[0].sites[0]) == (
         "R3 of layers.0.einsum0: blocks of 8 channels, online, before the cache cache.layer_0.k and on what meets it"
     )
-    turned = result.model
-    found, held = _steps(turned, ids, init_cache(1, 8))
+    rotated = result.model
+    found, held = _steps(rotated, ids, init_cache(1, 8))
     assert _error(found, wanted) < 0.02
     keys = held["layer_0"]["k"][:, :5]
     np.testing.assert_allclose(Hadamard(FEATURES).inverse(keys), floats["layer_0"]["k"][:, :5], atol=0.3)
     np.testing.assert_allclose(held["layer_0"]["v"], floats["layer_0"]["v"], atol=0.02)
     # In low bits, from empty or after a float prefill; and without a cache, where the keys come as they are.
-    frozen = jqinject.freeze(nnx.clone(turned))
+    frozen = jqinject.freeze(nnx.clone(rotated))
     said = f"the input goes through {Hadamard(8)!r}"
     assert str(jqinject.report(frozen, ids[:, :1], init_cache(1, 8))).count(said) == 2  # one in each layer
     low, _ = _steps(frozen, ids, jqinject.quantized_cache(frozen, init_cache(1, 8)))
     np.testing.assert_allclose(low, found, atol=1e-4)
     _, after = model(ids[:, :4], init_cache(1, 8))
-    last, _ = turned(ids[:, 4:], jqinject.quantized_cache(turned, after))
+    last, _ = rotated(ids[:, 4:], jqinject.quantized_cache(rotated, after))
     assert _error(last, wanted[:, 4:]) < 0.02
-    assert _error(turned(ids)[0], wanted) < 0.02
+    assert _error(rotated(ids)[0], wanted) < 0.02
 
 
-def test_products_that_no_rule_quantizes_are_left_and_turned_keys_need_turned_queries() -> None:
+def test_products_that_no_rule_quantizes_are_left_and_rotated_keys_need_rotated_queries() -> None:
     model = Decoder(nnx.Rngs(0))
     model.eval()
     ids = jnp.zeros((1, 2), jnp.int32)
