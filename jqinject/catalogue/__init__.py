@@ -1,6 +1,6 @@
 """Finds and explains the ready-made quantizers: `python -m jqinject list`, `explain NAME`, `catalogue FOLDER`.
 
-`index`, `pages` and `catalogue_command` import no JAX. `entries`, `examples` and `write_index` read the quantizers
+`index`, `pages` and `catalogue_command` import no JAX. `entries` and `examples` read the quantizers
 themselves.
 """
 

@@ -90,7 +90,7 @@ def explained(name: str, overrides: Sequence[str]) -> str:
         entry = entry_of(name)
         if not overrides:
             return described(entry)
-    from jqinject.catalogue.write_index import explained_anew
+    from jqinject.catalogue.entries import explained_anew
 
     return explained_anew(name, overrides)
 

@@ -1,16 +1,19 @@
 """The facts about every ready-made quantizer, read from its wiring."""
 
+import ast
 import functools
+import importlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+import jqinject.core
 import jqinject.quant
-from jqinject.catalogue import examples, index
+from jqinject.catalogue import examples, index, pages
 from jqinject.dot import Scheme
-from jqinject.inject import ExtendedInjector, Node
+from jqinject.inject import ExtendedInjector, Node, errors, explain
 from jqinject.ops import NF4, Codebook
 from jqinject.quant.float_base import FpFNUZMixin, FpOCPMixin
 
@@ -55,11 +58,36 @@ def ready_made() -> dict[str, type[ExtendedInjector]]:
     return dict(sorted(quantizers.items()))
 
 
-def entry_of_wiring(name: str, quantizer: type[ExtendedInjector], wiring: Node) -> index.Entry:
-    """The entry of any quantizer, also a user's own, by its wiring; all but its texts and its curve."""
+def entry_from_wiring(
+    name: str, quantizer: type[ExtendedInjector], overrides: Mapping[str, object]
+) -> index.Entry:
+    """The entry of any quantizer, also a user's own, with some names redeclared; all but its curve.
+
+    Args:
+        name: the title.
+        quantizer: the injector.
+        overrides: the redeclared names.
+
+    Raises:
+        DependencyError, TypeError, ValueError: the quantizer cannot be assembled like this.
+    """
+    example = examples.example_of(quantizer, overrides)
+    tree = explain(example.proxy, module=example.layer)
+    formulas = (
+        f"- `{node.name}` {node.value.__name__}: {summary_of(node.value)}" for node in components_of(tree)
+    )
     kind = examples.kind_of(quantizer)
-    facts = _format(wiring) + _variant(quantizer), _granularity(wiring), _scaling(wiring, kind)
-    return index.Entry(name, kind, *facts)
+    return index.Entry(
+        name,
+        kind,
+        format=_format(tree) + _variant(quantizer),
+        granularity=_granularity(tree),
+        scaling=_scaling(tree, kind),
+        about=(inspect.getdoc(quantizer) or "").split("\n\nExample:")[0],
+        given=_shown(example.overrides),
+        formulas=tuple(formulas),
+        wiring=str(tree),
+    )
 
 
 def summary_of(quantizer: type) -> str:
@@ -130,3 +158,38 @@ def _scaling(wiring: Node, kind: str) -> str:
 
 def _value(wiring: Node, name: str) -> Any:
     return wiring[name].value if name in wiring else None
+
+
+def _shown(overrides: Mapping[str, object]) -> str:
+    if not overrides:
+        return ""
+    return "; here with " + ", ".join(f"`{name}={value!r}`" for name, value in overrides.items())
+
+
+def explained_anew(name: str, overrides: Sequence[str]) -> str:
+    """The text of `explain`, made from the classes. See `jqinject.catalogue.catalogue_command.explained`."""
+    quantizer = _imported(name) if ":" in name else index.entry_of(name).quantizer
+    values = dict(_override(text) for text in overrides)
+    changed = ", ".join(f"{name}={errors.brief(value)}" for name, value in values.items())
+    return pages.described(entry_from_wiring(name, quantizer, values), changed)
+
+
+def _imported(name: str) -> type[ExtendedInjector]:
+    module, _, attribute = name.partition(":")
+    try:
+        quantizer = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{name} cannot be imported: {error}") from None
+    if not (isinstance(quantizer, type) and issubclass(quantizer, ExtendedInjector)):
+        raise ValueError(f"{name} is not a quantizer: expected a class derived from ExtendedInjector")
+    return quantizer
+
+
+def _override(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not (equals and name.isidentifier()):
+        raise ValueError(f"an override is name=value, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, getattr(jqinject.core, value, value)

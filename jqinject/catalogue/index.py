@@ -1,6 +1,6 @@
 """The catalogue of ready-made quantizers, read from a file next to this one: searched without importing JAX.
 
-The file has an entry a line. `python -m jqinject.catalogue.write_index` makes it from the quantizers themselves, and a
+The file has an entry a line. `tools/catalogue_index.py` makes it from the quantizers themselves, and a
 test compares it with them. A goal names the few quantizers to begin with.
 """
 

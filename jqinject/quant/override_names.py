@@ -1,7 +1,7 @@
 """What the names of the ready-made quantizers mean, and what may be given for them.
 
 `QuantLinear.overrides(...)` shows this, and the keywords that type checkers know are made from it
-(`python -m jqinject.catalogue.typed_keywords`). A name of a user's own injector is not in the table,
+(`tools/typed_keywords.py`). A name of a user's own injector is not in the table,
 `override_names.toml`: it goes through `.let()`.
 """
 

@@ -12,14 +12,14 @@ import pytest
 from flax import nnx
 
 import jqinject
+from catalogue_index import curve_points, transfer_curve, with_curve
 from jqinject.__main__ import main as program
 from jqinject.catalogue import all_entries, entry_of, find, write_catalogue
 from jqinject.catalogue.catalogue_command import main
-from jqinject.catalogue.entries import ready_made
-from jqinject.catalogue.examples import curve_points, example_of, transfer_curve
+from jqinject.catalogue.entries import entry_from_wiring, ready_made
+from jqinject.catalogue.examples import example_of
 from jqinject.catalogue.index import GOALS
 from jqinject.catalogue.pages import index_page, line_svg, section
-from jqinject.catalogue.write_index import entry_made, with_curve
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector
 from jqinject.nn import QuantLinear
@@ -194,12 +194,12 @@ def test_the_committed_catalogue_is_of_these_quantizers():
         assert (COMMITTED / "curves" / f"{entry.name}.svg").is_file() == (entry.kind != "grad"), cure
 
 
-ANEW = "python -m jqinject.catalogue.write_index, then the catalogue"
+ANEW = "python tools/catalogue_index.py, then the catalogue"
 
 
 def test_the_index_is_of_these_quantizers():
     indexed = {entry.name: dataclasses.replace(entry, points="") for entry in all_entries()}
-    made = {name: entry_made(name, quantizer, {}) for name, quantizer in ready_made().items()}
+    made = {name: entry_from_wiring(name, quantizer, {}) for name, quantizer in ready_made().items()}
     assert indexed.keys() == made.keys(), ANEW
     assert [name for name in made if made[name] != indexed[name]] == [], ANEW
 

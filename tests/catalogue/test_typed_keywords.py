@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jqinject.catalogue.entries import ready_made
-from jqinject.catalogue.typed_keywords import STUB, names_by_kind, stub
 from jqinject.inject import ExtendedInjector
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import enums
 from jqinject.quant.override_names import NAMES, PASSED
+from typed_keywords import STUB, names_by_kind, stub
 
 TYPES = {
     "Any": object,
@@ -38,7 +38,7 @@ def _type(text):
 
 
 def test_the_stub_is_what_the_quantizers_make_of_it():
-    assert STUB.read_text(encoding="utf-8") == stub(), "python -m jqinject.catalogue.typed_keywords"
+    assert STUB.read_text(encoding="utf-8") == stub(), "python tools/typed_keywords.py"
 
 
 def test_every_name_is_explained():

@@ -1,4 +1,4 @@
-# Written by `python -m jqinject.catalogue.typed_keywords`: the keywords of layers, of Flax and of quantizers.
+# Written by `python tools/typed_keywords.py`: the keywords of layers, of Flax and of quantizers.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Optional, TypeAlias, TypedDict, Union
 

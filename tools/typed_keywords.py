@@ -1,6 +1,6 @@
 """Writes `jqinject/nn/base/keywords.pyi`: the further keywords of every layer, with their types.
 
-    python -m jqinject.catalogue.typed_keywords
+    python tools/typed_keywords.py
 
 A test compares the file with what this makes of the ready-made quantizers.
 """
@@ -29,7 +29,7 @@ from jqinject.quant.override_names import NAMES
 
 STUB = Path(str(jqinject.nn.__file__)).parent / "base" / "keywords.pyi"
 KINDS = {"weight": "weight", "bias": "bias", "activation": "act", "gradient": "grad", "accumulator": "trunc"}
-HEAD = """# Written by `python -m jqinject.catalogue.typed_keywords`: the keywords of layers, of Flax and of quantizers.
+HEAD = """# Written by `python tools/typed_keywords.py`: the keywords of layers, of Flax and of quantizers.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Optional, TypeAlias, TypedDict, Union
 
