@@ -22,7 +22,7 @@ CODE_LINES = {
     "dot": 4159,
     "export": 662,
     "formats": 3550,
-    "inject": 1307,
+    "inject": 1310,
     "model": 4841,
     "native": 201,
     "nn": 3532,

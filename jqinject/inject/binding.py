@@ -75,15 +75,21 @@ def injector_key(injector: InjectorMeta) -> Hashable:
     )
 
 
+_COPIES: Mapping[object, Callable[[Iterable[object]], object]] = {
+    kind: kind for kind in (list, tuple, set, frozenset)
+}
+
+
 def snapshot(value: Any) -> Any:
     """A value protected from later writes: numpy arrays become read-only copies, containers copies."""
-    if type(value) is np.ndarray:
+    kind = value.__class__
+    if kind is np.ndarray:
         copied = value.copy()
         copied.setflags(write=False)
         return copied
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(snapshot(item) for item in value)
-    if type(value) is dict:
+    if kind in _COPIES:
+        return _COPIES[kind](snapshot(item) for item in value)
+    if kind is dict:
         return {name: snapshot(item) for name, item in value.items()}
     return value
 
@@ -132,7 +138,7 @@ def _own_equality(value: object) -> Hashable:
 _TABLE: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
     (InjectorMeta, injector_key),
     (type, Same),
-    (enum.Enum, lambda value: (type(value), value.name, key_of(value.value))),
+    (enum.Enum, lambda value: (value.__class__, value.name, key_of(value.value))),
     ((types.NoneType, bool, str, bytes, types.EllipsisType, np.dtype), _typed),
     ((np.ndarray, np.generic, ArrayLike), _array),
     (int, _typed),
@@ -146,7 +152,7 @@ _TABLE: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
     (types.MethodType, lambda value: (types.MethodType, Same(value.__self__), Same(value.__func__))),
     (
         functools.partial,
-        lambda value: (type(value), key_of(value.func), key_of(value.args), key_of(value.keywords)),
+        lambda value: (value.__class__, key_of(value.func), key_of(value.args), key_of(value.keywords)),
     ),
 )
 

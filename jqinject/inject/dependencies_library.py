@@ -7,7 +7,7 @@ edits the injector while reading it.
 
 from _dependencies.exceptions import DependencyError as DependencyError
 from _dependencies.injector import Injector as Injector
-from _dependencies.injector import _InjectorType as InjectorType
+from _dependencies.injector import _InjectorType as InjectorType  # pyright: ignore[reportPrivateUsage]
 from _dependencies.operation import Operation as Operation
 from _dependencies.package import Package as Package
 from _dependencies.this import This as This

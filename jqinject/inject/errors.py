@@ -6,7 +6,7 @@ import enum
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -133,18 +133,19 @@ def _brief(value: object) -> str:
     if isinstance(value, ArrayLike):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if isinstance(value, _PLAIN):
-        return repr(value)
+        return repr(cast(object, value))
     if isinstance(value, This):
         return specs.link_text(value)
-    if isinstance(value, (list, tuple, set, frozenset, Mapping)):
-        return _container(value)
+    if isinstance(value, Mapping):
+        pairs = list(cast(Mapping[object, object], value).items())[:8]
+        return "{" + ", ".join(f"{_brief(k)}: {_brief(v)}" for k, v in pairs) + "}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return _container(cast(Collection[object], value))
     name = getattr(value, "__qualname__", None)
     return name if isinstance(name, str) else f"<{type(value).__name__}>"
 
 
 def _container(value: Collection[object]) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_brief(k)}: {_brief(v)}" for k, v in list(value.items())[:8]) + "}"
     inside = ", ".join(_brief(item) for item in list(value)[:16])
     if isinstance(value, tuple):
         return f"({inside},)" if len(value) == 1 else f"({inside})"

@@ -290,10 +290,10 @@ def _reach(explainer: "_Explainer", scope: Scope, nodes: list[Node]) -> Reach:
 def _injector(subject: object) -> InjectorMeta:
     if isinstance(subject, InjectorMeta):
         return subject
+    if isinstance(subject, HasBinding):
+        subject = subject.binding
     if isinstance(subject, Binding):
         return subject.injector
-    if isinstance(subject, HasBinding) and isinstance(subject.binding, Binding):
-        return subject.binding.injector
     raise TypeError(
         f"explain takes an injector class, a binding or a proxy, got {brief(subject)}. For a layer, name the "
         "quantizer: explain(layer.weight_quant, module=layer)."

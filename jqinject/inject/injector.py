@@ -81,7 +81,7 @@ class InjectorMeta(specs.InjectorClass):
         cls: type[_Injector],  # pyright: ignore[reportGeneralTypeIssues]
         right: "type[ExtendedInjector]",
     ) -> type[_Injector]:
-        if not isinstance(right, InjectorMeta):
+        if not isinstance(right, InjectorMeta):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
         return combine(cls, right)
 

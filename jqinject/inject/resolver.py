@@ -8,10 +8,10 @@ from plain names is remembered for the injector: every access would choose the s
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from jqinject.inject import errors
-from jqinject.inject.dependencies_library import DependencyError, InjectorType, This
+from jqinject.inject.dependencies_library import DependencyError, This
 from jqinject.inject.names import asked_at
 from jqinject.inject.specs import (
     PARENT,
@@ -22,7 +22,6 @@ from jqinject.inject.specs import (
     ValueFunction,
     check_link,
     is_component,
-    is_ours,
     link_text,
     spec_of,
 )
@@ -67,11 +66,11 @@ class Scope:
 
 def scope_of(injector: object, names: Mapping[str, object]) -> Scope:
     """A fresh scope of an injector, inside the scopes of any injectors around it."""
-    if not (isinstance(injector, InjectorType) and is_ours(cast(Any, injector))):
+    if not isinstance(injector, InjectorClass):
         raise TypeError(
             f"names are resolved from a class that derives from ExtendedInjector, got {injector!r}"
         )
-    around = cast(Any, injector).__around__
+    around = injector.__around__
     outer = scope_of(*around) if around else None
     return Scope(injector, names, outer, repr(injector.__name__))
 
@@ -98,7 +97,7 @@ class Resolution:
 
     root: Scope
     trace: set[str] | None = None
-    path: list[ResolvedName] = field(default_factory=list)
+    path: list[ResolvedName] = field(default_factory=list[ResolvedName])
 
     def get(self, scope: Scope, name: str) -> Any:
         """The result of `name` in `scope`: built at the first request of this access, then shared."""

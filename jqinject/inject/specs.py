@@ -29,7 +29,7 @@ import numpy as np
 
 from jqinject.inject.dependencies_library import (
     DependencyError,
-    InjectorType,
+    InjectorType,  # pyright: ignore[reportPrivateUsage]
     Operation,
     Package,
     This,
@@ -148,7 +148,7 @@ class Link(This):
     def __getitem__(self, item: object) -> "Link":
         return Link((*self.__expression__, ("[]", item)))
 
-    def __lshift__(self, num: int) -> "Link":
+    def __lshift__(self, num: object) -> "Link":
         if isinstance(num, bool) or not isinstance(num, int) or num <= 0:
             raise ValueError(f"`this << n` climbs n nested injectors: n is a positive int, got {num!r}")
         if any(step != PARENT for step in self.__expression__):
@@ -376,7 +376,7 @@ class InjectorClass(InjectorType):
 def spec_of(name: str, declared: object) -> Spec:
     """Classify the declaration of `name`."""
     if isinstance(declared, type):
-        if isinstance(declared, InjectorType) and is_ours(declared):
+        if isinstance(declared, InjectorClass):
             return Spec("NESTED", declared, declared)
         kind: Kind = "COMPONENT" if is_component(name, declared) else "PLAIN"
         return Spec(kind, declared, declared)
@@ -396,12 +396,7 @@ def spec_of(name: str, declared: object) -> Spec:
     return Spec("PLAIN", declared, declared)
 
 
-def is_ours(injector: type) -> bool:
-    """Whether an injector is an `ExtendedInjector`; a plain one of the library is passed on as a value."""
-    return "__declared__" in injector.__dict__
-
-
-def is_component(name: str, cls: type) -> bool:
+def is_component(name: str, cls: type[Any]) -> bool:
     """Whether a class found under `name` is built, rather than passed on unchanged."""
     return not (
         name.endswith("_class")

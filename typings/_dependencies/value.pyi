@@ -1,0 +1,6 @@
+from collections.abc import Callable
+from typing import Any
+
+class Value:
+    __function__: Callable[..., Any]
+    def __init__(self, function: Callable[..., Any]) -> None: ...
