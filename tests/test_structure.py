@@ -28,7 +28,7 @@ CODE_LINES = {
     "nn": 3532,
     "odml": 305,
     "ops": 1661,
-    "optim": 268,
+    "optim": 269,
     "program": 3065,
     "proxy": 891,
     "quant": 1752,

@@ -80,8 +80,9 @@ def low_bit_states(
                 blocks = form.encode(x)
                 codes, scale = blocks.codes, blocks.scale
             # In the Variable of the parameter, with its sharding, if they have its shape.
-            replaces = isinstance(leaf, nnx.Variable) and codes.shape == x.shape
-            return LowBitMoment(leaf.replace(codes) if replaces else codes, scale)
+            if isinstance(leaf, nnx.Variable) and codes.shape == x.shape:
+                codes = leaf.replace(codes)
+            return LowBitMoment(codes, scale)
 
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)
         moments = [encode(path, leaf) for path, leaf in leaves]
