@@ -1,12 +1,11 @@
 """Optimizers with low-bit states, made of optax's parts."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import optax
 
-from jqinject.optim.block_format import BlockFloat8, BlockFormat, BlockTable, dynamic_table, linear_table
+from jqinject.optim.block_format import BlockFloat8, BlockTable, dynamic_table, linear_table
 from jqinject.optim.low_bit_states import SMALLEST, KeepFloat, float32_of, is_embedding, low_bit_states
 from jqinject.optim.rounded_updates import round_stochastically
 
@@ -47,10 +46,8 @@ def adam8bit(
         >>> sum(leaf.nbytes for leaf in jax.tree.leaves(state)) < 2.1 * 64 * 64
         True
     """
-    moments = _dynamic8(block_size)
-    direction = low_bit_states(
-        optax.scale_by_adam(b1, b2, eps), moments, smallest=smallest, keep_float=keep_float
-    )
+    adam = optax.scale_by_adam(b1, b2, eps)
+    direction = low_bit_states(adam, _dynamic8(block_size), smallest=smallest, keep_float=keep_float)
     return _chained(learning_rate, rounding_seed, decayed_in_float32(weight_decay), direction)
 
 
@@ -78,8 +75,9 @@ def adamw8bit(
         >>> from flax import nnx
         >>> optimizer = nnx.Optimizer(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), adamw8bit(1e-3), wrt=nnx.Param)
     """
-    moments = _dynamic8(block_size)
-    return _adamw(learning_rate, (b1, b2, eps), weight_decay, moments, smallest, keep_float, rounding_seed)
+    adam = optax.scale_by_adam(b1, b2, eps)
+    direction = low_bit_states(adam, _dynamic8(block_size), smallest=smallest, keep_float=keep_float)
+    return _chained(learning_rate, rounding_seed, direction, decayed_in_float32(weight_decay))
 
 
 def adamw4bit(
@@ -108,7 +106,9 @@ def adamw4bit(
         "mu": BlockTable(dynamic_table(4, True), block_size),
         "nu": BlockTable(linear_table(4), block_size),
     }
-    return _adamw(learning_rate, (b1, b2, eps), weight_decay, moments, smallest, keep_float, rounding_seed)
+    adam = optax.scale_by_adam(b1, b2, eps)
+    direction = low_bit_states(adam, moments, smallest=smallest, keep_float=keep_float)
+    return _chained(learning_rate, rounding_seed, direction, decayed_in_float32(weight_decay))
 
 
 def adamw_fp8(
@@ -134,7 +134,9 @@ def adamw_fp8(
     Source: torchao's `AdamWFp8`.
     """
     moments = {name: BlockFloat8(block_size) for name in ("mu", "nu")}
-    return _adamw(learning_rate, (b1, b2, eps), weight_decay, moments, smallest, keep_float, rounding_seed)
+    adam = optax.scale_by_adam(b1, b2, eps)
+    direction = low_bit_states(adam, moments, smallest=smallest, keep_float=keep_float)
+    return _chained(learning_rate, rounding_seed, direction, decayed_in_float32(weight_decay))
 
 
 def lion8bit(
@@ -187,28 +189,14 @@ def sgd8bit(
     Source: bitsandbytes's `SGD8bit`.
     """
     moments = {"trace": BlockTable(dynamic_table(8, True), block_size)}
-    direction = low_bit_states(
-        optax.trace(momentum, nesterov), moments, smallest=smallest, keep_float=keep_float
-    )
+    trace = optax.trace(momentum, nesterov)
+    direction = low_bit_states(trace, moments, smallest=smallest, keep_float=keep_float)
     return _chained(learning_rate, rounding_seed, decayed_in_float32(weight_decay), direction)
 
 
 def _dynamic8(block_size: int) -> dict[str, BlockTable]:
     signed, unsigned = (BlockTable(dynamic_table(8, signed), block_size) for signed in (True, False))
     return {"mu": signed, "nu": unsigned}
-
-
-def _adamw(
-    learning_rate: Rate,
-    adam: tuple[float, float, float],
-    weight_decay: float,
-    moments: Mapping[str, BlockFormat],
-    smallest: int,
-    keep_float: KeepFloat,
-    rounding_seed: int | None,
-) -> optax.GradientTransformation:
-    direction = low_bit_states(optax.scale_by_adam(*adam), moments, smallest=smallest, keep_float=keep_float)
-    return _chained(learning_rate, rounding_seed, direction, decayed_in_float32(weight_decay))
 
 
 def _chained(

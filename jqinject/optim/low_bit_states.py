@@ -72,32 +72,36 @@ def low_bit_states(
     """
 
     def stored(form: BlockFormat, tree: object) -> LowBitMoment:
-        def encode(path: tuple[Any, ...], leaf: jax.Array | nnx.Variable[Any]) -> StoredBlocks | jax.Array:
+        def encode(path: tuple[Any, ...], leaf: jax.Array | nnx.Variable[Any]) -> LowBitMoment:
             x = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+            codes, scale = x, jnp.zeros((), jnp.float32)
             fits = x.size >= smallest and x.size % form.block_size == 0
-            if not fits or keep_float(jax.tree_util.keystr(path, simple=True, separator="/")):
-                return x
-            return form.encode(x)
+            if fits and not keep_float(jax.tree_util.keystr(path, simple=True, separator="/")):
+                blocks = form.encode(x)
+                codes, scale = blocks.codes, blocks.scale
+            # In the Variable of the parameter, with its sharding, if they have its shape.
+            if isinstance(leaf, nnx.Variable) and codes.shape == x.shape:
+                codes = leaf.replace(codes)
+            return LowBitMoment(codes, scale)
 
-        blocks = jax.tree_util.tree_map_with_path(encode, tree, is_leaf=_is_variable)
-        codes = jax.tree.map(_codes_in_place, tree, blocks, is_leaf=_is_variable)
-        return LowBitMoment(codes, jax.tree.map(_scale, blocks, is_leaf=_is_stored))
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)
+        moments = [encode(path, leaf) for path, leaf in leaves]
+        codes, scales = ([getattr(moment, name) for moment in moments] for name in LowBitMoment._fields)
+        return LowBitMoment(treedef.unflatten(codes), treedef.unflatten(scales))
 
     def encoded(state: Any) -> Any:
         return state._replace(**{name: stored(form, getattr(state, name)) for name, form in formats.items()})
 
     def decoded(state: Any, like: Any) -> Any:
-        def decode(form: BlockFormat, x: jax.Array, codes: jax.Array, scale: jax.Array) -> jax.Array:
-            return StoredBlocks(codes, scale, form, x.shape).decoded() if codes.dtype == jnp.uint8 else codes
-
-        return state._replace(
-            **{
-                name: jax.tree.map(
-                    lambda *parts, form=form: decode(form, *parts), like, *getattr(state, name)
+        def moment(name: str, form: BlockFormat) -> Any:
+            def decode(x: jax.Array, codes: jax.Array, scale: jax.Array) -> jax.Array:
+                return (
+                    StoredBlocks(codes, scale, form, x.shape).decoded() if codes.dtype == jnp.uint8 else codes
                 )
-                for name, form in formats.items()
-            }
-        )
+
+            return jax.tree.map(decode, like, *getattr(state, name))
+
+        return state._replace(**{name: moment(name, form) for name, form in formats.items()})
 
     def init(params: object) -> Any:
         state = inner.init(jax.tree.map(float32_of, params))
@@ -126,21 +130,3 @@ def float32_of(x: jax.Array) -> jax.Array:
 
 def _is_variable(x: object) -> bool:
     return isinstance(x, nnx.Variable)
-
-
-def _is_stored(x: object) -> bool:
-    return isinstance(x, StoredBlocks)
-
-
-def _codes_in_place(
-    leaf: jax.Array | nnx.Variable[Any], blocks: StoredBlocks | jax.Array
-) -> jax.Array | nnx.Variable[Any]:
-    """The codes; in the Variable of the parameter, with its sharding, if they have its shape."""
-    codes = blocks.codes if isinstance(blocks, StoredBlocks) else blocks
-    if isinstance(leaf, nnx.Variable) and codes.shape == leaf.get_value().shape:
-        return leaf.replace(codes)
-    return codes
-
-
-def _scale(blocks: StoredBlocks | jax.Array) -> jax.Array:
-    return blocks.scale if isinstance(blocks, StoredBlocks) else jnp.zeros((), jnp.float32)

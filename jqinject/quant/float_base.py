@@ -51,10 +51,15 @@ class MantissaBitWidthClass(ExtendedInjector):
 
 
 class FloatBase(ExtendedInjector):
-    """Minifloats of declared widths, all of whose codes are numbers; without a scale."""
+    """Minifloats of declared widths, all of whose codes are numbers.
+
+    There is no scale unless `scaling_impl_type` or `scaling_impl` is declared; it then comes from the largest magnitude
+    of the tensor, and with `float_scaling_impl = FloatScaling` it is divided by the largest number of the format.
+    """
 
     tensor_quant = core.FloatQuant
     scaling_per_output_type = enums.ScalingPerOutputType.TENSOR
+    scaling_stats_op = enums.StatsOp.MAX
     signed = saturating = True
     float_to_int_impl_type = enums.FloatToIntImplType.ROUND
     scaling_min_val = 1e-10
@@ -82,7 +87,6 @@ class FloatActBase(FloatBase, solver.ActQuantSolver):
 class ScaledFloatWeightBase(FloatBase, solver.WeightQuantSolver):
     """Weights as minifloats, scale = max |w| / largest number, recomputed at every forward."""
 
-    scaling_stats_op = enums.StatsOp.MAX
     scaling_impl_type = enums.ScalingImplType.STATS
     restrict_scaling_type = enums.RestrictValueType.FP
     float_scaling_impl = core.FloatScaling
@@ -91,7 +95,6 @@ class ScaledFloatWeightBase(FloatBase, solver.WeightQuantSolver):
 class ScaledFloatActBase(FloatBase, solver.ActQuantSolver):
     """Activations as minifloats, a learned scale that starts from max |x| over the first 300 training batches."""
 
-    scaling_stats_op = enums.StatsOp.MAX
     scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
     restrict_scaling_type = enums.RestrictValueType.FP
     collect_stats_steps = 300

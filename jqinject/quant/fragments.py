@@ -1,7 +1,7 @@
 """The fragments that quantizers are composed of: each declares a few related choices, none is a quantizer by itself.
 
-A quantizer lists which numbers it has (`IntQuant`, `UintQuant`, ..., or the format of a minifloat, see `float_base`),
-where its scale comes from (`MaxStatsScaling`, ...), what shares a scale and which values it may take
+A quantizer lists its numbers (`FullIntQuant`, `UintQuant`, ..., or the format of a minifloat, see `float_base`), where
+its scale comes from (`MaxStatsScaling`, ...), what shares a scale and which values it may take
 (`PerTensorFloatScaling8bit`, ...), and its role (`WeightQuantSolver`, ...). Names and numbers are Brevitas's.
 
 Searched scales and zero points have the least squared error (MSE), or are half-quadratic (HQO). List one before the
@@ -18,8 +18,8 @@ from jqinject.quant import enums
 from jqinject.quant.solver.solve_shapes import by_output
 
 
-class IntQuant(ExtendedInjector):
-    """Signed integers, the full range."""
+class FullIntQuant(ExtendedInjector):
+    """Signed integers, the full range: Brevitas's fragment `IntQuant`, which is also its name here."""
 
     quant_type = enums.QuantType.INT
     bit_width_impl_type = enums.BitWidthImplType.CONST
@@ -29,19 +29,22 @@ class IntQuant(ExtendedInjector):
     zero_point_impl = core.ZeroZeroPoint
 
 
-class NarrowIntQuant(IntQuant):
+IntQuant = FullIntQuant
+
+
+class NarrowIntQuant(FullIntQuant):
     """Signed integers without the smallest one, so that the range is symmetric about 0."""
 
     narrow_range = True
 
 
-class UintQuant(IntQuant):
+class UintQuant(FullIntQuant):
     """Unsigned integers."""
 
     signed = False
 
 
-class ShiftedMinUintQuant(IntQuant):
+class ShiftedMinUintQuant(FullIntQuant):
     """Unsigned integers with a zero point at the minimum of a parameter."""
 
     signed = False
@@ -53,7 +56,7 @@ class ShiftedMinUintQuant(IntQuant):
     zero_point_impl = core.StatsFromParameterZeroPoint
 
 
-class ShiftedParamFromPercentileUintQuant(IntQuant):
+class ShiftedParamFromPercentileUintQuant(FullIntQuant):
     """Unsigned integers whose learned zero point starts from a low percentile of an activation."""
 
     signed = False
@@ -114,13 +117,10 @@ class ParamFromRuntimePercentileIntervalScaling(ExtendedInjector):
     scaling_min_val = 1e-10
 
 
-class ParamFromRuntimeMinMaxScaling(ExtendedInjector):
+class ParamFromRuntimeMinMaxScaling(ParamFromRuntimePercentileScaling):
     """A learned scale that starts from the range of x over the first 300 training batches."""
 
-    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
     scaling_stats_op = enums.StatsOp.MIN_MAX
-    collect_stats_steps = 300
-    scaling_min_val = 1e-10
 
 
 class LearnedStepFromWeight(ExtendedInjector):
@@ -249,11 +249,10 @@ class MSESymmetricScaleSubInjector(_MSESubInjector):
     bipolar_search = (this << 1).bipolar_search
 
 
-class MSEAsymmetricScaleSubInjector(_MSESubInjector):
+class MSEAsymmetricScaleSubInjector(MSESymmetricScaleSubInjector):
     """The search of a scale beside a zero point, from max x - min(min x, 0)."""
 
     mse_init_op = core.AbsMinMax
-    bipolar_search = (this << 1).bipolar_search
 
 
 class MSEZeroPointSubInjector(_MSESubInjector):

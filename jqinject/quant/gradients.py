@@ -10,7 +10,7 @@ from jqinject import core
 from jqinject.quant import enums, float_base, solver
 from jqinject.quant.fragments import (
     DynamicPerRow,
-    IntQuant,
+    FullIntQuant,
     MaxStatsScaling,
     NarrowIntQuant,
     PerTensorFloatScaling8bit,
@@ -75,7 +75,7 @@ class Fp8e5m2OCPDynamicGradPerTensorFloatStochastic(Fp8e5m2OCPDynamicGradPerTens
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
-class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, solver.GradQuantSolver):
+class MXInt8Grad(MXActMixin, FullIntQuant, MaxStatsScaling, solver.GradQuantSolver):
     """8-bit signed gradients, a power of two for each group of 32 along the last axis."""
 
     bit_width = 8
@@ -85,7 +85,6 @@ class MXInt8Grad(MXActMixin, IntQuant, MaxStatsScaling, solver.GradQuantSolver):
 class MXFloatGradBase(MXActMixin, float_base.FpOCPMixin, float_base.FloatBase, solver.GradQuantSolver):
     """OCP's minifloats, a power of two for each group of 32 along the last axis; declare the format."""
 
-    scaling_stats_op = enums.StatsOp.MAX
     float_scaling_impl = core.FloatScaling
 
 

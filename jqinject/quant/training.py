@@ -27,7 +27,6 @@ class BlockTraining(StraightThrough, float_base.FpOCPMixin, float_base.FloatBase
 
     scaling_per_output_type = enums.ScalingPerOutputType.GROUP
     scaling_impl_type = enums.ScalingImplType.STATS
-    scaling_stats_op = enums.StatsOp.MAX
     float_scaling_impl = core.FloatScaling
 
 
@@ -361,7 +360,6 @@ class QuartetThreeQuarters(
     is rounded stochastically is right on average. Products of two such numbers get the paper's 16/9 from both scales.
     """
 
-    scaling_stats_op = enums.StatsOp.MAX
     float_scaling_impl = core.FloatScaling
     restrict_scale_threshold_impl = core.ScaledRestrictValue
     scale_factor = 4 / 3

@@ -116,36 +116,6 @@ def mean_of(record: dict[str, jax.Array], two_ends: bool) -> ClippingRange:
     return ClippingRange(high, low if two_ends else None)
 
 
-def range_along(
-    method: Callable[..., ClippingRange], x: jax.Array, axes: tuple[int, ...] | Cut | None, names: Names
-) -> ClippingRange:
-    """The range along axes and mapped axes; custom range methods need not accept `names`."""
-    return method(x, axes, names) if names else method(x, axes)
-
-
-def range_of_batch(
-    method: RangeMethod, x: jax.Array, batch_axes: tuple[int, ...], names: Names
-) -> ClippingRange:
-    """The range of a batch, without axes: of the whole tensor, or the mean over `batch_axes`.
-
-    Args:
-        method: finds the range.
-        x: float32.
-        batch_axes: axes with a range for each index.
-        names: mapped axes that the batch is spread over.
-    """
-    if not batch_axes:
-        axes = None if type(method) in OF_NO_AXES else tuple(range(x.ndim))
-        return jax.tree.map(lambda end: shaped(end, ()), range_along(method, x, axes, names))
-    # An example with its own range lies on one device.
-    extremes = range_along(method, x, others(x.ndim, batch_axes), ())
-
-    def mean(ends: jax.Array) -> jax.Array:
-        return sum_over(jnp.sum(ends), names) / (ends.size * places_over(names))
-
-    return jax.tree.map(mean, extremes)
-
-
 @lru_cache(maxsize=256)
 def _has_two_ends(method: RangeMethod) -> bool:
     scalar = jax.ShapeDtypeStruct((1,), jnp.float32)
@@ -319,13 +289,11 @@ class RangeScaling(Component):
             x: float array.
         """
         x, names = x.astype(jnp.float32), names_at_hand(self.axis_name, self.use_running_average)
-        average, method = self.averaging_impl, self.calibration_impl
         if self.record is not None:
             return self.averaged_range()
-        if average is None:
+        if self.averaging_impl is None:
             return self._of_tensor(x, names)
-        batch = range_of_batch(method, x, tuple(self.batch_axes), names)
-        return average(batch, not self.use_running_average)
+        return self.averaging_impl(self._of_batch(x, names), not self.use_running_average)
 
     def averaged_range(self, ndim: int = 0) -> ClippingRange:
         """The range averaged so far, without a tensor.
@@ -369,11 +337,29 @@ class RangeScaling(Component):
             if vars(self).get(name) is not None:
                 delattr(self, name)
 
+    def _along(self, x: jax.Array, axes: tuple[int, ...] | Cut | None, names: Names) -> ClippingRange:
+        """The range along axes and mapped axes; custom range methods need not accept `names`."""
+        method: Callable[..., ClippingRange] = self.calibration_impl
+        return method(x, axes, names) if names else method(x, axes)
+
+    def _of_batch(self, x: jax.Array, names: Names) -> ClippingRange:
+        """The range of a batch, without axes: of the whole tensor, or the mean over `batch_axes`."""
+        if not self.batch_axes:
+            axes = None if type(self.calibration_impl) in OF_NO_AXES else tuple(range(x.ndim))
+            return jax.tree.map(lambda end: shaped(end, ()), self._along(x, axes, names))
+        # An example with its own range lies on one device.
+        extremes = self._along(x, others(x.ndim, self.batch_axes), ())
+
+        def mean(ends: jax.Array) -> jax.Array:
+            return sum_over(jnp.sum(ends), names) / (ends.size * places_over(names))
+
+        return jax.tree.map(mean, extremes)
+
     def _of_tensor(self, x: jax.Array, names: Names) -> ClippingRange:
         """The range of the given tensor, in the shape of the view."""
         view, method, groups = self.input_view_impl, self.calibration_impl, self.groups
         if groups is None:
-            return range_along(method, x, self._shared(x.ndim, None), names)
+            return self._along(x, self._shared(x.ndim, None), names)
         axis = groups[1] % x.ndim
         shared = self._shared(x.ndim, axis)
         cut = in_groups(view, shared, x)
@@ -383,8 +369,8 @@ class RangeScaling(Component):
             )
             cut = None
         if cut is None:
-            return range_along(method, view(x), shared, names)
-        ends = range_along(method, x, cut, names)
+            return self._along(view(x), shared, names)
+        ends = self._along(x, cut, names)
         return ends if is_split(x) else jax.tree.map(cut.in_two, ends)
 
     def _shared(self, ndim: int, cut: int | None) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from jqinject.core import _protocols, check, clamping, component, views
 from jqinject.core.bit_width import ComputeMaxMantissa
-from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded
+from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded, Step
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.block_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.scaling.of_memory import ConstScaling
@@ -18,7 +18,6 @@ from jqinject.core.scaling.rule import POWERS_OF_TWO
 from jqinject.core.statistics.ranges import through_ends
 from jqinject.core.statistics.search import Search, scale_of
 from jqinject.ops import float8_cast, power, ste
-from jqinject.ops.fake_quant import Offset
 from jqinject.ops.float_grid import FloatGrid, quantize_on_grid
 from jqinject.ops.grid import Grid
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
@@ -229,20 +228,18 @@ class FloatQuant(Quantizer):
         amax = scale_of(scaling, x.astype(jnp.float32), 1.0, Search(self))
         amax, grid = jax.lax.stop_gradient(amax), self.format
         factor = float8_cast.float8_factor(amax, grid.largest, x.dtype, cast.power_of_two_factor)
-        return self._quantize(x, power.divide(1.0, factor), None, (factor,), grid, keep)
+        return self._quantize(x, Step(power.divide(1.0, factor), factor=factor), grid, keep)
 
-    def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: object, grid: Grid, keep: bool
-    ) -> Quantized:
+    def _quantize(self, x: jax.Array, step: Step, grid: Grid, keep: bool) -> Quantized:
         if not self.straight_through:
-            return super()._quantize(x, scale, zero_point, ends, grid, keep)
+            return super()._quantize(x, step, grid, keep)
         if grid.is_learned:
             raise TypeError(
                 "straight_through keeps a payload, and learned widths have none.\n  cure: straight_through = False"
             )
         if not _protocols.collects_in_steps(self.scaling_impl):  # such a scale has no gradient
-            scale = jax.lax.stop_gradient(scale)
-        result = super()._quantize(x, scale, zero_point, ends, grid, keep)
+            step = step._replace(scale=jax.lax.stop_gradient(step.scale))
+        result = super()._quantize(x, step, grid, keep)
         return replace(result, scale_dtype=POWERS_OF_TWO) if self._by_powers else result
 
     @property
@@ -250,16 +247,16 @@ class FloatQuant(Quantizer):
         """Whether scales are powers of two, of which subnormal ones count too."""
         return self.straight_through and self.scale_dtype == POWERS_OF_TWO
 
-    def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
-    ) -> Rounded:
+    def _round(self, x: jax.Array, step: Step, grid: Any, keep: bool) -> Rounded:
+        scale = step.scale
         if self.cast_impl is not None:
-            return self.cast_impl(x, scale, *(ends or ()))
+            return self.cast_impl(x, scale, step.factor)
         if self.q_dtype is not None:
             rounding, scaling = self.float_to_int_impl, cast(Any, self.scaling_impl)
             compute = partial(_rounded, grid, x.dtype, rounding)
             flags = {"to_range": not scaling.scale_stop_grad, "pure": type(rounding) is RoundSte}
-            return through_ends(compute, x.astype(jnp.float32), ends, scale, **flags).astype(x.dtype), None
+            y = through_ends(compute, x.astype(jnp.float32), step.ends, scale, **flags)
+            return y.astype(x.dtype), None
         through, mask = self.straight_through, self.gradient_mask_impl
         numbers = jax.lax.stop_gradient(x) if through else x
         steps_of, value_of = float_steps, from_float_steps

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
 from functools import cache, lru_cache, partial
 from types import NoneType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,22 @@ from jqinject.quant_tensor import CodebookQuantTensor, FloatQuantTensor, IntQuan
 from jqinject.quant_tensor.public_tensors import int_grid as shared_int_grid
 
 Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
-Ends = ClippingRange | None  # of the range that the gradient goes through
+
+
+class Step(NamedTuple):
+    """What a tensor is rounded by.
+
+    Attributes:
+        scale: float per step of the grid, float32.
+        zero_point: the number that represents 0, float32; None without one.
+        ends: those of the range that the gradient goes through; None if it goes through the scale.
+        factor: what the tensor is multiplied by instead of divided by the scale; None if it is divided.
+    """
+
+    scale: jax.Array
+    zero_point: Offset = None
+    ends: ClippingRange | None = None
+    factor: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -192,14 +207,14 @@ class Quantizer(component.Component):
                 settle = getattr(scaling, "settle", None) if x.size and searches(finder) else None
                 tried = scale if settle is None else settle(scale, threshold)
                 zero_point = self._zero_point(x32, scale, grid, Search(self, tried))
-        return self._quantize(x, scale, zero_point, ends, grid, keep)
+        return self._quantize(x, Step(scale, zero_point, ends), grid, keep)
 
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None, keep: bool = False
     ) -> Quantized:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         x = check.float_input(x, type(self).__name__)
-        return self._quantize(x, scale, zero_point, None, self._numbers()[0], keep)
+        return self._quantize(x, Step(scale, zero_point), self._numbers()[0], keep)
 
     def try_candidate(self, x: jax.Array, candidate: Candidate) -> Quantized:
         """`x` quantized with a candidate in place of the searched statistic.
@@ -212,7 +227,7 @@ class Quantizer(component.Component):
         scale, of_zero = candidate.scale, candidate
         if scale is None:
             scale, of_zero = scale_of(self.scaling_impl, x, threshold, candidate), Candidate(None)
-        return self._quantize(x, scale, self._zero_point(x, scale, grid, of_zero), None, grid, False)
+        return self._quantize(x, Step(scale, self._zero_point(x, scale, grid, of_zero)), grid, False)
 
     def freeze_range(self) -> None:
         """Make constants of an averaged range, its scale and its zero point: see `RangeScaling.freeze`."""
@@ -225,9 +240,7 @@ class Quantizer(component.Component):
     def _numbers(self) -> tuple[Any, Any]:
         """The grid of this call, and which of its numbers the scale maps the statistic to; None for 1."""
 
-    def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Ends, grid: Grid, keep: bool
-    ) -> Rounded:
+    def _round(self, x: jax.Array, step: Step, grid: Grid, keep: bool) -> Rounded:
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
         raise TypeError(
             f"{type(self).__name__} rounds by scales of its own, so it takes none.\n  cure: call it with the tensor"
@@ -237,19 +250,17 @@ class Quantizer(component.Component):
         finder: Any = getattr(self, "zero_point_impl", None)
         return None if _is_none(type(finder)) else zero_point_of(finder, x, scale, grid.bit_width, task)
 
-    def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Grid, keep: bool
-    ) -> Quantized:
-        view = self.input_view_impl
+    def _quantize(self, x: jax.Array, step: Step, grid: Grid, keep: bool) -> Quantized:
+        view, scale, zero_point = self.input_view_impl, step.scale, step.zero_point
         if type(view) is clamping.Identity:
-            value, payload = self._round(x, scale, zero_point, ends, grid, keep)
+            value, payload = self._round(x, step, grid, keep)
             return Quantized(value, scale, zero_point, grid, payload)
         cut = views.cut_of(view, x) if keep and zero_point is not None else None
         if cut is not None and cut.zeros(x.shape):
             keep = False  # padding zeros would become integers other than the zero point
         scale, zero_point = views.beside(view, x, scale, zero_point)
         rounded = partial(self._round, grid=grid, keep=keep)
-        value, payload = views.in_layout(view, rounded, x, scale, zero_point, ends)
+        value, payload = views.in_layout(view, rounded, x, step._replace(scale=scale, zero_point=zero_point))
         return Quantized(value, scale, zero_point, grid, payload)
 
 
@@ -342,22 +353,20 @@ class IntQuant(Delayed):
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
         x = check.float_input(x, type(self).__name__)
         rounded = partial(self.rounded, grid=int_grid(self, bit_width))
-        return views.in_layout(self.input_view_impl, rounded, x, scale, zero_point)[0]
+        return views.in_layout(self.input_view_impl, rounded, x, Step(scale, zero_point))[0]
 
-    def rounded(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, grid: IntGrid, keep: bool = False
-    ) -> Rounded:
+    def rounded(self, x: jax.Array, step: Step, grid: IntGrid, keep: bool = False) -> Rounded:
         """A viewed tensor quantized and back in its dtype, and its integers.
 
         Args:
             x: viewed, float.
-            scale, zero_point: as they broadcast against it.
+            step: scale and zero point, as they broadcast against it.
             grid: the integers.
             keep: whether to return the integers as int8 or uint8; None if they are wider, delayed, or the bit width is
                 learned.
         """
         parts = type(self.float_to_int_impl), type(self.tensor_clamp_impl)
-        keep = keep and self.delay is None
+        scale, zero_point, keep = step.scale, step.zero_point, keep and self.delay is None
         if type(grid.bit_width) is int:
             how, *ends = _constants(*parts, grid, keep)
         else:
@@ -427,25 +436,22 @@ class RoundedByIntQuant(Quantizer):
         grid = int_grid(rounds, bits())
         return grid, None if steps is None else steps(grid.bit_width)
 
-    def _quantize(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
-    ) -> Quantized:
+    def _quantize(self, x: jax.Array, step: Step, grid: Any, keep: bool) -> Quantized:
         rounds = self.int_quant
         in_place = isinstance(rounds, IntQuant) and type(rounds.input_view_impl) is clamping.Identity
         if not in_place or by_range(type(self.scaling_impl)):
-            return super()._quantize(x, scale, zero_point, ends, grid, keep)
-        value, payload = cast(IntQuant, rounds).rounded(x, scale, zero_point, grid, keep)
-        return Quantized(value, scale, zero_point, grid, payload)
+            return super()._quantize(x, step, grid, keep)
+        value, payload = cast(IntQuant, rounds).rounded(x, step, grid, keep)
+        return Quantized(value, step.scale, step.zero_point, grid, payload)
 
-    def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: Any, grid: Any, keep: bool
-    ) -> Rounded:
+    def _round(self, x: jax.Array, step: Step, grid: Any, keep: bool) -> Rounded:
+        scale, zero_point, ends, _ = step
         rounds, scaling = self.int_quant, cast(Any, self.scaling_impl)
         if not isinstance(rounds, IntQuant):
             zero = jnp.zeros((), jnp.float32) if zero_point is None else zero_point
             return rounds(scale, zero, grid.bit_width, x.astype(jnp.float32)).astype(x.dtype), None
         if not by_range(type(scaling)):
-            return rounds.rounded(x, scale, zero_point, grid, keep)
+            return rounds.rounded(x, step, grid, keep)
         # The gradient goes through the ends of the range.
         low, high = (cast(Any, np.float32(bound)) for bound in grid.bounds)
         if ends is not None and grid.narrow_range and zero_point is None:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jqinject.core import _protocols, check, clamping, component
 from jqinject.core.quantizers import delay, quantizer
 from jqinject.ops import power, ste
-from jqinject.ops.fake_quant import Offset
 from jqinject.ops.grid import Codebook, Grid, IntGrid, TableGrid
 
 
@@ -35,10 +34,8 @@ class _SignQuant(delay.Delayed, quantizer.Quantizer):
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """-1, 0 and 1, float32."""
 
-    def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: quantizer.Ends, grid: Grid, keep: bool
-    ) -> quantizer.Rounded:
-        y = (self._values(x.astype(jnp.float32), scale) * scale).astype(x.dtype)
+    def _round(self, x: jax.Array, step: quantizer.Step, grid: Grid, keep: bool) -> quantizer.Rounded:
+        y = (self._values(x.astype(jnp.float32), step.scale) * step.scale).astype(x.dtype)
         return y if self.delay is None else self.delay(x, y), None
 
 
@@ -182,9 +179,8 @@ class CodebookQuant(quantizer.Quantizer):
     def _numbers(self) -> tuple[Codebook, float]:
         return self.codebook, self.codebook.largest
 
-    def _round(
-        self, x: jax.Array, scale: jax.Array, zero_point: Offset, ends: quantizer.Ends, grid: Grid, keep: bool
-    ) -> quantizer.Rounded:
+    def _round(self, x: jax.Array, step: quantizer.Step, grid: Grid, keep: bool) -> quantizer.Rounded:
+        scale = step.scale
         steps = power.divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, *grid.bounds)
         nearest = grid.round(inside)

@@ -9,7 +9,7 @@ from jqinject.quant import enums
 from jqinject.quant.fragments import (
     DynamicPerGroup,
     DynamicPerRow,
-    IntQuant,
+    FullIntQuant,
     LearnedStepFromInput,
     LearnedStepFromWeight,
     NarrowIntQuant,
@@ -90,7 +90,7 @@ class ShiftedUint8DynamicActPerGroupFloat(DynamicPerGroup, ShiftedUint8ActPerTen
 
 
 class Int8WeightPerChannelLearned(
-    IntQuant, LearnedStepFromWeight, PerChannelFloatScaling8bit, WeightQuantSolver
+    FullIntQuant, LearnedStepFromWeight, PerChannelFloatScaling8bit, WeightQuantSolver
 ):
     """8-bit signed weights, a learned step for each output channel: LSQ.
 
@@ -131,7 +131,7 @@ class Int2WeightPerChannelLearned(Int8WeightPerChannelLearned):
     bit_width = 2
 
 
-class Int8ActPerTensorLearned(IntQuant, LearnedStepFromInput, PerTensorFloatScaling8bit, ActQuantSolver):
+class Int8ActPerTensorLearned(FullIntQuant, LearnedStepFromInput, PerTensorFloatScaling8bit, ActQuantSolver):
     """8-bit signed activations, one learned step: LSQ.
 
     The step starts at 2 mean |x| / sqrt(127), of the batches of `jqinject.calibrate`, or else of the first one in

@@ -4,10 +4,10 @@ from jqinject import core
 from jqinject.quant.fragments import (
     BatchQuantStatsScaling1d,
     BatchQuantStatsScaling2d,
+    FullIntQuant,
     HQOActZeroPoint,
     HQOSymmetricScale,
     HQOWeightZeroPoint,
-    IntQuant,
     MaxStatsScaling,
     MinMaxStatsScaling,
     MSEActZeroPoint,
@@ -59,7 +59,7 @@ class Int8WeightPerChannelFloat(PerChannelFloatScaling8bit, MaxStatsWeight):
 
 
 class Int8ActPerTensorFloat(
-    IntQuant, ParamFromRuntimePercentileScaling, PerTensorFloatScaling8bit, ActQuantSolver
+    FullIntQuant, ParamFromRuntimePercentileScaling, PerTensorFloatScaling8bit, ActQuantSolver
 ):
     """8-bit signed activations, a learned scale that starts from the 99.999th percentile of |x|.
 
@@ -73,7 +73,7 @@ class Uint8ActPerTensorFloat(UintQuant, Int8ActPerTensorFloat):
 
 
 class Int8ActPerTensorFloatMinMaxInit(
-    IntQuant, ParamMinMaxInitScaling, PerTensorFloatScaling8bit, ActQuantSolver
+    FullIntQuant, ParamMinMaxInitScaling, PerTensorFloatScaling8bit, ActQuantSolver
 ):
     """8-bit signed activations, a learned scale that starts from `min_val` and `max_val`, which you declare."""
 
@@ -85,7 +85,7 @@ class Uint8ActPerTensorFloatMaxInit(UintQuant, Int8ActPerTensorFloatMinMaxInit):
 
 
 class Int8ActPerTensorFloatBatchQuant1d(
-    IntQuant, BatchQuantStatsScaling1d, PerTensorFloatScaling8bit, ActQuantSolver
+    FullIntQuant, BatchQuantStatsScaling1d, PerTensorFloatScaling8bit, ActQuantSolver
 ):
     """8-bit signed activations, scaled by the average over batches of the mean channel maximum; sequences."""
 
@@ -102,7 +102,7 @@ class Uint8ActPerTensorFloatBatchQuant2d(UintQuant, Int8ActPerTensorFloatBatchQu
     """8-bit unsigned activations, scaled by the average over batches of the mean channel maximum; images."""
 
 
-class IntBias(IntQuant, BiasQuantSolver):
+class IntBias(FullIntQuant, BiasQuantSolver):
     """Signed biases in the steps of the accumulator: scale = input scale * weight scale. Declare `bit_width`."""
 
     tensor_clamp_impl = core.TensorClamp
@@ -134,7 +134,7 @@ class Int32Bias(IntBias):
 
 
 class Int8BiasPerTensorFloatInternalScaling(
-    IntQuant, MaxStatsScaling, PerTensorFloatScaling8bit, BiasQuantSolver
+    FullIntQuant, MaxStatsScaling, PerTensorFloatScaling8bit, BiasQuantSolver
 ):
     """8-bit biases with a scale of their own, max |b| / 128."""
 
@@ -176,7 +176,7 @@ class Int8WeightPerChannelFixedPoint(
 
 
 class Int8ActPerTensorFixedPoint(
-    IntQuant, ParamFromRuntimePercentileScaling, PerTensorPoTScaling8bit, ActQuantSolver
+    FullIntQuant, ParamFromRuntimePercentileScaling, PerTensorPoTScaling8bit, ActQuantSolver
 ):
     """8-bit signed activations, a learned power-of-two scale that starts from the 99.999th percentile of |x|."""
 

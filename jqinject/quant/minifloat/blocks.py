@@ -22,7 +22,7 @@ from jqinject.quant.float_base import (
     ScaledFloatWeightBase,
 )
 from jqinject.quant.fragments import (
-    IntQuant,
+    FullIntQuant,
     MaxStatsScaling,
     MinMaxStatsScaling,
     MSEAsymmetricScale,
@@ -85,7 +85,7 @@ class MXActMixin(MXMixin):
         return core.RuntimeDynamicGroupStatsScaling if scale_rounding is None else core.SharedExponentScaling
 
 
-class MXInt8Weight(MXMixin, IntQuant, MaxStatsScaling, solver.WeightQuantSolver):
+class MXInt8Weight(MXMixin, FullIntQuant, MaxStatsScaling, solver.WeightQuantSolver):
     """8-bit signed weights, a power of two for each group of 32 inputs.
 
     Example:
@@ -115,7 +115,7 @@ class ShiftedMXUInt8WeightMSE(MSEAsymmetricScale, MSEWeightZeroPoint, ShiftedMXU
     """8-bit unsigned weights; a learned power of two and zero point for each group, started likewise."""
 
 
-class MXInt8Act(MXActMixin, IntQuant, MaxStatsScaling, solver.ActQuantSolver):
+class MXInt8Act(MXActMixin, FullIntQuant, MaxStatsScaling, solver.ActQuantSolver):
     """8-bit signed activations, a power of two for each group of 32 features.
 
     Example:
@@ -241,7 +241,6 @@ class NVFP4TwoLevels(Fp4e2m1Mixin, FpOCPMixin, FloatBase):
 
     group_size = 16
     scaling_per_output_type = enums.ScalingPerOutputType.GROUP
-    scaling_stats_op = enums.StatsOp.MAX
     scaling_impl = core.RuntimeDynamicTwoLevelScaling
     block_scale_impl = core.NVFP4Scales
 
