@@ -16,13 +16,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 189,
-    "catalogue": 679,
+    "catalogue": 512,
     "core": 4330,
     "demo": 356,
     "dot": 4159,
     "export": 662,
     "formats": 3550,
-    "inject": 1307,
+    "inject": 1310,
     "model": 4841,
     "native": 201,
     "nn": 3532,
@@ -35,7 +35,7 @@ CODE_LINES = {
     "quant_tensor": 1183,
     "recipes": 4591,
 }
-NUMBER_OF_FILES = 329
+NUMBER_OF_FILES = 327
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {
