@@ -184,7 +184,7 @@ METHODS = ("__call__", "attend")
 
 
 @dataclass(frozen=True)
-class _Marks(class_swap.Around):
+class _Marks:
     """Marks the state that a call reads, and what it has changed.
 
     Attributes:
@@ -198,7 +198,7 @@ class _Marks(class_swap.Around):
     def __call__(
         self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
     ) -> object:
-        """See `Around`."""
+        """See `intercept`."""
         with contextlib.ExitStack() as stack:
             parts = [
                 (part, dotted((*path, *name)))

@@ -390,29 +390,20 @@ def _is_quantized_weight(x: Tracked) -> bool:
 
 def _layers_of(x: Tracked) -> Passed:
     """One input of a loop, with what is behind its value."""
-    low_rank, unrounded, chosen = x.low_rank, x.unrounded, x.chosen
-    if low_rank is not None or unrounded is not None:
-        x = replace(x, low_rank=None, unrounded=None, chosen=None, twins={})
-    value = _layers_of_value(x)
+    value = _layers_of_value(replace(x, low_rank=None, unrounded=None, chosen=None, twins={}))
     stored = None if x.stored_numbers is None else x.stored_numbers.in_slices()
-    layers, behind = ({}, None) if stored is None else stored
-    others = [] if unrounded is None else [unrounded]
-    others += [] if low_rank is None else [low_rank.a, low_rank.b]
-    arrays = [*value.arrays, *map(Tracked, (*layers.values(), *others))]
+    layers, behind = (None, None) if stored is None else stored
+    others, structure = jax.tree.flatten((layers, x.unrounded, x.low_rank))
+    count = len(value.arrays)
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        (layer,) = value.inside(slices[: len(value.arrays)])
-        further = (part.value for part in slices[len(value.arrays) :])
-        numbers = {name: next(further) for name in layers}
-        if behind is not None:
-            layer = replace(layer, stored=behind(layer.value, numbers), twins={})
-        if unrounded is not None:
-            layer = replace(layer, unrounded=next(further), chosen=chosen)
-        if low_rank is not None:
-            layer = replace(layer, low_rank=replace(low_rank, a=next(further), b=next(further)))
-        return [layer]
+        (layer,) = value.inside(slices[:count])
+        numbers, unrounded, low_rank = structure.unflatten([part.value for part in slices[count:]])
+        facts = {"unrounded": unrounded, "chosen": x.chosen, "low_rank": low_rank}
+        own = None if behind is None else behind(layer.value, numbers)
+        return [replace(layer, stored=own, twins={}, **facts)]
 
-    return Passed(arrays, inside)
+    return Passed([*value.arrays, *map(Tracked, others)], inside)
 
 
 def _layers_of_value(x: Tracked) -> Passed:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jqinject.program.class_swap import Around, intercept
+from jqinject.program.class_swap import intercept
 
 V = TypeVar("V")
 Path = tuple[object, ...]
@@ -73,7 +73,7 @@ def region_of(module: object, is_leaf: Callable[[object], bool]) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Scope(Around):
+class _Scope:
     """Marks calls with the path of the module, and the operation that it counts as, or None."""
 
     path: str
@@ -82,7 +82,7 @@ class _Scope(Around):
     def __call__(
         self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
     ) -> object:
-        """See `Around`."""
+        """See `intercept`."""
         return in_scope(self.path, self.region, call, args, kwargs)
 
 
