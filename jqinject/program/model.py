@@ -120,19 +120,16 @@ class QuantizedProgram(ClassMixin):
         return HeldQuantizers({**_members(modules.held), **dropouts, **enabled}, depths, again)
 
 
-def quantized_class(
-    kind: type, program: type[QuantizedProgram] = QuantizedProgram, methods: Iterable[str] = ()
-) -> type:
+def quantized_class(kind: type, methods: Iterable[str] = ()) -> type:
     """The subclass of `kind` whose methods are run as programs; cached.
 
     Args:
         kind: a class of modules, or one that this function has made.
-        program: `QuantizedProgram`, or a subclass of it.
         methods: names of the methods; none means those of `kind` if this function has made it, else `__call__`.
     """
     if not methods and issubclass(kind, QuantizedProgram):
         _, _, methods = kind._made_from
-    return derived_class(program_class_of(kind), program, *methods)
+    return derived_class(program_class_of(kind), QuantizedProgram, *methods)
 
 
 def program_class_of(kind: type) -> type:

@@ -105,9 +105,7 @@ def follow(step: OperationRun) -> list[Tracked] | None:
     values: Sequence[Any] = [moved(x.value, move) for move in moves] if is_quantized(x.value) else ()
     if not values or any(value is None for value in values):
         values = eqn.bind([replace(x, chosen=None).array, *rest])
-    originals: Sequence[Any] = (None,) * len(moves)
-    if x.unrounded is not None:
-        originals = eqn.bind([x.unrounded, *rest])
+    originals: Sequence[Any] = [None] * len(moves) if x.unrounded is None else eqn.bind([x.unrounded, *rest])
     origin = Origin.ACTIVATION if any(operand.is_activation for operand in step.inputs) else x.origin
     stored, lookup = x.stored_numbers, run.names.full(name) if name else ""
     outputs = [

@@ -59,22 +59,16 @@ class Run:
             path: of the module that equations without a mark of their own belong to.
         """
 
-    def within(
-        self,
-        quantizers: Quantizers,
-        counts: collections.Counter[tuple[str, str]] | None = None,
-        layers: int = 0,
-    ) -> Self:
+    def within(self, quantizers: Quantizers, layers: int) -> Self:
         """A run of a part of the program.
 
         Args:
             quantizers: for the part.
-            counts: of operations before it; None for the current ones.
             layers: the number of its steps if it is a loop over stacked layers.
         """
         run = type(self)(self.policy, quantizers, self.names)
         run.constants_now = False
-        run.counts = (self.counts if counts is None else counts).copy()
+        run.counts = self.counts.copy()
         run.region, run.mapped, run.sources = self.region, self.mapped, self.sources
         run.kept = self.kept.within()
         run.stack = (*self.stack, layers) if layers else self.stack

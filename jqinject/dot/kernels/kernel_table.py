@@ -35,17 +35,6 @@ MATRICES = Dimensions.of(2, 2, (((1,), (1,)), ((), ())))
 
 
 @dataclass(frozen=True)
-class Bound:
-    """A function of arrays with its static arguments, compared by value: for `on_one_device`."""
-
-    function: Callable[..., jax.Array]
-    static: tuple[object, ...]
-
-    def __call__(self, *arrays: jax.Array) -> jax.Array:
-        return self.function(*self.static, *arrays)
-
-
-@dataclass(frozen=True)
 class Product:
     """The product of integers by the kernel of the platform, or as XLA partitions it over devices.
 
