@@ -141,7 +141,7 @@ class _Steps:
 def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
     """A carried value, which differs between iterations, so that only its origin is known."""
     origin = Origin.ACTIVATION if depends else x.origin
-    return Tracked(x.value, origin, cache=x.cache, cache_ndim=x.cache_ndim, turned=x.turned)
+    return Tracked(x.value, origin, cache=x.cache, cache_ndim=x.cache_ndim, transform=x.transform)
 
 
 def _slice(x: Tracked, sliced: Container[str]) -> Tracked:

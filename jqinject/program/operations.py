@@ -186,7 +186,7 @@ def operand_axes(eqn: jaxpr.Equation) -> tuple[ContractedAxes, ContractedAxes]:
         )
     ragged = eqn.params.get("ragged_dot_dimension_numbers")
     numbers = eqn.params["dimension_numbers"] if ragged is None else ragged.dot_dimension_numbers
-    dims = Dimensions.of(*ranks, numbers)
+    dims = Dimensions.of(ranks[0], ranks[1], numbers)
     stack = () if ragged is None else tuple(ragged.rhs_group_dimensions)
     out = [label for label in dims.out if label not in {dims.rhs[axis] for axis in stack}]
 

@@ -160,17 +160,17 @@ class HeldQuantizers(Quantizers):
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
         ready = proxy
-        if site.transformed and isinstance(proxy, ActQuantProxyFromInjector):
+        if site.transform_axes and isinstance(proxy, ActQuantProxyFromInjector):
             ready = proxy.quantize_transformed
         if site.rows:
             return quantized_in_rows(ready, self.transformed(site, x), site.rows)
-        if site.turned:
+        if site.is_transformed:
             return ready(x)
         return proxy(x) if token is None else proxy(x, token)
 
     def transformed(self, site: Site, x: jax.Array) -> jax.Array:
         """See `Quantizers`."""
-        return transformed(self._at(site), x) if site.transformed and not site.turned else x
+        return transformed(self._at(site), x) if site.transform_axes and not site.is_transformed else x
 
     def contract(self, site: Site, operands: Sequence[object], unrounded: jax.Array | None) -> jax.Array:
         """See `Quantizers`."""

@@ -138,7 +138,7 @@ class Run:
         overrides = site.overrides
         if x.fixed_range is not None and not x.is_weight:
             overrides = {**overrides, "fixed_range": x.fixed_range}
-        axes = site.rows, site.transformed, site.turned
+        axes = site.rows, site.transform_axes, site.is_transformed
         same = (site.quantizer, *axes, tuple(sorted(overrides.items())))
         name = next((twin.site for key, twin in x.twins.items() if key[:-1] == same), "")
         site = replace(
