@@ -147,12 +147,11 @@ def _function_at(body: Body, start: int) -> Function | None:
     operand = jax.ShapeDtypeStruct(first.inputs[place].shape, first.inputs[place].dtype)
     # What a function is traced to depends on these settings.
     settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
-    for function, arguments in templates:
-        pattern = _traced(function, tuple(arguments.items()), operand, settings)
-        matched = body.matched(start, place, name, pattern)
-        if matched is not None:
-            return matched
-    return None
+    patterns = (
+        _traced(function, tuple(arguments.items()), operand, settings) for function, arguments in templates
+    )
+    matches = (body.matched(start, place, name, pattern) for pattern in patterns)
+    return next((function for function in matches if function is not None), None)
 
 
 @functools.lru_cache(maxsize=256)  # of programs of a few equations

@@ -144,7 +144,16 @@ def known_operations() -> tuple[str, ...]:
     return tuple(sorted(name for name, row in OPERATIONS.items() if row.kind is not Kind.TRANSPARENT))
 
 
-CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+ARGUMENTS = {
+    "dot_general": ("dimension_numbers",),
+    "conv_general_dilated": (
+        *("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"),
+        *("feature_group_count", "batch_group_count"),
+    ),
+    "ragged_dot_general": ("ragged_dot_dimension_numbers", "precision"),
+}
+"""The primitives that contract, and the parameters that say what."""
+CONTRACTIONS = tuple(ARGUMENTS)
 Axes = tuple[int, ...]
 
 
@@ -213,20 +222,6 @@ def multiplies_matrices(eqn: jaxpr.Equation) -> bool:
     return axes == ((1,), (1,), (), (), (0,), (0,))
 
 
-CONVOLUTION = (
-    "window_strides",
-    "padding",
-    "lhs_dilation",
-    "rhs_dilation",
-    "feature_group_count",
-    "batch_group_count",
-)
-
-
 def contraction_arguments(eqn: jaxpr.Equation) -> dict[str, Any]:
     """What says which contraction of its kind an equation is."""
-    if eqn.name == "ragged_dot_general":
-        return {name: eqn.params[name] for name in ("ragged_dot_dimension_numbers", "precision")}
-    convolution = eqn.name == "conv_general_dilated"
-    names = (*CONVOLUTION, "dimension_numbers") if convolution else ("dimension_numbers",)
-    return {name: eqn.params[name] for name in names}
+    return {name: eqn.params[name] for name in ARGUMENTS[eqn.name]}

@@ -17,15 +17,14 @@ WEIGHTS = "weights"
 
 def parameter(run: Run, x: Tracked) -> Tracked:
     """A parameter that has a quantizer, quantized; once in each part of the program that reads it."""
-    stored = x.form is not None
-    if x.origin is not Origin.WEIGHT or x.quantized or stored or not run.quantizers.holds(x.weight_path):
+    name, stored = dotted(x.weight_path), x.form is not None
+    if x.origin is not Origin.WEIGHT or x.quantized or stored or name not in run.quantizers.depths:
         return x
     if WEIGHTS not in x.twins:
-        name = dotted(x.weight_path)
         site = run.add(Site(name, None, {}, is_weight=True, shape=shape_of(x), weight_path=x.weight_path))
         value = run.constant(lambda: run.quantizers.quantize(site, x.value))
         chosen = run.quantizers.chosen(name)
-        original = x.value if chosen is not None or run.quantizers.rounds_again(x.weight_path) else None
+        original = x.value if chosen is not None or name in run.quantizers.again else None
         x.twins[WEIGHTS] = replace(
             x, value=value, quantized=True, unrounded=original, chosen=chosen, twins={}
         )

@@ -18,7 +18,7 @@ from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.moves import METADATA, arrays_of
 from jqinject.program.operations import contraction_arguments
-from jqinject.program.policy import Site, dotted
+from jqinject.program.policy import Site
 from jqinject.program.tracked_value import Path, Tracked, WeightCall
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
@@ -74,14 +74,6 @@ class Quantizers:
             unrounded: what a quantized weight was made from; None if it is not known or needed.
         """
         return site.equation.bind(list(map(as_array, operands)))[0]
-
-    def rounds_again(self, weight_path: Path) -> bool:
-        """Whether a scheme takes another version of a parameter backward than the one that its quantizer makes."""
-        return dotted(weight_path) in self.again
-
-    def holds(self, weight_path: Path) -> bool:
-        """Whether a parameter has a quantizer."""
-        return dotted(weight_path) in self.depths
 
     @property
     def mode(self) -> object:
