@@ -286,7 +286,7 @@ def mark_quantizers(model: nnx.Module) -> None:
 
 
 def _marked_call(layer: Any, call: Callable[..., Marked], *args: Any, **kwargs: Any) -> Marked:
-    """The result of a proxy, or the frozen weight of a layer, which lies on its grid, marked; see `Around`."""
+    """The result of a proxy, or the frozen weight of a layer, which lies on its grid, marked; see `intercept`."""
     result = call(*args, **kwargs)
     if isinstance(layer, QuantWeightLayer):
         return _marked(result, result, False, False)

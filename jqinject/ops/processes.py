@@ -119,20 +119,29 @@ def _program(otherwise: Compute, mesh: object, *types: object) -> Any:
 
 
 @dataclass(frozen=True)
-class _Mapped:
-    """A function under `vmap`, compared by value."""
+class Bound:
+    """A function with its first arguments, which are static: compared by value, unlike a `functools.partial`.
 
-    function: Compute
-    axes: tuple[int | None, ...]
+    Example:
+        >>> Bound(pow, (2,)) == Bound(pow, (2,)), Bound(pow, (2,))(3)
+        (True, 8)
+    """
 
-    def __call__(self, *arrays: jax.Array) -> jax.Array:
-        return jax.vmap(self.function, self.axes)(*arrays)
+    function: Callable[..., Any]
+    static: tuple[Any, ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*self.static, *args, **kwargs)
+
+
+def _vmapped(function: Compute, axes: tuple[int | None, ...], *arrays: jax.Array) -> jax.Array:
+    return jax.vmap(function, axes)(*arrays)
 
 
 def _mapped(
     arrays: jax.Array, axes: Any, *, alone: Compute, otherwise: Compute, program: Any, warning: Any
 ) -> Any:
-    alone, otherwise = (_Mapped(function, tuple(axes)) for function in (alone, otherwise))
+    alone, otherwise = (Bound(_vmapped, (function, tuple(axes))) for function in (alone, otherwise))
     return on_one_device(alone, otherwise, *arrays, warning=warning), 0
 
 

@@ -177,11 +177,7 @@ def _(primals: ste.Primals, tangents: ste.Tangents) -> tuple[jax.Array, Any]:
 
 def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
     """The change of `magnitude(x)` when `x` changes by `dx`."""
-
-    def change(x: jax.Array, dx: jax.Array) -> jax.Array:
-        return jax.lax.sign(x) * dx
-
-    return map_tensors(change, x, dx)
+    return map_tensors(lambda x, dx: jax.lax.sign(x) * dx, x, dx)
 
 
 @processes.one_program("over")
@@ -299,11 +295,7 @@ def kth_smallest(x: Tensors, k: int | jax.Array, over: Over) -> jax.Array:
 
     def next_bit(i: jax.Array, prefix: jax.Array) -> jax.Array:
         candidate = prefix | (top >> i.astype(jnp.uint32))
-
-        def is_below(keys: jax.Array) -> jax.Array:
-            return (keys < candidate).astype(jnp.int32)
-
-        below = map_tensors(is_below, keys)
+        below = map_tensors(lambda keys: (keys < candidate).astype(jnp.int32), keys)
         return jnp.where(over.sum(below, (top < candidate).astype(jnp.int32)) < k, candidate, prefix)
 
     key: jax.Array = jax.lax.fori_loop(0, 32, next_bit, jnp.zeros_like(over.min(keys)))

@@ -11,7 +11,6 @@ from jqinject.program.call import arguments_of as arguments_of
 from jqinject.program.call import checked_method as checked_method
 from jqinject.program.call import compiled_call as compiled_call
 from jqinject.program.call import with_copied_modules as with_copied_modules
-from jqinject.program.class_swap import Around as Around
 from jqinject.program.class_swap import ClassMixin as ClassMixin
 from jqinject.program.class_swap import derived_class as derived_class
 from jqinject.program.class_swap import intercept as intercept

@@ -102,10 +102,10 @@ def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
     return low if any(low) else [place in arrays[:1] for place in range(len(inputs))]
 
 
-def _after(cache: Tracked, value: object, turned: object = None) -> Tracked:
+def _after(cache: Tracked, value: object, transform: object = None) -> Tracked:
     """A cache with other numbers."""
-    turned = cache.turned if turned is None else turned
-    return replace(cache.with_value(value), origin=Origin.ACTIVATION, turned=turned)
+    transform = cache.transform if transform is None else transform
+    return replace(cache.with_value(value), origin=Origin.ACTIVATION, transform=transform)
 
 
 def _writes_rows(eqn: jaxpr.Equation, inputs: Sequence[Tracked], new: Sequence[int]) -> bool:

@@ -7,7 +7,6 @@ called. Next: `intercept`, which runs code around a method, and `model`, whose c
 import copyreg
 import functools
 import inspect
-from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 
@@ -21,10 +20,12 @@ class ClassMixin:
 
     Attributes:
         _base_class: the class that it was added to.
+        _made_from: the arguments of `derived_class`.
     """
 
     __slots__ = ()  # an instance can only take a class of the same layout
     _base_class: type
+    _made_from: tuple[type, type, tuple[str, ...]]
 
     @classmethod
     def method(cls, kind: type, name: str) -> Callable[..., object]:
@@ -70,24 +71,6 @@ def _picklable(metaclass: type) -> type:
     return picklable
 
 
-class Around:
-    """Abstract: code that runs around the calls of a module. Compared by identity, unless a class says otherwise."""
-
-    @abstractmethod
-    def __call__(
-        self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
-    ) -> object:
-        """Run instead of a call.
-
-        Args:
-            layer: the called module; inside a transformation, this is another object than outside.
-            call: the module's own call, or the next interceptor; takes `args` and `kwargs`.
-
-        Returns:
-            The result for the caller of the module.
-        """
-
-
 class _Intercepted(ClassMixin):
     """A module with an intercepted method; the interceptor that was added last runs first."""
 
@@ -113,10 +96,14 @@ def _attribute(method: str) -> str:
 def intercept(layer: nnx.Module, around: Callable[..., object], method: str = "__call__") -> None:
     """Run `around` around the calls of a module, outside any earlier interceptors.
 
+    It is called with the called module (inside a transformation, this is another object than outside); with the
+    module's own call, or the next interceptor; and with the arguments of the call, which these take. It returns the
+    result for the caller of the module.
+
     Args:
         layer: a module of a private copy of a model. Its class becomes a subclass, cached for each class and method,
             and `around` is stored in an attribute of the module: NNX carries both through transformations.
-        around: the interceptor: an `Around`, or a function that is called like one.
+        around: the interceptor; a program that is traced again finds compiled parts again if it is equal by value.
         method: the method to intercept.
     """
     attribute = _attribute(method)

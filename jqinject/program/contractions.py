@@ -174,18 +174,18 @@ class _Contraction:
         if x.is_weight and not x.quantized and choice.weight is not None:
             return Site(name, choice.weight, {"channelwise_axes": policy.channel_axes(summed, ndim, True)})
         declared = _declared(choice, x, partner, place) if x.is_activation else None
-        transforms, turned = transform_of(declared) is not None, x.turned is not None
-        if declared is None or (x.quantized and (turned or not transforms)):
+        transforms, is_transformed = transform_of(declared) is not None, x.transform is not None
+        if declared is None or (x.quantized and (is_transformed or not transforms)):
             return None
         if choice.dynamic:
             channels = policy.channel_axes(summed, ndim, False)
             return Site(name, choice.inputs, {"channelwise_axes": channels}) if partner.is_weight else None
         rows = () if summed == (ndim - 1,) or not quantizers.has_row_scales(declared) else summed
-        transformed = axes.summed if transforms else ()
-        return Site(name, declared, rows=rows, transformed=transformed, turned=turned and transforms)
+        own = {"transform_axes": axes.summed, "is_transformed": is_transformed} if transforms else {}
+        return Site(name, declared, rows=rows, **own)
 
     def _quantized_operands(self) -> list[Tracked]:
-        _check_turned(self.run, self.operands, self.choice, self.name)
+        self._check_transforms()
         operands: list[Tracked] = []
         for place, x in enumerate(self.operands):
             if place == self.weight:
@@ -194,6 +194,26 @@ class _Contraction:
             site = self._site(place)
             operands.append(x if site is None else self.run.quantized(x, site))
         return operands
+
+    def _check_transforms(self) -> None:
+        """Refuse a product of numbers that a cache holds transformed with others that are not.
+
+        Raises:
+            ValueError: it is one.
+        """
+        for place, x in enumerate(self.operands):
+            partner = self.operands[1 - place]
+            if x.transform is None or partner.transform == x.transform:
+                continue
+            declared = None if self.choice is None else _declared(self.choice, partner, x, 1 - place)
+            if not partner.is_activation or transform_of(declared) != x.transform:
+                side = ("lhs", "rhs")[1 - place]
+                raise ValueError(
+                    f"{self.run.names.full(self.name)}: its operand comes from the cache {x.cache}, which keeps "
+                    f"numbers after {x.transform!r}, and the other operand is not transformed by it.\n"
+                    f"  cure: Rule(..., op=..., {side}_quant=....let(pre_transform=...)) with the same transform, or "
+                    "Recipe(Rotate('R3')) with inputs that read the cache"
+                )
 
     def _note(self, operands: Sequence[Tracked]) -> None:
         """Note the use of a parameter, or a contraction of two activations."""
@@ -298,33 +318,6 @@ def _is_flattened(step: OperationRun, rhs: Tracked) -> bool:
     axes = operand_axes(step.eqn)[1]
     channels = step.run.policy.channel_axes(axes.summed, rhs.value.ndim, True)
     return axes.summed == (0,) and not axes.batch and (step.operation.name != "einsum" or len(channels) > 1)
-
-
-def _check_turned(run: Run, operands: Sequence[Tracked], choice: Choice | None, name: str) -> None:
-    """Refuse a product of numbers that a cache holds transformed with others that are not.
-
-    Args:
-        run: the interpreter.
-        operands: of the contraction.
-        choice: of the policy.
-        name: of the contraction.
-
-    Raises:
-        ValueError: it is one.
-    """
-    for place, x in enumerate(operands):
-        partner = operands[1 - place]
-        if x.turned is None or partner.turned == x.turned:
-            continue
-        declared = None if choice is None else _declared(choice, partner, x, 1 - place)
-        if not partner.is_activation or transform_of(declared) != x.turned:
-            side = ("lhs", "rhs")[1 - place]
-            raise ValueError(
-                f"{run.names.full(name)}: its operand comes from the cache {x.cache}, which keeps numbers after "
-                f"{x.turned!r}, and the other operand is not transformed by it.\n"
-                f"  cure: Rule(..., op=..., {side}_quant=....let(pre_transform=...)) with the same transform, or "
-                "Recipe(Rotate('R3')) with inputs that read the cache"
-            )
 
 
 def _declared(choice: Choice, x: Tracked, partner: Tracked, place: int) -> object:

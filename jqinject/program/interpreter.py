@@ -147,12 +147,11 @@ def _function_at(body: Body, start: int) -> Function | None:
     operand = jax.ShapeDtypeStruct(first.inputs[place].shape, first.inputs[place].dtype)
     # What a function is traced to depends on these settings.
     settings = jnp.result_type(float), jax.sharding.get_abstract_mesh()
-    for function, arguments in templates:
-        pattern = _traced(function, tuple(arguments.items()), operand, settings)
-        matched = body.matched(start, place, name, pattern)
-        if matched is not None:
-            return matched
-    return None
+    patterns = (
+        _traced(function, tuple(arguments.items()), operand, settings) for function, arguments in templates
+    )
+    matches = (body.matched(start, place, name, pattern) for pattern in patterns)
+    return next((function for function in matches if function is not None), None)
 
 
 @functools.lru_cache(maxsize=256)  # of programs of a few equations
@@ -205,21 +204,17 @@ def _operand(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
     return run.quantized(x, Site(name, quantizer))
 
 
-def _names(name: str, count: int) -> list[str]:
-    if count == 1:
-        return [name]
-    return [f"{name}_lhs", f"{name}_rhs"] if count == 2 else [f"{name}_input{i}" for i in range(count)]
-
-
 def _with_operands(step: OperationRun, choice: Choice | None, name: str) -> list[Tracked]:
     operation, operands = step.operation, list(step.inputs)
     places = range(len(operands)) if operation.inputs is None else operation.inputs
-    for place, label in zip(places, _names(name, len(places)), strict=True):
+    count = len(places)
+    suffixes = {1: [""], 2: ["_lhs", "_rhs"]}.get(count, [f"_input{i}" for i in range(count)])
+    for place, suffix in zip(places, suffixes, strict=True):
         x = operands[place]
         # Scalar constants are not quantized.
         if x.is_activation or x.is_weight or shape_of(x) != ():
             quantize = _masked_operand if operation.masked and x.masked is not None else _operand
-            operands[place] = quantize(step.run, x, choice, label)
+            operands[place] = quantize(step.run, x, choice, name + suffix)
     return operands
 
 
@@ -296,17 +291,12 @@ def _sharing_operands(run: Run, inputs: Sequence[Tracked], choice: Choice, name:
 def _input_only(step: OperationRun) -> list[Tracked]:
     choice, name = step.choose()
     operands = _with_operands(step, choice, name)
-    if step.operation.name == "take" and operands[0].quantized:
-        step = replace(step, eqn=_filled_with_zeros(step.eqn))
-    out = plain(step.value(operands), operands)
+    params, eqn = step.eqn.params, step.eqn
+    if operands[0].quantized and params.get("fill_value", 0) is None and "FILL" in str(params["mode"]):
+        eqn = eqn.replaced(fill_value=0)  # instead of nan, which integers cannot represent
+    out = plain(replace(step, eqn=eqn).value(operands), operands)
     out.quantized = operands[0].quantized
     return [out]
-
-
-def _filled_with_zeros(eqn: Equation) -> Equation:
-    """A gather whose missing elements are 0 instead of nan, which integers cannot represent."""
-    fills = eqn.params.get("fill_value") is None and "FILL" in str(eqn.params["mode"])
-    return eqn.replaced(fill_value=0) if fills else eqn
 
 
 def _output_only(step: OperationRun) -> list[Tracked]:

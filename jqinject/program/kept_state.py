@@ -13,7 +13,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jqinject.core import GradSlot, GradStat, LostStateWarning, QuantParam, QuantStat
 from jqinject.core.state import state_parts
 from jqinject.dot.schemes.quantized_op import QuantizedOp
+from jqinject.ops import processes
 from jqinject.program import class_swap, jaxpr
 from jqinject.program.moves import only_moves
 from jqinject.program.policy import dotted
@@ -183,38 +184,38 @@ STATE = (QuantParam, QuantStat, GradStat, GradSlot, nnx.RngState)
 METHODS = ("__call__", "attend")
 
 
-@dataclass(frozen=True)
-class _Marks(class_swap.Around):
-    """Marks the state that a call reads, and what it has changed.
+def _marked(
+    variables: tuple[tuple[Path, Path], ...],
+    always: bool,
+    layer: nnx.Module,
+    call: Callable[..., object],
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """A call that marks the state that it reads, and what it has changed; see `intercept`.
 
-    Attributes:
+    Args:
         variables: of each Variable, its path in the called module, and its path in the model.
         always: whether state is marked although it has not changed.
+        layer: the called module.
+        call: its call, with `args` and `kwargs`.
     """
-
-    variables: tuple[tuple[Path, Path], ...]
-    always: bool
-
-    def __call__(
-        self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
-    ) -> object:
-        """See `Around`."""
-        with contextlib.ExitStack() as stack:
-            parts = [
-                (part, dotted((*path, *name)))
-                for inside, path in self.variables
-                for name, part in state_parts(stack.enter_context(_writable(layer, inside)))
-            ]
-            before = [part.get_value() for part, _ in parts]
-            read = [checkpoint_name(old, READ + text) for old, (_, text) in zip(before, parts, strict=True)]
-            for (part, _), value in zip(parts, read, strict=True):
-                part.set_value(value)
-            out = call(*args, **kwargs)
-            for (part, text), old, value in zip(parts, before, read, strict=True):
-                new = part.get_value()
-                is_written = new is not value or self.always
-                part.set_value(checkpoint_name(new, WRITTEN + text) if is_written else old)
-        return out
+    with contextlib.ExitStack() as stack:
+        parts = [
+            (part, dotted((*path, *name)))
+            for inside, path in variables
+            for name, part in state_parts(stack.enter_context(_writable(layer, inside)))
+        ]
+        before = [part.get_value() for part, _ in parts]
+        read = [checkpoint_name(old, READ + text) for old, (_, text) in zip(before, parts, strict=True)]
+        for (part, _), value in zip(parts, read, strict=True):
+            part.set_value(value)
+        out = call(*args, **kwargs)
+        for (part, text), old, value in zip(parts, before, read, strict=True):
+            new = part.get_value()
+            is_written = new is not value or always
+            part.set_value(checkpoint_name(new, WRITTEN + text) if is_written else old)
+    return out
 
 
 @contextlib.contextmanager
@@ -269,7 +270,7 @@ def mark_state(called: Path, is_leaf: Callable[[object], bool], always: bool) ->
         )
         for method in METHODS if state else ():
             if callable(getattr(type(module), method, None)):
-                class_swap.intercept(module, _Marks(state, always), method)
+                class_swap.intercept(module, processes.Bound(_marked, (state, always)), method)
 
 
 def _holders(

@@ -75,11 +75,12 @@ def _varies(factor: jax.Array, axis: int) -> bool:
 
 def _dot(low: LowRankProduct, eqn: Equation, x: jax.Array, place: int, rest: Sequence[object]) -> jax.Array:
     """First with the factor that varies along the summed axes, then with the other one."""
-    axes, partners = operations.operand_axes(eqn)[place], operations.operand_axes(eqn)[1 - place].partners
+    sides = operations.operand_axes(eqn)
+    axes, other = sides[place], sides[1 - place]
     ndim, rank = low.a.ndim - 1, x.ndim + low.a.ndim
-    of_x = [partners.get(axis, ndim + axis) for axis in range(x.ndim)]
-    free_of_x = [label for label in of_x if label >= ndim]
-    out = [*axes.batch, *(free_of_x if place == 1 else axes.free), *(axes.free if place == 1 else free_of_x)]
+    of_x = [other.partners.get(axis, ndim + axis) for axis in range(x.ndim)]
+    free = [axes.free, [ndim + axis for axis in other.free]]
+    out = [*axes.batch, *free[place], *free[1 - place]]
     a_is_first = any(_varies(low.a, axis) for axis in axes.summed)
     first, second = (low.a, low.b) if a_is_first else (low.b, low.a)
     (first, of_first), (second, of_second) = _labelled(first, rank), _labelled(second, rank)

@@ -120,27 +120,21 @@ class QuantizedProgram(ClassMixin):
         return HeldQuantizers({**_members(modules.held), **dropouts, **enabled}, depths, again)
 
 
-def quantized_class(
-    kind: type, program: type[QuantizedProgram] = QuantizedProgram, methods: Iterable[str] = ()
-) -> type:
+def quantized_class(kind: type, methods: Iterable[str] = ()) -> type:
     """The subclass of `kind` whose methods are run as programs; cached.
 
     Args:
         kind: a class of modules, or one that this function has made.
-        program: `QuantizedProgram`, or a subclass of it.
         methods: names of the methods; none means those of `kind` if this function has made it, else `__call__`.
     """
-    return derived_class(program_class_of(kind), program, *(methods or methods_of(kind)))
+    if not methods and issubclass(kind, QuantizedProgram):
+        _, _, methods = kind._made_from
+    return derived_class(program_class_of(kind), QuantizedProgram, *methods)
 
 
 def program_class_of(kind: type) -> type:
     """The class from which `quantized_class` made `kind`; `kind` itself if it did not."""
     return kind._base_class if issubclass(kind, QuantizedProgram) else kind
-
-
-def methods_of(kind: type) -> tuple[str, ...]:
-    """The methods that `quantized_class` replaced in `kind`; none if it did not make it."""
-    return kind._made_from[2] if issubclass(kind, QuantizedProgram) else ()  # pyright: ignore
 
 
 def run(model: nnx.Module, policy: Policy, quantizers: Quantizers, call: Call) -> object:
@@ -305,16 +299,15 @@ def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site
                 is_place = name in own
                 place, _, operand = (name, "", "") if is_place else name.rpartition("_")
                 same = matches.get(place, "") + ("" if is_place else f"_{operand}")
-                if name not in renamed and same in its_sites and _alike(site, its_sites[same]):
+                if name not in renamed and same in its_sites and _shared(site) == _shared(its_sites[same]):
                     renamed[name] = renamed.get(same, same)
         earlier_programs.append((occurrences, sites))
     return {name: same for name, same in renamed.items() if name != same}
 
 
-def _alike(site: Site, earlier: Site) -> bool:
-    """Whether one quantizer serves both."""
-    facts = [(x.quantizer, x.overrides, x.is_weight, len(x.shape), x.contraction) for x in (site, earlier)]
-    return facts[0] == facts[1]
+def _shared(site: Site) -> tuple[object, ...]:
+    """What two sites have in common that one quantizer serves."""
+    return site.quantizer, site.overrides, site.is_weight, len(site.shape), site.contraction
 
 
 def _matched(first: Sequence[Occurrence], second: Sequence[Occurrence]) -> dict[str, str]:

@@ -4,6 +4,7 @@ import collections
 import operator
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -59,17 +60,17 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
         outputs = run.run(scan.body, entered, path)
         return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
 
-    def loop(step: Callable[[Any, list[Any]], tuple[list[Any], Any]]) -> Any:
+    def loop(step: Step) -> Step:
         def steps(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
             closed, start, slices = own.split(values)
             (shared, of_steps), left = state
 
             def one(carried: Any, x: Any) -> Any:
                 (shared, is_first, left, now), (of_step, x) = carried, x
-                entering = restarted(before, shared)
+                entering = with_ranges(lambda _, start, last: start, before, shared)
                 out, ((after, of_step), left) = step(((entering, of_step), left), [*closed, *now, *x])
                 check_caches_carried(carry, now, out)
-                shared = largest(is_first, shared, after)
+                shared = with_ranges(partial(larger, is_first), shared, after)
                 return (shared, jnp.bool_(False), left, out[:carries]), (of_step, out[carries:])
 
             before = shared
@@ -140,7 +141,7 @@ class _Steps:
 def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
     """A carried value, which differs between iterations, so that only its origin is known."""
     origin = Origin.ACTIVATION if depends else x.origin
-    return Tracked(x.value, origin, cache=x.cache, cache_ndim=x.cache_ndim, turned=x.turned)
+    return Tracked(x.value, origin, cache=x.cache, cache_ndim=x.cache_ndim, transform=x.transform)
 
 
 def _slice(x: Tracked, sliced: Container[str]) -> Tracked:
@@ -189,7 +190,7 @@ def runs_inside(eqn: Equation) -> bool:
     )
 
 
-OperationRun = Callable[[Any, list[Any]], tuple[list[Any], Any]]
+Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
 Part = Callable[[Run, list[Tracked]], list[Tracked]]
 
 
@@ -219,7 +220,7 @@ class Inside:
 
 
 def carried(
-    run: Run, body: Part, inputs: list[Tracked], wrap: Callable[[OperationRun], OperationRun], inside: Inside
+    run: Run, body: Part, inputs: list[Tracked], wrap: Callable[[Step], Step], inside: Inside
 ) -> list[Tracked]:
     """Run a part of the program under a transformation that carries the quantizers' state.
 
@@ -234,7 +235,7 @@ def carried(
         inside: the inputs as the part sees them.
     """
     layers = inside.layers
-    finder = run.within(Quantizers(run.quantizers.depths, run.quantizers.again), layers=layers)
+    finder = run.within(Quantizers(run.quantizers.depths, run.quantizers.again), layers)
     returned: dict[str, int] = {}
 
     def look(values: list[Any]) -> list[Any]:
@@ -254,12 +255,11 @@ def carried(
     thrown = [text for text in finder.kept.changed if text not in returned]
     looped = [text for text in thrown if inside.is_loop and text not in inside.sliced]
     single = [text for text in thrown if text not in looped]
-    before = run.counts.copy()
     ran: list[tuple[Run, list[Tracked]]] = []
 
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
         quantizers = run.quantizers.restored(state[0]) if has_state else run.quantizers
-        part = run.within(quantizers, before, layers)
+        part = run.within(quantizers, layers)
         entered = part.kept.begin(_with_values(inside.inputs, values))
         for text, value in state[1].items():
             part.kept.put(StatePlace(text), value)
@@ -296,53 +296,42 @@ State = Any
 LOWER_ENDS = ("sum_of_min", "low")
 
 
-def restarted(before: State, state: State) -> State:
-    """Return the state of quantizers that a step begins with.
+def with_ranges(of_range: Callable[[str, Any, Any], Any], old: State, new: State) -> State:
+    """Return a state of quantizers whose ranges are made from those of two; its random streams go on.
 
     Args:
-        before: their state before the loop, whose ranges each step begins with.
-        state: their state after the step before it, whose random streams go on.
+        of_range: the name of a range, its old value and its new one -> its value.
+        old: the state that the other ranges are of.
+        new: the state that the random streams are of.
     """
 
-    def begun(old: Any, new: Any) -> object:
-        return new.replace(old.get_raw_value()) if _is_range(new) else new
+    def joined(path: Any, before: Any, after: Any) -> object:
+        if not isinstance(after, QuantStat | QuantParam):
+            return after
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return after.replace(of_range(name, before.get_raw_value(), after.get_raw_value()))
 
-    return jax.tree.map(begun, before, state, is_leaf=_is_variable)
+    return jax.tree.map_with_path(joined, old, new, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
-def largest(is_first: jax.Array, widest: State, state: State) -> State:
-    """Return the state of quantizers with the larger of two ranges each.
+def larger(is_first: jax.Array, name: str, widest: Any, range_: Any) -> Any:
+    """Return the larger of two values of a range.
 
     Args:
-        is_first: whether `state` is that of the first step, and `widest` that before the loop.
-        widest: their state with the largest ranges of the steps before.
-        state: their state after a step.
+        is_first: whether there was no step before, so that the range is the larger one.
+        name: of the range.
+        widest: the largest of the steps before.
+        range_: that of a step.
     """
 
-    def joined(path: Any, old: Any, new: Any) -> object:
-        if not _is_range(new):
-            return new
-        names = jax.tree_util.keystr(path, simple=True, separator=".")
+    def chosen(path: Any, old: jax.Array, new: jax.Array) -> jax.Array:
+        if any(key.key in LOWER_ENDS for key in path):
+            wider = new < old
+        else:
+            wider = jnp.abs(new) > jnp.abs(old) if "zero_point" in name else new > old
+        return jnp.where(is_first | wider, new, old)
 
-        def larger(path: Any, old: jax.Array, new: jax.Array) -> jax.Array:
-            if any(key.key in LOWER_ENDS for key in path):
-                wider = new < old
-            else:
-                wider = jnp.abs(new) > jnp.abs(old) if "zero_point" in names else new > old
-            return jnp.where(is_first | wider, new, old)
-
-        value = jax.tree.map_with_path(larger, old.get_raw_value(), new.get_raw_value())
-        return new.replace(value)
-
-    return jax.tree.map_with_path(joined, widest, state, is_leaf=_is_variable)
-
-
-def _is_range(x: object) -> bool:
-    return isinstance(x, QuantStat | QuantParam)
-
-
-def _is_variable(x: object) -> bool:
-    return isinstance(x, nnx.Variable)
+    return jax.tree.map_with_path(chosen, widest, range_)
 
 
 # Quantized weights enter a part with their payloads and scales, although a part is run on arrays: one that is the same
@@ -390,29 +379,20 @@ def _is_quantized_weight(x: Tracked) -> bool:
 
 def _layers_of(x: Tracked) -> Passed:
     """One input of a loop, with what is behind its value."""
-    low_rank, unrounded, chosen = x.low_rank, x.unrounded, x.chosen
-    if low_rank is not None or unrounded is not None:
-        x = replace(x, low_rank=None, unrounded=None, chosen=None, twins={})
-    value = _layers_of_value(x)
+    value = _layers_of_value(replace(x, low_rank=None, unrounded=None, chosen=None, twins={}))
     stored = None if x.stored_numbers is None else x.stored_numbers.in_slices()
-    layers, behind = ({}, None) if stored is None else stored
-    others = [] if unrounded is None else [unrounded]
-    others += [] if low_rank is None else [low_rank.a, low_rank.b]
-    arrays = [*value.arrays, *map(Tracked, (*layers.values(), *others))]
+    layers, behind = (None, None) if stored is None else stored
+    others, structure = jax.tree.flatten((layers, x.unrounded, x.low_rank))
+    count = len(value.arrays)
 
     def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        (layer,) = value.inside(slices[: len(value.arrays)])
-        further = (part.value for part in slices[len(value.arrays) :])
-        numbers = {name: next(further) for name in layers}
-        if behind is not None:
-            layer = replace(layer, stored=behind(layer.value, numbers), twins={})
-        if unrounded is not None:
-            layer = replace(layer, unrounded=next(further), chosen=chosen)
-        if low_rank is not None:
-            layer = replace(layer, low_rank=replace(low_rank, a=next(further), b=next(further)))
-        return [layer]
+        (layer,) = value.inside(slices[:count])
+        numbers, unrounded, low_rank = structure.unflatten([part.value for part in slices[count:]])
+        facts = {"unrounded": unrounded, "chosen": x.chosen, "low_rank": low_rank}
+        own = None if behind is None else behind(layer.value, numbers)
+        return [replace(layer, stored=own, twins={}, **facts)]
 
-    return Passed(arrays, inside)
+    return Passed([*value.arrays, *map(Tracked, others)], inside)
 
 
 def _layers_of_value(x: Tracked) -> Passed:

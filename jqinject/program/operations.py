@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.program import jaxpr, moves
 
 
@@ -143,7 +144,16 @@ def known_operations() -> tuple[str, ...]:
     return tuple(sorted(name for name, row in OPERATIONS.items() if row.kind is not Kind.TRANSPARENT))
 
 
-CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+ARGUMENTS = {
+    "dot_general": ("dimension_numbers",),
+    "conv_general_dilated": (
+        *("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"),
+        *("feature_group_count", "batch_group_count"),
+    ),
+    "ragged_dot_general": ("ragged_dot_dimension_numbers", "precision"),
+}
+"""The primitives that contract, and the parameters that say what."""
+CONTRACTIONS = tuple(ARGUMENTS)
 Axes = tuple[int, ...]
 
 
@@ -153,21 +163,21 @@ class ContractedAxes:
 
     Attributes:
         summed: those that are summed, in the order of the other operand's; of a convolution the channels.
-        batch: those that both operands and the output have, likewise.
-        stack: of a ragged product, that along which its matrices are.
         free: those that the output and this operand alone have.
         reduced: all that are summed over: a convolution's window too.
         partners: summed and batch axes -> those of the other operand.
         results: batch and free axes -> those of the output; not of the images of a convolution, nor of ragged rows.
+        batch: those that both operands and the output have, in the order of the other operand's.
+        stack: of a ragged product, that along which its matrices are.
     """
 
     summed: Axes
-    batch: Axes
-    stack: Axes
     free: Axes
     reduced: Axes
     partners: Mapping[int, int]
     results: Mapping[int, int]
+    batch: Axes = ()
+    stack: Axes = ()
 
 
 def operand_axes(eqn: jaxpr.Equation) -> tuple[ContractedAxes, ContractedAxes]:
@@ -178,26 +188,25 @@ def operand_axes(eqn: jaxpr.Equation) -> tuple[ContractedAxes, ContractedAxes]:
         (image, channel, *_), (row, column, *_) = numbers.lhs_spec, numbers.rhs_spec
         # Windows run over the spatial axes, so an image has a scale per example, a kernel per filter.
         window = tuple(numbers.lhs_spec[1:]), tuple(axis for axis in range(ranks[1]) if axis != row)
+        results = {row: numbers.out_spec[1]}
         return (
-            ContractedAxes((channel,), (), (), (image,), window[0], {channel: column}, {}),
-            ContractedAxes(
-                (column,), (), (), (row,), window[1], {column: channel}, {row: numbers.out_spec[1]}
-            ),
+            ContractedAxes((channel,), (image,), window[0], {channel: column}, {}),
+            ContractedAxes((column,), (row,), window[1], {column: channel}, results),
         )
     ragged = eqn.params.get("ragged_dot_dimension_numbers")
-    summed, batch = eqn.params["dimension_numbers"] if ragged is None else ragged.dot_dimension_numbers
-    stacks = (), () if ragged is None else tuple(ragged.rhs_group_dimensions)
-    ends, start = list[ContractedAxes](), len(batch[0])
-    for place, (rank, stack) in enumerate(zip(ranks, stacks, strict=True)):
-        own, other = ((*summed[i], *batch[i]) for i in (place, 1 - place))
-        free = tuple(axis for axis in range(rank) if axis not in (*own, *stack))
-        places = {axis: at for at, axis in enumerate(batch[place])}
-        places |= {axis: at for at, axis in enumerate(free, start)}
-        start += len(free)
-        sums, partners = tuple(summed[place]), dict(zip(own, other, strict=True))
-        results = {} if ragged is not None and place == 0 else places
-        ends.append(ContractedAxes(sums, tuple(batch[place]), stack, free, sums, partners, results))
-    return ends[0], ends[1]
+    numbers = eqn.params["dimension_numbers"] if ragged is None else ragged.dot_dimension_numbers
+    dims = Dimensions.of(ranks[0], ranks[1], numbers)
+    stack = () if ragged is None else tuple(ragged.rhs_group_dimensions)
+    out = [label for label in dims.out if label not in {dims.rhs[axis] for axis in stack}]
+
+    def side(dims: Dimensions, stack: Axes, has_results: bool) -> ContractedAxes:
+        summed, batch = dims.lhs_contract, dims.lhs_batch
+        free = tuple(axis for axis in dims.lhs_free if axis not in stack)
+        partners = dict(zip((*summed, *batch), (*dims.rhs_contract, *dims.rhs_batch), strict=True))
+        results = {axis: out.index(dims.lhs[axis]) for axis in (*batch, *free) if has_results}
+        return ContractedAxes(summed, free, summed, partners, results, batch, stack)
+
+    return side(dims, (), ragged is None), side(dims.swapped(), stack, True)
 
 
 def multiplies_matrices(eqn: jaxpr.Equation) -> bool:
@@ -213,20 +222,6 @@ def multiplies_matrices(eqn: jaxpr.Equation) -> bool:
     return axes == ((1,), (1,), (), (), (0,), (0,))
 
 
-CONVOLUTION = (
-    "window_strides",
-    "padding",
-    "lhs_dilation",
-    "rhs_dilation",
-    "feature_group_count",
-    "batch_group_count",
-)
-
-
 def contraction_arguments(eqn: jaxpr.Equation) -> dict[str, Any]:
     """What says which contraction of its kind an equation is."""
-    if eqn.name == "ragged_dot_general":
-        return {name: eqn.params[name] for name in ("ragged_dot_dimension_numbers", "precision")}
-    convolution = eqn.name == "conv_general_dilated"
-    names = (*CONVOLUTION, "dimension_numbers") if convolution else ("dimension_numbers",)
-    return {name: eqn.params[name] for name in names}
+    return {name: eqn.params[name] for name in ARGUMENTS[eqn.name]}

@@ -17,15 +17,14 @@ WEIGHTS = "weights"
 
 def parameter(run: Run, x: Tracked) -> Tracked:
     """A parameter that has a quantizer, quantized; once in each part of the program that reads it."""
-    stored = x.form is not None
-    if x.origin is not Origin.WEIGHT or x.quantized or stored or not run.quantizers.holds(x.weight_path):
+    name, stored = dotted(x.weight_path), x.form is not None
+    if x.origin is not Origin.WEIGHT or x.quantized or stored or name not in run.quantizers.depths:
         return x
     if WEIGHTS not in x.twins:
-        name = dotted(x.weight_path)
         site = run.add(Site(name, None, {}, is_weight=True, shape=shape_of(x), weight_path=x.weight_path))
         value = run.constant(lambda: run.quantizers.quantize(site, x.value))
         chosen = run.quantizers.chosen(name)
-        original = x.value if chosen is not None or run.quantizers.rounds_again(x.weight_path) else None
+        original = x.value if chosen is not None or name in run.quantizers.again else None
         x.twins[WEIGHTS] = replace(
             x, value=value, quantized=True, unrounded=original, chosen=chosen, twins={}
         )
@@ -105,9 +104,7 @@ def follow(step: OperationRun) -> list[Tracked] | None:
     values: Sequence[Any] = [moved(x.value, move) for move in moves] if is_quantized(x.value) else ()
     if not values or any(value is None for value in values):
         values = eqn.bind([replace(x, chosen=None).array, *rest])
-    originals: Sequence[Any] = (None,) * len(moves)
-    if x.unrounded is not None:
-        originals = eqn.bind([x.unrounded, *rest])
+    originals: Sequence[Any] = [None] * len(moves) if x.unrounded is None else eqn.bind([x.unrounded, *rest])
     origin = Origin.ACTIVATION if any(operand.is_activation for operand in step.inputs) else x.origin
     stored, lookup = x.stored_numbers, run.names.full(name) if name else ""
     outputs = [

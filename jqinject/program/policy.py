@@ -69,8 +69,9 @@ class Site:
             whether one operand is a weight that comes quantized, and `weight_path` is that of the weight.
         cache_ndim: of the cache that the tensor is written into; 0 for any others.
         rows: the axes that a contraction sums over, which share one scale; empty for the quantizer's own axes.
-        transformed: the axes that the transform before the quantizer takes; empty without one.
-        turned: whether the tensor has been through that transform already: it comes from a cache that keeps it so.
+        transform_axes: the axes that the transform before the quantizer takes; empty without one.
+        is_transformed: whether the tensor has been through that transform already, as it comes from a cache that keeps
+            it so.
         stack: the lengths of the loops over stacked layers around it; each step has a state of its own.
         equation: of a contraction by a scheme.
         weight: which of its operands is the weight; None if neither is.
@@ -85,8 +86,8 @@ class Site:
     contraction: str = ""
     cache_ndim: int = 0
     rows: tuple[int, ...] = ()
-    transformed: tuple[int, ...] = ()
-    turned: bool = False
+    transform_axes: tuple[int, ...] = ()
+    is_transformed: bool = False
     stack: tuple[int, ...] = ()
     equation: Any = field(default=None, compare=False, repr=False)
     weight: int | None = field(default=None, compare=False)

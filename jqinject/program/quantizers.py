@@ -18,7 +18,7 @@ from jqinject.inject import Binding, DependencyError
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.moves import METADATA, arrays_of
 from jqinject.program.operations import contraction_arguments
-from jqinject.program.policy import Site, dotted
+from jqinject.program.policy import Site
 from jqinject.program.tracked_value import Path, Tracked, WeightCall
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
@@ -74,14 +74,6 @@ class Quantizers:
             unrounded: what a quantized weight was made from; None if it is not known or needed.
         """
         return site.equation.bind(list(map(as_array, operands)))[0]
-
-    def rounds_again(self, weight_path: Path) -> bool:
-        """Whether a scheme takes another version of a parameter backward than the one that its quantizer makes."""
-        return dotted(weight_path) in self.again
-
-    def holds(self, weight_path: Path) -> bool:
-        """Whether a parameter has a quantizer."""
-        return dotted(weight_path) in self.depths
 
     @property
     def mode(self) -> object:
@@ -160,17 +152,17 @@ class HeldQuantizers(Quantizers):
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
         ready = proxy
-        if site.transformed and isinstance(proxy, ActQuantProxyFromInjector):
+        if site.transform_axes and isinstance(proxy, ActQuantProxyFromInjector):
             ready = proxy.quantize_transformed
         if site.rows:
             return quantized_in_rows(ready, self.transformed(site, x), site.rows)
-        if site.turned:
+        if site.is_transformed:
             return ready(x)
         return proxy(x) if token is None else proxy(x, token)
 
     def transformed(self, site: Site, x: jax.Array) -> jax.Array:
         """See `Quantizers`."""
-        return transformed(self._at(site), x) if site.transformed and not site.turned else x
+        return transformed(self._at(site), x) if site.transform_axes and not site.is_transformed else x
 
     def contract(self, site: Site, operands: Sequence[object], unrounded: jax.Array | None) -> jax.Array:
         """See `Quantizers`."""

@@ -59,22 +59,16 @@ class Run:
             path: of the module that equations without a mark of their own belong to.
         """
 
-    def within(
-        self,
-        quantizers: Quantizers,
-        counts: collections.Counter[tuple[str, str]] | None = None,
-        layers: int = 0,
-    ) -> Self:
+    def within(self, quantizers: Quantizers, layers: int) -> Self:
         """A run of a part of the program.
 
         Args:
             quantizers: for the part.
-            counts: of operations before it; None for the current ones.
             layers: the number of its steps if it is a loop over stacked layers.
         """
         run = type(self)(self.policy, quantizers, self.names)
         run.constants_now = False
-        run.counts = (self.counts if counts is None else counts).copy()
+        run.counts = self.counts.copy()
         run.region, run.mapped, run.sources = self.region, self.mapped, self.sources
         run.kept = self.kept.within()
         run.stack = (*self.stack, layers) if layers else self.stack
@@ -144,7 +138,7 @@ class Run:
         overrides = site.overrides
         if x.fixed_range is not None and not x.is_weight:
             overrides = {**overrides, "fixed_range": x.fixed_range}
-        axes = site.rows, site.transformed, site.turned
+        axes = site.rows, site.transform_axes, site.is_transformed
         same = (site.quantizer, *axes, tuple(sorted(overrides.items())))
         name = next((twin.site for key, twin in x.twins.items() if key[:-1] == same), "")
         site = replace(

@@ -3,7 +3,6 @@
 import contextlib
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
@@ -11,7 +10,8 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jqinject.program.class_swap import Around, intercept
+from jqinject.ops.processes import Bound
+from jqinject.program.class_swap import intercept
 
 V = TypeVar("V")
 Path = tuple[object, ...]
@@ -72,18 +72,11 @@ def region_of(module: object, is_leaf: Callable[[object], bool]) -> str | None:
     return next((name for name, kinds in REGIONS.items() if isinstance(module, kinds)), None)
 
 
-@dataclass(frozen=True)
-class _Scope(Around):
-    """Marks calls with the path of the module, and the operation that it counts as, or None."""
-
-    path: str
-    region: str | None
-
-    def __call__(
-        self, layer: nnx.Module, call: Callable[..., object], *args: object, **kwargs: object
-    ) -> object:
-        """See `Around`."""
-        return in_scope(self.path, self.region, call, args, kwargs)
+def _in_module(
+    path: str, region: str | None, layer: object, call: Callable[..., object], *args: object, **kwargs: object
+) -> object:
+    """A call of a module under its path; see `intercept`."""
+    return in_scope(path, region, call, args, kwargs)
 
 
 def mark_modules(model: nnx.Module, is_leaf: Callable[[object], bool] | None = None) -> None:
@@ -96,9 +89,11 @@ def mark_modules(model: nnx.Module, is_leaf: Callable[[object], bool] | None = N
     for path, module in list(nnx.iter_modules(model, graph=True)):
         if path and "__call__" in dir(type(module)):
             name, region = ".".join(map(str, path)), None if is_leaf is None else region_of(module, is_leaf)
-            intercept(module, _Scope(name, region))
+            intercept(module, Bound(_in_module, (name, region)))
             if region in LAYERS and callable(getattr(type(module), ATTEND, None)):
-                intercept(module, _Scope(name, None), ATTEND)  # no region: its output is not the layer's
+                intercept(
+                    module, Bound(_in_module, (name, None)), ATTEND
+                )  # no region: its output is not the layer's
 
 
 def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> contextlib.AbstractContextManager[object]:

@@ -78,7 +78,7 @@ class Tracked:
         cache: the name of the array that the program is given and whose numbers these are, at most moved or written
             into; empty for others.
         cache_ndim: how many axes that array has.
-        turned: the transform that its numbers have been through before a cache took them, as its quantizer declares
+        transform: the transform that its numbers have been through before a cache took them, as its quantizer declares
             it; None for any others.
         unrounded: what a quantized parameter was made from, moved as it is, if a scheme rounds it again backward, or a
             report runs.
@@ -104,7 +104,7 @@ class Tracked:
     stored: StoredNumbers | None = None
     cache: str = ""
     cache_ndim: int = 0
-    turned: object = None
+    transform: object = None
     unrounded: jax.Array | None = None
     chosen: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None
     low_rank: LowRankProduct | None = None
@@ -160,8 +160,8 @@ class Tracked:
 def plain(value: object, inputs: Sequence[Tracked]) -> Tracked:
     """The output of an operation, with no facts but its origin."""
     activation = any(x.is_activation for x in inputs)
-    turned = next((x.turned for x in inputs if x.turned is not None), None)
-    return Tracked(value, Origin.ACTIVATION if activation else Origin.CONSTANT, turned=turned)
+    transform = next((x.transform for x in inputs if x.transform is not None), None)
+    return Tracked(value, Origin.ACTIVATION if activation else Origin.CONSTANT, transform=transform)
 
 
 def joined(value: object, inputs: Sequence[Tracked]) -> Tracked:

@@ -44,9 +44,9 @@ def quantized(operand, x, axes):
 
 def contract(pair, x, w, dims, dtype, permutation, sums=PLAIN):
     a, b = LabelledTensor(x, dims.lhs), LabelledTensor(w, dims.rhs)
-    a, b, summed = in_tiles(sums.tiles, a, b, dims.out)
+    a, b = in_tiles(sums.tiles, dims.summed, a, b)
     a, b = (
-        LabelledTensor(quantized(operand, t.tensor, tuple(map(t.axis, summed))), t.labels)
+        LabelledTensor(quantized(operand, t.tensor, tuple(map(t.axis, dims.summed))), t.labels)
         for operand, t in zip(pair, (a, b), strict=True)
     )
     return product(a, b, tuple(dims.out[axis] for axis in permutation), dtype, sums)

@@ -6,16 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jqinject.program import Around, QuantizedProgram, change_class, intercept, quantized_class
+from jqinject.program import QuantizedProgram, change_class, intercept, quantized_class
 from jqinject.program.class_swap import derived_class, original_class
 
 
-class Doubled(Around):
+class Doubled:
     def __call__(self, layer, call, *args, **kwargs):
         return 2 * call(*args, **kwargs)
 
 
-class Shifted(Around):
+class Shifted:
     def __call__(self, layer, call, *args, **kwargs):
         return call(*args, **kwargs) + layer.bias[...]
 

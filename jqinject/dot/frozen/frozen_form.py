@@ -132,7 +132,21 @@ class FrozenForm:
         Raises:
             ValueError: more axes were taken away than lie in front.
         """
-        return self if payload_shape == _stored_shape(self) else _fitted(self, payload_shape)
+        stored, cut = self.stored, self.cut
+        if stored.packed_bits is None and payload_shape == tuple(stored.shape[axis] for axis in stored.order):
+            return self
+        added = len(payload_shape) - len(stored.shape)
+        taken = max(-added, 0)
+        _check_in_front(self, taken)
+        order = (*range(added), *(axis + added for axis in stored.order[taken:]))
+        sizes = dict(zip(order, payload_shape, strict=True))
+        if stored.packed_bits is not None:
+            sizes[order[-1]] = stored.shape[stored.order[-1]]
+        shape = tuple(sizes[axis] for axis in range(len(order)))
+        summed = tuple(axis + added for axis in stored.summed)
+        if cut is not None:
+            cut = replace(cut, axis=cut.axis + added, beside=tuple(axis + added for axis in cut.beside))
+        return replace(self, stored=StoredForm(shape, stored.dtype, summed), cut=cut)
 
     def axis_of_payload(self, axis: int) -> int | None:
         """Where an axis of the weight lies in the payload as stored; None if its numbers have to stay together."""
@@ -205,33 +219,6 @@ class FrozenForm:
         if form.groups is not None and form.cut is None:
             del names[form.groups.dim % len(form.shape) + 1]
         return jax.sharding.PartitionSpec(*names)
-
-
-def _stored_shape(form: FrozenForm) -> tuple[int, ...] | None:
-    """The payload's shape as stored; None if it is packed, so that one size is another."""
-    stored = form.stored
-    return None if stored.packed_bits else tuple(stored.shape[axis] for axis in stored.order)
-
-
-def _fitted(form: FrozenForm, payload_shape: tuple[int, ...]) -> FrozenForm:
-    stored = form.stored
-    added = len(payload_shape) - len(stored.shape)
-    taken = max(-added, 0)
-    _check_in_front(form, taken)
-    order = (*range(added), *(axis + added for axis in stored.order[taken:]))
-    sizes = dict(zip(order, payload_shape, strict=True))
-    if stored.packed_bits is not None:
-        sizes[order[-1]] = stored.shape[stored.order[-1]]
-    shape = tuple(sizes[axis] for axis in range(len(order)))
-    summed = tuple(axis + added for axis in stored.summed)
-    return replace(form, stored=StoredForm(shape, stored.dtype, summed), cut=_moved(form.cut, added))
-
-
-def _moved(cut: Cut | None, by: int) -> Cut | None:
-    """A cut whose axes lie further behind."""
-    if cut is None:
-        return None
-    return replace(cut, axis=cut.axis + by, beside=tuple(axis + by for axis in cut.beside))
 
 
 def _check_in_front(form: FrozenForm, taken: int) -> None:

@@ -15,7 +15,6 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import quant_tensor_of, scale_of, stores_last
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
 from jqinject.dot.kernels.integer import Affine
-from jqinject.dot.kernels.kernel_table import Bound
 from jqinject.dot.kernels.stored_rows import TABLES, StoredOperand, stored_product
 from jqinject.ops import processes, ste
 from jqinject.ops.groups import split_groups
@@ -92,10 +91,10 @@ def _table(form: FrozenForm) -> tuple[float, ...] | None:
 @ste.custom_jvp(0)
 def _dot(static: StoredDot, x: jax.Array, *arrays: jax.Array) -> jax.Array:
     meshes = (jax.typeof(array).sharding.mesh for array in (x, *arrays))
-    plain = Bound(_plain, (static,))
+    plain = processes.Bound(_plain, (static,))
     if static.out_sharding is not None or any(not mesh.empty and mesh.explicit_axes for mesh in meshes):
         return plain(x, *arrays)
-    return processes.on_one_device(Bound(_by_platform, (static, plain)), plain, x, *arrays)
+    return processes.on_one_device(processes.Bound(_by_platform, (static, plain)), plain, x, *arrays)
 
 
 @partial(_dot.defjvp, symbolic_zeros=True)
@@ -125,7 +124,7 @@ def _plain(static: StoredDot, x: jax.Array, *arrays: jax.Array) -> jax.Array:
     )
 
 
-def _by_platform(static: StoredDot, plain: Bound, x: jax.Array, *arrays: jax.Array) -> jax.Array:
+def _by_platform(static: StoredDot, plain: processes.Bound, x: jax.Array, *arrays: jax.Array) -> jax.Array:
     """By the means of the platform."""
 
     def on_cpu(x: jax.Array, *arrays: jax.Array) -> jax.Array:

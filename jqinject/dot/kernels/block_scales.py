@@ -8,7 +8,6 @@
 Which GPU a program will run on is not known while it is traced or lowered, so XLA decides when it compiles.
 """
 
-import math
 from typing import Literal
 
 import jax
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot.geometry.dimensions import Dimensions
+from jqinject.dot.kernels.stored_rows import merged
 from jqinject.quant_tensor import GroupwiseFloatQuantTensor, Levels, grouped_minifloats
 
 E8M0, E4M3, E2M1 = (np.dtype(x) for x in (jnp.float8_e8m0fnu, jnp.float8_e4m3fn, jnp.float4_e2m1fn))
@@ -67,10 +67,10 @@ def block_product(
     left, of_left, *factors = _blocks(lhs)
     right, of_right, *more = _blocks(rhs)
     y = jax.nn.scaled_matmul(
-        _matrices(left, of_lhs),
-        _matrices(right, of_rhs),
-        _matrices(of_left, of_lhs),
-        _matrices(of_right, of_rhs),
+        merged(left, *of_lhs),
+        merged(right, *of_rhs),
+        merged(of_left, *of_lhs),
+        merged(of_right, *of_rhs),
         preferred_element_type=jnp.float32,
     )
     for factor in (*factors, *more):
@@ -110,9 +110,3 @@ def _blocks(x: GroupwiseFloatQuantTensor) -> tuple[jax.Array, jax.Array, jax.Arr
     one_per_block = (*payload.shape[: axis + 1], 1, *payload.shape[axis + 2 :])
     scale = jnp.broadcast_to(scale, one_per_block).squeeze(axis + 1)
     return payload.reshape(x.shape), scale, factor
-
-
-def _matrices(x: jax.Array, axes: tuple[tuple[int, ...], ...]) -> jax.Array:
-    """An array as `(batch, rows, summed)`, given the axes of each."""
-    sizes = [math.prod(x.shape[axis] for axis in part) for part in axes]
-    return x.transpose([axis for part in axes for axis in part]).reshape(sizes)

@@ -285,7 +285,7 @@ class Convolution:
         conv, lhs, rhs = replace(self, dtype=accumulator), lhs.astype(jnp.int8), rhs.astype(jnp.int8)
         if kernel_table.XLA_CONVOLVES or are_sharded(lhs, rhs) or not self.is_product:
             return conv(lhs, rhs)
-        return processes.on_one_device(kernel_table.Bound(_as_product, (conv,)), conv, lhs, rhs)
+        return processes.on_one_device(processes.Bound(_as_product, (conv,)), conv, lhs, rhs)
 
     @property
     def _is_grouped(self) -> bool:

@@ -307,13 +307,13 @@ def _contract_groups(
         accumulator_dtype: as for `affine_dot_general`.
     """
     leaves, tree = jax.tree.flatten((lhs, rhs))
-    by_group = kernel_table.Bound(
+    by_group = processes.Bound(
         _group_by_group, (tree, dims.plain.along(pairs), len(pairs), accumulator_dtype)
     )
     if len(pairs) != 1 or accumulator_dtype is not None or are_sharded(lhs.payload, rhs.payload):
         return by_group(*leaves)
     return processes.on_one_device(
-        kernel_table.Bound(_by_platform, (tree, dims, pairs, by_group)), by_group, *leaves
+        processes.Bound(_by_platform, (tree, dims, pairs, by_group)), by_group, *leaves
     )
 
 
@@ -326,7 +326,7 @@ def _group_by_group(
 
 
 def _by_platform(
-    tree: Any, dims: Dimensions, pairs: tuple[int, ...], by_group: kernel_table.Bound, *leaves: jax.Array
+    tree: Any, dims: Dimensions, pairs: tuple[int, ...], by_group: processes.Bound, *leaves: jax.Array
 ) -> jax.Array:
     """The contraction by the means of the platform."""
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jqinject.dot.geometry.dimensions import Dimensions, OutSharding
-from jqinject.dot.kernels.stored_rows import TABLES, as_rows, packed_rows, rows_of
+from jqinject.dot.kernels.stored_rows import TABLES, merged, packed_rows, rows_of
 from jqinject.native import int8_matmul, stored_matmul, takes
 from jqinject.ops import processes, sharding
 
@@ -32,17 +32,6 @@ XLA_CONVOLVES = jax.__version_info__ >= (0, 12)
 BYTE = 8
 GPUS = ("cuda", "rocm")
 MATRICES = Dimensions.of(2, 2, (((1,), (1,)), ((), ())))
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A function of arrays with its static arguments, compared by value: for `on_one_device`."""
-
-    function: Callable[..., jax.Array]
-    static: tuple[object, ...]
-
-    def __call__(self, *arrays: jax.Array) -> jax.Array:
-        return self.function(*self.static, *arrays)
 
 
 @dataclass(frozen=True)
@@ -143,8 +132,8 @@ def _packed_on_cpu(
     signed = jnp.issubdtype(lhs.dtype, jnp.signedinteger) and jnp.iinfo(lhs.dtype).bits <= 8
     if rows is None or table is None or not signed:
         return None
-    right = packed_rows(packed, rhs.shape, rows, len(dims.rhs_free))
-    left = as_rows(lhs.astype(jnp.int8), rows.lhs, len(dims.lhs_free))
+    right = packed_rows(packed, rhs.shape, rows)
+    left = merged(lhs.astype(jnp.int8), *rows.lhs)
     if right is None or not takes(left, left, accumulator, len(left)):
         return None
     y = sharding.varying_with(stored_matmul.int4_matmul(left, right, table), left, right)
@@ -166,10 +155,5 @@ def _matrices(
     x: jax.Array, batch: tuple[int, ...], free: tuple[int, ...], summed: tuple[int, ...]
 ) -> jax.Array:
     """The operand as `(*batch, rows, k)`, laid out so in memory."""
-    order = (*batch, *free, *summed)
-    rows = math.prod(x.shape[axis] for axis in free)
-    depth = math.prod(x.shape[axis] for axis in summed)
-    matrices = x.transpose(order).reshape(*(x.shape[axis] for axis in batch), rows, depth)
-    if order == tuple(range(x.ndim)):
-        return matrices
-    return row_major(matrices)
+    matrices = merged(x, *((axis,) for axis in batch), free, summed)
+    return matrices if (*batch, *free, *summed) == tuple(range(x.ndim)) else row_major(matrices)

@@ -20,7 +20,9 @@ from jqinject.native.stored_matmul import (
     takes_stored,
 )
 from jqinject.ops.sharding import varying_with
+from jqinject.quant_tensor.shaping import full_rank
 
+Axes = tuple[tuple[int, ...], tuple[int, ...]]
 TABLES = {"int4": INT4, "uint4": UINT4}
 """What integers in 4 bits stand for, by dtype."""
 
@@ -29,14 +31,14 @@ class RowLayout(NamedTuple):
     """How a contraction is a product of rows with stored rows.
 
     Attributes:
-        lhs: the axes of the left operand: rows, then what is summed.
+        lhs: the axes of the left operand: rows, and what is summed.
         rhs: those of the right one, likewise.
         groups: the size of a group, 0 without; with groups, the last summed axis is the elements of one, and each index
             of the others a group.
     """
 
-    lhs: tuple[int, ...]
-    rhs: tuple[int, ...]
+    lhs: Axes
+    rhs: Axes
     groups: int
 
 
@@ -73,36 +75,38 @@ def rows_of(
         return None
     if grouped and pairs[-2:-1] != [grouped[0]]:
         return None
-    summed = [tuple(axes[pair] for pair in pairs) for axes in (dims.lhs_contract, dims.rhs_contract)]
-    size = rhs[summed[1][-1]] if grouped else 0
-    return RowLayout((*dims.lhs_free, *summed[0]), (*dims.rhs_free, *summed[1]), size)
+    left, right = (tuple(axes[pair] for pair in pairs) for axes in (dims.lhs_contract, dims.rhs_contract))
+    return RowLayout((dims.lhs_free, left), (dims.rhs_free, right), rhs[right[-1]] if grouped else 0)
 
 
-def as_rows(x: jax.Array, axes: tuple[int, ...], free: int) -> jax.Array:
-    """An array as a matrix: its first `free` of `axes` are the rows."""
-    moved = x.transpose(axes)
-    return moved.reshape(math.prod(moved.shape[:free]), -1)
+def merged(x: jax.Array, *parts: tuple[int, ...]) -> jax.Array:
+    """An array with one axis for each part of its axes: `(rows, summed)` of two parts.
+
+    Example:
+        >>> merged(jnp.zeros((2, 3, 4)), (1,), (0, 2)).shape
+        (3, 8)
+    """
+    sizes = [math.prod(x.shape[axis] for axis in part) for part in parts]
+    return x.transpose([axis for part in parts for axis in part]).reshape(sizes)
 
 
-def packed_rows(packed: jax.Array, shape: tuple[int, ...], rows: RowLayout, free: int) -> jax.Array | None:
+def packed_rows(packed: jax.Array, shape: tuple[int, ...], rows: RowLayout) -> jax.Array | None:
     """Numbers in 4 bits, as they were stored with the summed axes last, as rows; None if bytes hold several rows.
 
     Args:
         packed: the bytes.
         shape: of the numbers.
         rows: how they are contracted.
-        free: the number of axes that are not summed.
     """
-    order = [shape[axis] for axis in rows.rhs]
-    expected = (*order[:-1], -(-order[-1] // 2))
-    several = len(order) - free > 1
-    if packed.shape != expected or (several and order[-1] % 2):
+    free, summed = ([shape[axis] for axis in axes] for axes in rows.rhs)
+    expected = (*free, *summed[:-1], -(-summed[-1] // 2))
+    if packed.shape != expected or (len(summed) > 1 and summed[-1] % 2):
         return None
-    return packed.reshape(math.prod(order[:free]), -1)
+    return packed.reshape(math.prod(free), -1)
 
 
 def scales_of(
-    scale: jax.Array, zero: jax.Array | None, shape: tuple[int, ...], rows: RowLayout, free: int
+    scale: jax.Array, zero: jax.Array | None, shape: tuple[int, ...], rows: RowLayout
 ) -> tuple[Scales, bool]:
     """Scales and zero points as the kernels take them, and whether they lie column by column.
 
@@ -110,9 +114,9 @@ def scales_of(
         scale, zero: broadcast against the stored numbers.
         shape: of the stored numbers.
         rows: how they are contracted.
-        free: the number of axes that are not summed.
     """
-    columns, groups = rows.rhs[:free], rows.rhs[free:-1] if rows.groups else ()
+    columns, summed = rows.rhs
+    groups = summed[:-1] if rows.groups else ()
     by_column = bool(groups) and bool(columns) and groups[0] > columns[0]
     order = (*columns, *groups) if by_column else (*groups, *columns)
     sizes = [size if axis in order else 1 for axis, size in enumerate(shape)]
@@ -145,21 +149,20 @@ def stored_product(
         integers: signed bytes and scales that `x` is, which are contracted instead where a kernel takes them.
     """
     payload, packed, table, scale, zero = right
-    free = len(dims.lhs_free), len(dims.rhs_free)
     rows = rows_of(tuple(x.shape), payload.shape, dims, grouped)
     if rows is None:
         return None
     if packed is not None and table is not None:
-        numbers = packed_rows(packed, payload.shape, rows, free[1])
+        numbers = packed_rows(packed, payload.shape, rows)
     elif payload.dtype == jnp.int8:
-        numbers, table = as_rows(payload, rows.rhs, free[1]), None
+        numbers, table = merged(payload, *rows.rhs), None
     else:
         return None
     if numbers is None:
         return None
-    scales, by_column = scales_of(scale, zero, payload.shape, rows, free[1])
+    scales, by_column = scales_of(scale, zero, payload.shape, rows)
     static = StoredRows(table, rows.groups, by_column)
-    depth = math.prod(payload.shape[axis] for axis in rows.rhs[free[1] :])
+    depth = math.prod(payload.shape[axis] for axis in rows.rhs[1])
 
     def fits(left: jax.Array) -> bool:
         return takes_stored(
@@ -167,21 +170,19 @@ def stored_product(
         )
 
     if integers is not None and fits(integers[0]):
-        left = as_rows(integers[0].astype(jnp.int8), rows.lhs, free[0])
-        y = group_matmul(left, _scale_of_rows(*integers, rows, free[0]), numbers, scales, static)
+        left = merged(integers[0].astype(jnp.int8), *rows.lhs)
+        y = group_matmul(left, _scale_of_rows(*integers, rows), numbers, scales, static)
     elif fits(x):
-        y = float_matmul(as_rows(x, rows.lhs, free[0]), numbers, scales, static)
+        y = float_matmul(merged(x, *rows.lhs), numbers, scales, static)
     else:
         return None
     sizes = [x.shape[axis] for axis in dims.lhs_free] + [payload.shape[axis] for axis in dims.rhs_free]
     return varying_with(y, x, *jax.tree.leaves((payload, packed, scale, zero))).reshape(sizes)
 
 
-def _scale_of_rows(payload: jax.Array, scale: jax.Array, rows: RowLayout, free: int) -> jax.Array:
+def _scale_of_rows(payload: jax.Array, scale: jax.Array, rows: RowLayout) -> jax.Array:
     """Of the left operand: `(rows, 1)`, or `(rows, groups)`."""
-    shape, order = payload.shape, rows.lhs
-    scale = scale.reshape((1,) * (len(shape) - scale.ndim) + scale.shape)
-    groups = order[free:-1]
-    full = order[:-1] if any(scale.shape[axis] > 1 for axis in groups) else order[:free]
-    sizes = [shape[axis] if axis in full else size for axis, size in enumerate(scale.shape)]
-    return as_rows(jnp.broadcast_to(scale, sizes), order, free)
+    scale, (free, (*groups, _)) = full_rank(scale, payload.ndim), rows.lhs
+    full = (*free, *groups) if any(scale.shape[axis] > 1 for axis in groups) else free
+    sizes = [payload.shape[axis] if axis in full else size for axis, size in enumerate(scale.shape)]
+    return merged(jnp.broadcast_to(scale, sizes), *rows.lhs)

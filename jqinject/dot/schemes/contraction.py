@@ -11,7 +11,6 @@ from jqinject.core.component import InnerModule
 from jqinject.dot.geometry.dimensions import Labels
 from jqinject.dot.schemes import product_transforms, scheme_fits
 from jqinject.dot.schemes.quant_operand import (
-    MODES,
     PARAMETERS,
     OperandAxes,
     QuantOperand,
@@ -231,8 +230,7 @@ class Contraction(InnerModule):
         if self.stream is not None and not self.deterministic:
             rngs = nnx.Rngs()
             rngs.default = self.stream
-        modes = dict(zip(MODES, self.modes, strict=True))
-        return QuantOperand(name, binding, axes, rngs, self._where(name), modes)
+        return QuantOperand(name, binding, axes, rngs, self._where(name), self.modes)
 
     def _has_no_state(self, name: str, binding: Binding) -> Exception:
         what = f"{self._where(name)} = {binding.base.__name__} keeps state"

@@ -1,6 +1,7 @@
 """`dot_general`, `einsum` and `conv_general_dilated`: like JAX's, for QuantTensors and for arrays with a scheme."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 from jax.typing import DTypeLike
@@ -107,13 +108,8 @@ def einsum(
     """
     if config is not None:
         _check_beside_config(lhs, rhs, contraction)
-    keywords = {
-        "config": config,
-        "contraction": contraction,
-        "preferred_element_type": preferred_element_type,
-        "key": key,
-    }
-    return einsum_by(lambda a, b, numbers: dot_general(a, b, numbers, **keywords), equation, lhs, rhs)
+    how = partial(dot_general, preferred_element_type=preferred_element_type, contraction=contraction)
+    return einsum_by(partial(how, config=config, key=key), equation, lhs, rhs)
 
 
 def conv_general_dilated(

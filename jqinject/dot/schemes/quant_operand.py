@@ -1,6 +1,5 @@
 """One operand of a contraction: the axes that its quantizer sees, and the quantizer, assembled once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -83,7 +82,7 @@ class QuantOperand(InnerModule):
         axes: see above.
         rngs: for a quantizer that draws random numbers.
         where: the user's callable and the operand, for errors.
-        modes: as for `Contraction.set_view`.
+        modes: the arguments of `Contraction.set_view`.
 
     Raises:
         TypeError: the quantizer does not fit the operand.
@@ -99,7 +98,7 @@ class QuantOperand(InnerModule):
         axes: OperandAxes,
         rngs: nnx.Rngs | None,
         where: str,
-        modes: Mapping[str, bool],
+        modes: tuple[bool, bool],
     ) -> None:
         self.axes = axes
         if not binding.declares("proxy_class"):
@@ -119,7 +118,8 @@ class QuantOperand(InnerModule):
         streams, others = nnx.split_state(state, nnx.RngState, ...)
         self.draws = bool(jax.tree.leaves(streams))
         self.keeps_state = bool(jax.tree.leaves(others))
-        self.set_attributes(**modes, raise_if_not_found=False, graph=True)
+        modes_by_name = dict(zip(MODES, modes, strict=True))
+        self.set_attributes(**modes_by_name, raise_if_not_found=False, graph=True)
 
     def drawing_from(self, stream: nnx.RngStream) -> "QuantOperand":
         """A copy whose random streams begin at the next keys of another one.
@@ -169,7 +169,7 @@ def assembled(
         modes: in their order.
     """
     with jax.ensure_compile_time_eval():
-        return QuantOperand(name, binding, axes, None, where, dict(zip(MODES, modes, strict=True)))
+        return QuantOperand(name, binding, axes, None, where, modes)
 
 
 def sampled(scheme: SchemeSpec) -> dict[str, QuantOperand | None]:

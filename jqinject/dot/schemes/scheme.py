@@ -59,7 +59,7 @@ class OperandTable(Node):
             else:
                 # As the scheme resolves it: what it takes from the scheme's other names is known then.
                 value = getattr(self.value, node.name)
-                numbers, name = _numbers(value), _quantizer(value)
+                numbers, name = _numbers(value), _name_of(value)
             rows.append((node.name, PLACES[node.name], numbers, name, origin))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
@@ -80,11 +80,12 @@ def _delay_of(scheme: Any) -> tuple[str, ...]:
     """What a scheme says of its first calls."""
     if not scheme.quant_delay_steps:
         return ()
-    before = "in float" if scheme.before is None else f"by {_quantizer(scheme.before)}"
+    before = "in float" if scheme.before is None else f"by {_name_of(scheme.before)}"
     return (f"the first {scheme.quant_delay_steps} calls in training are made {before}",)
 
 
-def _quantizer(value: object) -> str:
+def _name_of(value: object) -> str:
+    """The name of an injector, or of one behind a binding; empty for anything else."""
     if isinstance(value, Binding):
         return value.base.__name__
     return value.__name__ if isinstance(value, type) else ""
@@ -94,7 +95,7 @@ def _numbers(value: Any) -> str:
     """The numbers of an operand as text; empty if only an assembled quantizer knows."""
     if value is None:
         return "float"
-    if not _quantizer(value):
+    if not _name_of(value):
         return "as in y = x w"
     injector: Any = value.injector if isinstance(value, Binding) else value
     names = ("q_dtype", "exponent_bit_width", "mantissa_bit_width", "bit_width", "group_size")
@@ -332,10 +333,6 @@ def checked_scheme(config: object) -> Any:
     raise TypeError(
         f"config must be a Scheme, such as config_v4() or Scheme.let(fprop_rhs=...), got {config!r:.80}"
     )
-
-
-def _name_of(scheme: SchemeLike) -> str:
-    return scheme.base.__name__ if isinstance(scheme, Binding) else scheme.__name__
 
 
 def _operand(quantizer: object, name: str, operand: str) -> SchemeOperand:

@@ -1,6 +1,5 @@
 """Contractions by a scheme: `dot_general`, convolutions and ragged contractions of six operands."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from jqinject.dot.geometry.dimensions import Labels, scale_in_output
-from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import (
     beside,
@@ -20,13 +18,7 @@ from jqinject.dot.schemes.product_transforms import (
 from jqinject.dot.schemes.scheme import Kept, payload_does_not_fit
 from jqinject.dot.schemes.scheme_fits import RefusedQuantizer, refused_backward
 from jqinject.dot.tensors.choice import describe, varies_along
-from jqinject.dot.tensors.labelled_tensor import (
-    LabelledTensor,
-    in_tiles,
-    in_tiles_of,
-    joined,
-    tiled_label,
-)
+from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined
 from jqinject.dot.tensors.product import Sums, chosen
 from jqinject.dot.tensors.six_operands import (
     BackwardProduct,
@@ -76,8 +68,8 @@ def _operands_of(
     """The forward pass's part of quantization: the arguments of `contract_operands`."""
     plan, labels = replace(plan, **contraction.scheme.sums), plan.axes
     x, w = LabelledTensor(lhs, labels.lhs), LabelledTensor(rhs, labels.rhs)
-    left, right, _ = in_tiles(plan.fprop.tiles, x, w, labels.out)
     of_left, of_right = plan.summed("fprop")
+    left, right = in_tiles(plan.fprop.tiles, of_left, x, w)
     if not is_quantized(lhs):
         _, left = contraction.quantized("fprop_lhs", left, of_left, in_rows=plan.in_rows)
     if not is_quantized(rhs):
@@ -123,8 +115,7 @@ def _backward(
     """
     scheme, (of_g, of_x) = contraction.scheme, plan.summed(product)
     tiles = (plan.dgrad if product == "dgrad" else plan.wgrad).tiles
-    in_pieces = _pieces(tiles, g, of_g)
-    gradient = partial(contraction.gradient, f"{product}_grad", in_pieces(g), of_g)
+    gradient = partial(contraction.gradient, f"{product}_grad", *in_tiles(tiles, of_g, g), of_g)
     # Of a stored operand the original is gone: the next best is what was made of it.
     only_quantized = is_quantized(x.tensor) and scheme[name] is None
     folds = scheme[f"{product}_use_fwd_quant"]
@@ -153,7 +144,8 @@ def _backward(
         folded = factors if folded is None else factors * folded
     array = isinstance(x.tensor, jax.Array)
     partner = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x
-    _, partner = contraction.quantized(name, in_pieces(partner), of_x, in_rows=plan.in_rows)
+    _, partner = in_tiles(tiles, of_x, g, partner)
+    _, partner = contraction.quantized(name, partner, of_x, in_rows=plan.in_rows)
     return BackwardProduct(*gradient(), partner, folded)
 
 
@@ -181,16 +173,6 @@ def _misfit(contraction: Contraction, name: str, x: LabelledTensor, summed: Labe
         f"before the features is a multiple of {size}; model.eval() where there is no backward pass; or a scheme "
         "without the transform (hadamard=None)"
     )
-
-
-def _pieces(
-    tiles: LocalAqt | None, x: LabelledTensor, summed: Labels
-) -> Callable[[LabelledTensor], LabelledTensor]:
-    """Cuts an operand into its product's tiles, along an axis found in either operand."""
-    if tiles is None or not summed:
-        return lambda operand: operand
-    label = tiled_label(tiles, x, summed)
-    return lambda operand: in_tiles_of(tiles, operand, label)
 
 
 def _payload_and_scale(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jqinject.dot.geometry.dimensions import Dimensions, Label, Labels, tile_of
+from jqinject.dot.geometry.dimensions import Label, Labels, tile_of
 from jqinject.dot.geometry.tiles import LocalAqt
 from jqinject.quant_tensor import as_array, on_integers, on_minifloats, shaping
 
@@ -131,33 +131,19 @@ def joined(x: LabelledTensor) -> LabelledTensor:
     return x
 
 
-def in_tiles(
-    tiles: LocalAqt | None, a: LabelledTensor, b: LabelledTensor, out: Labels
-) -> tuple[LabelledTensor, LabelledTensor, Labels]:
-    """Both operands with one summed axis in tiles, and the axes that quantizers see as summed."""
-    summed = Dimensions(a.labels, b.labels, out).summed
+def in_tiles(tiles: LocalAqt | None, summed: Labels, *operands: LabelledTensor) -> tuple[LabelledTensor, ...]:
+    """Operands with one summed axis in tiles, unless they already are.
+
+    Args:
+        tiles: how it is cut; None does not cut.
+        summed: the axes that their product sums over.
+        operands: one or both of the product; the first says how long the axes are.
+    """
     if tiles is None or not summed:
-        return a, b, summed
-    label = tiled_label(tiles, a, summed)
-    return in_tiles_of(tiles, a, label), in_tiles_of(tiles, b, label), summed
-
-
-def tiled_label(tiles: LocalAqt, x: LabelledTensor, summed: Labels) -> Label:
-    """Which summed axis is cut."""
-    ordered = sorted(summed)
-    return ordered[tiles.pair([_length(x, label) for label in ordered])]
-
-
-def in_tiles_of(tiles: LocalAqt, x: LabelledTensor, label: Label) -> LabelledTensor:
-    """An operand with an axis in tiles, unless it already is."""
-    if tile_of(label) in x.labels:
-        return x
-    size = tiles.contraction_axis_shard_size
-    if size is None:
-        length = _length(x, label)
-        size = length // tiles.count(length)
-    return cut(x, label, size)
-
-
-def _length(x: LabelledTensor, label: Label) -> int:
-    return x.tensor.shape[x.axis(label)]
+        return operands
+    ordered, first = sorted(summed), operands[0]
+    lengths = [first.tensor.shape[first.axis(label)] for label in ordered]
+    place = tiles.pair(lengths)
+    size = tiles.contraction_axis_shard_size or lengths[place] // tiles.count(lengths[place])
+    label = ordered[place]
+    return tuple(x if tile_of(label) in x.labels else cut(x, label, size) for x in operands)

@@ -364,8 +364,8 @@ def quantized_gradient(
         partner: the other operand.
     """
     quantizer, slot = by
-    sums, result = ((plan.dgrad, plan.axes.lhs), (plan.wgrad, plan.axes.rhs))[number]
-    g, partner, summed = in_tiles(sums.tiles, g, partner, result)
+    summed, _ = plan.summed("dgrad" if number == 0 else "wgrad")
+    g, partner = in_tiles((plan.dgrad, plan.wgrad)[number].tiles, summed, g, partner)
     if quantizer is None:
         return g, partner, None
     labels = g.labels

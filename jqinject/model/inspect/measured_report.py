@@ -232,5 +232,5 @@ SOLVED = "solved_weight"  # the attribute of a quantizer that has the weight whi
 def _of_solved(
     proxy: QuantProxyFromInjector, call: Callable[..., object], weight: object, *more: object
 ) -> object:
-    """The quantized weight that a solver chose, whatever weight the quantizer is called with; see `Around`."""
+    """The quantized weight that a solver chose, whatever weight the quantizer is called with; see `intercept`."""
     return call(vars(proxy)[SOLVED].get_value() if proxy.is_quant_enabled else weight, *more)

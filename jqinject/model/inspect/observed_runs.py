@@ -128,12 +128,12 @@ def _at_layer(
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """A call of a layer, observed: see `Around`.
+    """A call of a layer, observed: see `intercept`.
 
     Args:
         path: of the layer.
         observer: says what is done.
-        layer, call, args, kwargs: as for an `Around`.
+        layer, call, args, kwargs: as for an interceptor.
     """
     run, x = partial(call, *args, **kwargs), args[0] if args else next(iter(kwargs.values()))
     # An input that the layer does not quantize may be a float tensor that claims to be quantized.
@@ -175,7 +175,7 @@ def _quantizes(node: object) -> bool:
 def _at_quantizer(
     observer: Observer, proxy: QuantProxyFromInjector, call: Callable[..., Any], x: object, *more: object
 ) -> object:
-    """A call of a quantizer, observed: of the layer that is running, or of none; see `Around`."""
+    """A call of a quantizer, observed: of the layer that is running, or of none; see `intercept`."""
     quantized = call(x, *more)
     if observer.running is None:
         return observer.chosen(OTHERS, quantized, as_array(x))

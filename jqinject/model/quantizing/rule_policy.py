@@ -278,7 +278,7 @@ class Operand:
         self.weight_shape = site.shape
         self.weight_ndim = len(site.shape)
         self.output_channel_dim = tuple(site.overrides.get("channelwise_axes", ())) or self.weight_ndim - 1
-        self.input_axes = site.transformed or (-1,)
+        self.input_axes = site.transform_axes or (-1,)
 
 
 Methods = Mapping[Method, object]

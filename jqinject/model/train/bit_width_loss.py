@@ -26,7 +26,7 @@ from jqinject.core import QuantStat, _protocols
 from jqinject.model import frozen_weights, walk
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import CALL, Around, Call, Method, checked_method, intercept, quantized_stack
+from jqinject.program import CALL, Call, Method, checked_method, intercept, quantized_stack
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import on_integers, on_minifloats
 
@@ -184,14 +184,14 @@ class _Noted(QuantStat):
     """What the calls of a module cost: the sums of size times bits and of the sizes, float32, (2,)."""
 
 
-class _Noting(Around):
+class _Noting:
     """Adds what a module's calls cost to its `noted`: a Variable, which leaves traces as state does."""
 
     def __init__(self, cost: Cost, calls: list[None]) -> None:
         self._cost, self._calls = cost, calls
 
     def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """See `Around`."""
+        """See `intercept`."""
         y = call(*args, **kwargs)
         bits_and_size = self._cost(layer, y)
         if bits_and_size is not None:
