@@ -13,8 +13,7 @@ from flax import nnx
 
 from jqinject.core import ClippingRange, RangeScaling, RescalingIntQuant, scale_and_zero_point
 from jqinject.core.component import InnerModule, component
-from jqinject.odml.device_policy import OdmlPolicy, is_dynamic
-from jqinject.odml.qat import Model, OdmlProvider, OdmlQat
+from jqinject.odml.qat import Model, OdmlPolicy, OdmlQat, is_dynamic
 from jqinject.program import (
     HELD,
     Call,
@@ -31,7 +30,6 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete
 
 COMPOSITE_NAME = "quant.fake_quant"
-LEAST_OF_WEIGHTS = -127  # their range is narrow
 
 
 @component
@@ -45,7 +43,6 @@ class FakeQuantMarker(InnerModule):
         dimension: the axis along which the scale varies, if any.
         is_weight: whether the tensor is a weight.
         dynamic: quantizes the tensor if the range is found at run time.
-        least: the smallest integer.
         batch_axes: how many leading axes `jax.vmap` has added to the tensor.
     """
 
@@ -55,7 +52,6 @@ class FakeQuantMarker(InnerModule):
     dimension: int | None = None
     is_weight: bool = False
     dynamic: RescalingIntQuant | None = None
-    least: int = -128
     batch_axes: int = 0
 
     def attributes(self) -> dict[str, object]:
@@ -99,7 +95,8 @@ class FakeQuantMarker(InnerModule):
         shape = (1,) * self.batch_axes + self.shape
         scale = np.asarray(self.scale, np.float32).reshape(shape)
         zero = np.asarray(self.zero_point or 0, np.float32).reshape(shape if self.zero_point else ())
-        integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), self.least, 127)
+        least = -127 if self.is_weight else -128  # the range of weights is narrow
+        integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), least, 127)
         return ((integers - zero) * scale).astype(x.dtype)
 
 
@@ -124,7 +121,7 @@ class ConvertedPolicy(OdmlPolicy):
         return super().arithmetic(name, operands, evaluate)
 
 
-class OdmlConversion(OdmlProvider):
+class OdmlConversion(OdmlQat):
     """Converts a model that was trained or calibrated under `OdmlQat` for a device compiler.
 
     Every fake quantization becomes a `jax.lax.composite` named `quant.fake_quant`, with `scale` and `zero_point` known
@@ -257,5 +254,4 @@ def _static(site: Site, measured: ClippingRange, ndim: int) -> FakeQuantMarker:
         shape=shape,
         dimension=long[0] if long else None,
         is_weight=site.is_weight,
-        least=LEAST_OF_WEIGHTS if site.is_weight else -128,
     )
