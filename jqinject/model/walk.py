@@ -198,14 +198,14 @@ class ModelIndex:
         """The Variables and arrays, each once, with all its paths."""
         entries: dict[Any, VariableEntry] = {}
         for path, node, proxy in self._inside(lambda node: isinstance(node, QuantProxyFromInjector)):
-            inside = proxy is not None or TRACKED in path
-            if isinstance(node, PlainArray):
-                _note(entries.setdefault(node, VariableEntry(node)), path, inside)
-            elif isinstance(node, nnx.Variable):
-                inside = inside or isinstance(node, QUANTIZER_KINDS)
-                for below, part in state_parts(node):
-                    entry = entries.setdefault((id(node), below), VariableEntry(part))
-                    _note(entry, (*path, *below), inside)
+            inside = proxy is not None or TRACKED in path or isinstance(node, QUANTIZER_KINDS)
+            key = id(node) if isinstance(node, nnx.Variable) else node
+            parts = [((), node)] if isinstance(node, PlainArray) else []
+            for below, part in state_parts(node) if isinstance(node, nnx.Variable) else parts:
+                entry = entries.setdefault((key, below), VariableEntry(part))
+                is_best = entry.in_quantizer and not inside
+                entry.in_quantizer = entry.in_quantizer and inside
+                entry.paths.insert(0 if is_best else len(entry.paths), (*path, *below))
         return list(entries.values())
 
     @cached_property
@@ -235,14 +235,6 @@ class ModelIndex:
         return list(holders.values())
 
 
-def _note(entry: VariableEntry, path: Path, inside: bool) -> None:
-    if entry.in_quantizer and not inside:
-        entry.in_quantizer = False
-        entry.paths.insert(0, path)
-    else:
-        entry.paths.append(path)
-
-
 def check_module(model: object, caller: str) -> None:
     """Refuse what is not an NNX module.
 
@@ -259,7 +251,7 @@ def check_module(model: object, caller: str) -> None:
 
 def modules_of(model: nnx.Module) -> dict[str, nnx.Module]:
     """The modules, each once, by their first path as text; the model itself is ""."""
-    return {".".join(map(str, path)): node for path, node in nnx.iter_modules(model)}
+    return {".".join(map(str, path)): node for path, node in nnx.iter_modules(model, graph=True)}
 
 
 def modules_by_path(model: nnx.Module, kind: type[M]) -> dict[str, M]:
@@ -269,8 +261,9 @@ def modules_by_path(model: nnx.Module, kind: type[M]) -> dict[str, M]:
         model: an NNX module.
         kind: the class.
     """
-    modules = nnx.iter_modules(model, graph=True)
-    return {place_name(path): node for path, node in modules if isinstance(node, kind)}
+    return {
+        name or place_name(()): node for name, node in modules_of(model).items() if isinstance(node, kind)
+    }
 
 
 def place_name(path: tuple[object, ...]) -> str:

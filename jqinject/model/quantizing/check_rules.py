@@ -65,7 +65,7 @@ def refuse_idle(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) ->
         weights = dict.fromkeys(place_name(use.weight_path) for use in plan.outside.uses)
         names = [*(entry.path for entry in layers), *weights]
         shown = "\n".join(f"    {rules[at]}{nearest_pattern(rules[at], names)}" for at in plan.idle)
-        unreached = _unreached(index, model, [rules[at] for at in plan.idle], plan.calls, names)
+        unreached = _unreached(index, model, plan, names)
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n"
             f"  layers and weights here: {listed(tuple(names)) or 'none'}\n{unreached}"
@@ -73,25 +73,19 @@ def refuse_idle(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) ->
         )
 
 
-def _unreached(
-    index: ModelIndex,
-    model: nnx.Module,
-    rules: Sequence[Rule],
-    calls: Sequence[Call],
-    reached: Collection[str],
-) -> str:
-    """Why weights that rules match can be taken by none, a line each; empty if there are none.
+def _unreached(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan, reached: Collection[str]) -> str:
+    """Why weights that idle rules match can be taken by none, a line each; empty if there are none.
 
     Args:
         index: of the model.
         model: the float model.
-        rules: those that take nothing.
-        calls: that were traced.
+        plan: of it.
         reached: paths of layers, and of parameters that are contracted.
     """
-    sizes = asked_bytes(index, rules) if has_arguments(calls) else {}
+    idle = [plan.rules[at] for at in plan.idle]
+    sizes = asked_bytes(index, idle) if has_arguments(plan.calls) else {}
     names = [name for name in sizes if not {name, name.rpartition(".")[0]} & {*reached}]
-    reasons = {missed.parameter: missed.why for missed in coverage_of(model, calls).missed} if names else {}
+    reasons = {row.parameter: row.why for row in coverage_of(model, plan.calls).missed} if names else {}
     lines = [f"    {name}: {reasons.get(name, NOT_CONTRACTED)}\n" for name in names[:SHOWN]]
     more = f"    and {len(names) - SHOWN} more\n" if len(names) > SHOWN else ""
     return "  weights that they match, and that are not reached:\n" + "".join(lines) + more if names else ""

@@ -263,8 +263,7 @@ def quantizer_at(site: Site, rngs: nnx.Rngs | None) -> Any:
     )
     axes = site.overrides.get("channelwise_axes", ())
     facts = slots.LayerFacts(site.stack, offered={slot.name: {"channelwise_axes": axes}} if axes else {})
-    where = f"the quantizer of {site.name}"
-    return parameter_sites.proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name, where)
+    return parameter_sites.proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name)
 
 
 class Operand:

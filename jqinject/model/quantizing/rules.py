@@ -151,7 +151,7 @@ class Rule:
                 f"op={op!r}, input_quant={input_quant!r:.80}.\n"
                 "  cure: Rule(op='add', input_quant=Int8ActPerTensorMinMax, share=True)"
             )
-        self._set(
+        vars(self).update(
             path=path,
             op=None if names is None else tuple(names),
             quantizers=tuple(quantizers.items()),
@@ -161,10 +161,6 @@ class Rule:
             overrides=tuple(_checked_overrides(overrides, quantizers).items()),
             pattern=_compiled(path),
         )
-
-    def _set(self, **fields: object) -> None:
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
 
     def matches(self, *paths: str) -> bool:
         """Whether any of some paths, written with dots, matches as a whole."""
