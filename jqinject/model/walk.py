@@ -1,7 +1,8 @@
 """An index of a model: every Variable under every path, every proxy with its layers, and its static ranges."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -21,9 +22,8 @@ Path = tuple[str, ...]
 ARRAYS = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 M = TypeVar("M", bound=nnx.Module)
 QUANTIZER_KINDS = (QuantParam, QuantStat, GradStat, GradSlot)
-TRACKED = (
-    "tracked_parameters"  # the attribute in which a component holds weights of layers, even without a proxy
-)
+# The attribute in which a component holds weights of layers, even without a proxy.
+TRACKED = "tracked_parameters"
 
 
 class PlainArray:
@@ -166,10 +166,7 @@ class ModelIndex:
     @cached_property
     def is_abstract(self) -> bool:
         """Whether a Variable has a shape and no numbers."""
-        values = (node.get_raw_value() for _, node in self.places if isinstance(node, nnx.Variable))
-        return any(
-            isinstance(leaf, jax.ShapeDtypeStruct) for value in values for leaf in jax.tree.leaves(value)
-        )
+        return any_abstract(node for _, node in self.places)
 
     def outermost(self, accepted: Callable[[Any], bool]) -> list[tuple[Path, Any]]:
         """The accepted modules that are not inside another accepted one; shared ones under their first path.
@@ -269,6 +266,17 @@ def modules_by_path(model: nnx.Module, kind: type[M]) -> dict[str, M]:
 def place_name(path: tuple[object, ...]) -> str:
     """A path as text."""
     return ".".join(map(str, path)) or "the model itself"
+
+
+def any_abstract(nodes: Iterable[object]) -> bool:
+    """Whether any Variable among modules and Variables has a shape and no numbers."""
+    values = [node.get_raw_value() for node in nodes if isinstance(node, nnx.Variable)]
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(values))
+
+
+def bytes_of(tree: object) -> int:
+    """Bytes of an array, or of those of a pytree."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 SHOWN = 8

@@ -43,6 +43,7 @@ class FakeQuantMarker(InnerModule):
         dimension: the axis along which the scale varies, if any.
         is_weight: whether the tensor is a weight.
         dynamic: quantizes the tensor if the range is found at run time.
+        least: the smallest integer.
         batch_axes: how many leading axes `jax.vmap` has added to the tensor.
     """
 
@@ -52,6 +53,7 @@ class FakeQuantMarker(InnerModule):
     dimension: int | None = None
     is_weight: bool = False
     dynamic: RescalingIntQuant | None = None
+    least: int = -128
     batch_axes: int = 0
 
     def attributes(self) -> dict[str, object]:
@@ -95,8 +97,7 @@ class FakeQuantMarker(InnerModule):
         shape = (1,) * self.batch_axes + self.shape
         scale = np.asarray(self.scale, np.float32).reshape(shape)
         zero = np.asarray(self.zero_point or 0, np.float32).reshape(shape if self.zero_point else ())
-        least = -127 if self.is_weight else -128  # the range of weights is narrow
-        integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), least, 127)
+        integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), self.least, 127)
         return ((integers - zero) * scale).astype(x.dtype)
 
 
@@ -168,9 +169,8 @@ class OdmlConversion(OdmlQat):
         find_sites(evaluated, policy, calls, collector)
         change_class(evaluated, quantized_class(type(model), methods=[call.name for call in calls]))
         delattr(evaluated, HELD)
-        markers = nnx.clone(
-            nnx.Dict(collector.markers)
-        )  # modules of this trace, not of the one that made them
+        # Modules of this trace, not of the one that made them.
+        markers = nnx.clone(nnx.Dict(collector.markers))
         setattr(evaluated, HELD, OpQuantizers(policy, markers, same=quantizers.same))
         return evaluated
 
@@ -254,4 +254,5 @@ def _static(site: Site, measured: ClippingRange, ndim: int) -> FakeQuantMarker:
         shape=shape,
         dimension=long[0] if long else None,
         is_weight=site.is_weight,
+        least=-127 if site.is_weight else -128,  # the range of weights is narrow
     )

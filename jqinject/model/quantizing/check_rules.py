@@ -1,10 +1,8 @@
 """The checks of `quantize`: rules that do not fit a model are refused before anything is built."""
 
-import math
 import warnings
 from collections.abc import Collection, Sequence
 
-import numpy as np
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
@@ -17,7 +15,7 @@ from jqinject.model.quantizing.rule_policy import (
     needs_inputs,
 )
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, nearest_pattern, weight_rule
-from jqinject.model.walk import ModelIndex, listed, place_name
+from jqinject.model.walk import ModelIndex, bytes_of, listed, place_name
 from jqinject.program import HELD, Call, QuantizedProgram
 
 NOT_CONTRACTED = (
@@ -141,15 +139,12 @@ def asked_bytes(index: ModelIndex, rules: Sequence[Rule]) -> dict[str, int]:
         index: of the float model.
         rules: the first that matches a parameter's path, or its module's, counts.
     """
-    sizes: dict[str, int] = {}
-    for entry in index.variables:
-        if entry.in_quantizer or not isinstance(entry.variable, nnx.Param) or entry.variable.ndim < 2:
-            continue
-        value = entry.variable.get_value()
-        path = ".".join(entry.path)
-        if is_asked(path, rules):
-            sizes[path] = math.prod(value.shape) * np.dtype(value.dtype).itemsize
-    return sizes
+    matrices = (
+        (".".join(entry.path), entry.variable.get_value())
+        for entry in index.variables
+        if not entry.in_quantizer and isinstance(entry.variable, nnx.Param) and entry.variable.ndim > 1
+    )
+    return {path: bytes_of(value) for path, value in matrices if is_asked(path, rules)}
 
 
 def is_asked(path: str, rules: Sequence[Rule]) -> bool:
