@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import jax
@@ -116,13 +116,12 @@ def freeze(
     return model
 
 
-def freeze_ranges(modules: Iterable[object]) -> None:
+def freeze_ranges(modules: Sequence[object]) -> None:
     """Turn averaged ranges, their scales and zero points into constants.
 
     Args:
         modules: a model's modules. An average that no batch has entered stays as it is.
     """
-    modules = list(modules)
     for module in modules:
         if isinstance(module, Quantizer):
             module.freeze_range()

@@ -90,18 +90,14 @@ def _stand_in(layer: Any, kind: type) -> Any:
         vars(stand_in)["kernel"] = placed_contraction.unallocated(kernel.shape, kernel.dtype)
         vars(stand_in)["promote_dtype"] = partial(placed_contraction.promoted, layer.promote_dtype)
         vars(stand_in)["mask"] = None  # of a convolution: it is in the numbers
-        vars(stand_in)[name] = _with_kernel(op, kernel, 2 if name == "einsum_op" else 1)
+        place = 2 if name == "einsum_op" else 1
+
+        def contract(*args: Any, **kwargs: Any) -> jax.Array:
+            """Contract the frozen kernel in the place of the one that Flax gives."""
+            return op(*args[:place], kernel.operand(args[place].dtype), *args[place + 1 :], **kwargs)
+
+        vars(stand_in)[name] = contract
     return stand_in
-
-
-def _with_kernel(op: Callable[..., jax.Array], kernel: FrozenParam, place: int) -> Callable[..., jax.Array]:
-    """An op that contracts a frozen kernel in the place of the one that it is given."""
-
-    def contract(*args: jax.Array, **kwargs: object) -> jax.Array:
-        stored = kernel.operand(args[place].dtype)
-        return op(*args[:place], stored, *args[place + 1 :], **kwargs)
-
-    return contract
 
 
 def frozen_kernel(layer: Any) -> FrozenParam | None:

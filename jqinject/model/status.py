@@ -94,12 +94,10 @@ def quantization_status_manager(
 
 
 def _warn_of_frozen(model: nnx.Module) -> None:
-    frozen: dict[int, str] = {}
-    for path, node in ModelIndex(model).places:
-        if isinstance(node, FrozenParam):
-            frozen.setdefault(id(node), place_name(path))
+    places = reversed(ModelIndex(model).places)
+    frozen = {id(node): place_name(path) for path, node in places if isinstance(node, FrozenParam)}
     if frozen:
-        shown = listed(tuple(frozen.values()))
+        shown = listed(tuple(reversed(frozen.values())))
         warnings.warn(
             f"quantization_status_manager: disable_weight_quant has no effect on {shown}: frozen weights have no "
             "quantizer to switch off.\n  cure: the model before freeze(model); or unfreeze(model), if its masters were "

@@ -1,7 +1,8 @@
 """An index of a model: every Variable under every path, every proxy with its layers, and its static ranges."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -21,9 +22,8 @@ Path = tuple[str, ...]
 ARRAYS = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 M = TypeVar("M", bound=nnx.Module)
 QUANTIZER_KINDS = (QuantParam, QuantStat, GradStat, GradSlot)
-TRACKED = (
-    "tracked_parameters"  # the attribute in which a component holds weights of layers, even without a proxy
-)
+# The attribute in which a component holds weights of layers, even without a proxy.
+TRACKED = "tracked_parameters"
 
 
 class PlainArray:
@@ -166,10 +166,7 @@ class ModelIndex:
     @cached_property
     def is_abstract(self) -> bool:
         """Whether a Variable has a shape and no numbers."""
-        values = (node.get_raw_value() for _, node in self.places if isinstance(node, nnx.Variable))
-        return any(
-            isinstance(leaf, jax.ShapeDtypeStruct) for value in values for leaf in jax.tree.leaves(value)
-        )
+        return any_abstract(node for _, node in self.places)
 
     def outermost(self, accepted: Callable[[Any], bool]) -> list[tuple[Path, Any]]:
         """The accepted modules that are not inside another accepted one; shared ones under their first path.
@@ -198,14 +195,14 @@ class ModelIndex:
         """The Variables and arrays, each once, with all its paths."""
         entries: dict[Any, VariableEntry] = {}
         for path, node, proxy in self._inside(lambda node: isinstance(node, QuantProxyFromInjector)):
-            inside = proxy is not None or TRACKED in path
-            if isinstance(node, PlainArray):
-                _note(entries.setdefault(node, VariableEntry(node)), path, inside)
-            elif isinstance(node, nnx.Variable):
-                inside = inside or isinstance(node, QUANTIZER_KINDS)
-                for below, part in state_parts(node):
-                    entry = entries.setdefault((id(node), below), VariableEntry(part))
-                    _note(entry, (*path, *below), inside)
+            inside = proxy is not None or TRACKED in path or isinstance(node, QUANTIZER_KINDS)
+            key = id(node) if isinstance(node, nnx.Variable) else node
+            parts = [((), node)] if isinstance(node, PlainArray) else []
+            for below, part in state_parts(node) if isinstance(node, nnx.Variable) else parts:
+                entry = entries.setdefault((key, below), VariableEntry(part))
+                is_best = entry.in_quantizer and not inside
+                entry.in_quantizer = entry.in_quantizer and inside
+                entry.paths.insert(0 if is_best else len(entry.paths), (*path, *below))
         return list(entries.values())
 
     @cached_property
@@ -235,14 +232,6 @@ class ModelIndex:
         return list(holders.values())
 
 
-def _note(entry: VariableEntry, path: Path, inside: bool) -> None:
-    if entry.in_quantizer and not inside:
-        entry.in_quantizer = False
-        entry.paths.insert(0, path)
-    else:
-        entry.paths.append(path)
-
-
 def check_module(model: object, caller: str) -> None:
     """Refuse what is not an NNX module.
 
@@ -259,7 +248,7 @@ def check_module(model: object, caller: str) -> None:
 
 def modules_of(model: nnx.Module) -> dict[str, nnx.Module]:
     """The modules, each once, by their first path as text; the model itself is ""."""
-    return {".".join(map(str, path)): node for path, node in nnx.iter_modules(model)}
+    return {".".join(map(str, path)): node for path, node in nnx.iter_modules(model, graph=True)}
 
 
 def modules_by_path(model: nnx.Module, kind: type[M]) -> dict[str, M]:
@@ -269,13 +258,25 @@ def modules_by_path(model: nnx.Module, kind: type[M]) -> dict[str, M]:
         model: an NNX module.
         kind: the class.
     """
-    modules = nnx.iter_modules(model, graph=True)
-    return {place_name(path): node for path, node in modules if isinstance(node, kind)}
+    return {
+        name or place_name(()): node for name, node in modules_of(model).items() if isinstance(node, kind)
+    }
 
 
 def place_name(path: tuple[object, ...]) -> str:
     """A path as text."""
     return ".".join(map(str, path)) or "the model itself"
+
+
+def any_abstract(nodes: Iterable[object]) -> bool:
+    """Whether any Variable among modules and Variables has a shape and no numbers."""
+    values = [node.get_raw_value() for node in nodes if isinstance(node, nnx.Variable)]
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(values))
+
+
+def bytes_of(tree: object) -> int:
+    """Bytes of an array, or of those of a pytree."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 SHOWN = 8

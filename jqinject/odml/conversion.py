@@ -13,8 +13,7 @@ from flax import nnx
 
 from jqinject.core import ClippingRange, RangeScaling, RescalingIntQuant, scale_and_zero_point
 from jqinject.core.component import InnerModule, component
-from jqinject.odml.device_policy import OdmlPolicy, is_dynamic
-from jqinject.odml.qat import Model, OdmlProvider, OdmlQat
+from jqinject.odml.qat import Model, OdmlPolicy, OdmlQat, is_dynamic
 from jqinject.program import (
     HELD,
     Call,
@@ -31,7 +30,6 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete
 
 COMPOSITE_NAME = "quant.fake_quant"
-LEAST_OF_WEIGHTS = -127  # their range is narrow
 
 
 @component
@@ -124,7 +122,7 @@ class ConvertedPolicy(OdmlPolicy):
         return super().arithmetic(name, operands, evaluate)
 
 
-class OdmlConversion(OdmlProvider):
+class OdmlConversion(OdmlQat):
     """Converts a model that was trained or calibrated under `OdmlQat` for a device compiler.
 
     Every fake quantization becomes a `jax.lax.composite` named `quant.fake_quant`, with `scale` and `zero_point` known
@@ -171,9 +169,8 @@ class OdmlConversion(OdmlProvider):
         find_sites(evaluated, policy, calls, collector)
         change_class(evaluated, quantized_class(type(model), methods=[call.name for call in calls]))
         delattr(evaluated, HELD)
-        markers = nnx.clone(
-            nnx.Dict(collector.markers)
-        )  # modules of this trace, not of the one that made them
+        # Modules of this trace, not of the one that made them.
+        markers = nnx.clone(nnx.Dict(collector.markers))
         setattr(evaluated, HELD, OpQuantizers(policy, markers, same=quantizers.same))
         return evaluated
 
@@ -257,5 +254,5 @@ def _static(site: Site, measured: ClippingRange, ndim: int) -> FakeQuantMarker:
         shape=shape,
         dimension=long[0] if long else None,
         is_weight=site.is_weight,
-        least=LEAST_OF_WEIGHTS if site.is_weight else -128,
+        least=-127 if site.is_weight else -128,  # the range of weights is narrow
     )

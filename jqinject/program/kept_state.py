@@ -263,8 +263,8 @@ def mark_state(called: Path, is_leaf: Callable[[object], bool], always: bool) ->
         is_leaf: whether a module is not looked into.
         always: whether state is marked although it has not changed.
     """
-    paths = {id(variable): path for path, variable in nnx.to_flat_state(nnx.state(called, graph=True))}
-    for module, variables in _holders(called, is_leaf):
+    paths = {id(variable): path for path, variable in nnx.to_flat_state(nnx.state(called, STATE, graph=True))}
+    for module, variables in _holders(called, is_leaf) if paths else ():
         state = tuple(
             (inside, paths[id(variable)]) for inside, variable in variables if id(variable) in paths
         )

@@ -14,7 +14,7 @@ from jqinject.dot import FrozenParam
 from jqinject.inject import Binding
 from jqinject.model.frozen_weights import KernelInOp, WeightHolder, op_of_weight, quantized_op
 from jqinject.model.inspect.weight_flow import ARGUMENT, Flow
-from jqinject.model.walk import ARRAYS, ModelIndex, Path, PlainArray
+from jqinject.model.walk import ARRAYS, ModelIndex, Path, PlainArray, bytes_of
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import FloatGrid, Grid, IntGrid, cut, groups
 from jqinject.program import HELD, OpQuantizers, Site, dotted
@@ -104,8 +104,7 @@ class ModelWeights:
         node, op = self.all.get(name), quantized_op(self.layer_of(name))
         value = node.get_value() if isinstance(node, PlainArray) else None
         value = node.get_raw_value() if isinstance(node, nnx.Variable) else value
-        arrays = jax.tree.leaves((value, None if op is None else op.rhs_freezer))
-        return sum(x.size * x.dtype.itemsize for x in arrays)
+        return bytes_of((value, None if op is None else op.rhs_freezer))
 
     def flow_of(self, path: tuple[object, ...]) -> Flow:
         """The flow of an input of a call's program, by its path: the model's state begins with 0."""

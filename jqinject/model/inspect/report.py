@@ -293,8 +293,9 @@ def _rows(sites: SiteTable, measured: Mapping[str, LayerNumbers]) -> Iterator[Si
     for row in sites.rows:
         if row.path in layers or (row.parameter and row.operation) or row.path in measured:
             uses.setdefault(row.path, []).append(row)
-    running = sites.calls[0].running
-    compiled = running.compiled({path: path for path in layers} | {row.site: row.path for row in sites.rows})
+    compiled = sites.calls[0].compiled(
+        {path: path for path in layers} | {row.site: row.path for row in sites.rows}
+    )
     for path, own in uses.items():
         layer, contractions = layers.get(path), compiled.get(path, {})
         # A layer that the compiler could do without has none; parameters are not named in the compiled program.
@@ -344,7 +345,7 @@ def _why_float(
     if not grid.is_integer:
         return f"no backend contracts this weight ({row.weight}): it is dequantized first"
     if isinstance(layer, QuantWeightLayer) and op is None:
-        reason = sites.calls[0].running.reasons.get(path, NOT_KEPT)
+        reason = sites.calls[0].reasons.get(path, NOT_KEPT)
         return "contraction='float'" if layer.contraction == "float" else reason
     return "contracted dequantized, somewhere at least: the operands have no payloads in common there"
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import ArrayLike
 
 from jqinject import program
 from jqinject.dot import FrozenParam
-from jqinject.model.inspect import layer_numbers, running_program
+from jqinject.model.inspect import layer_numbers
 from jqinject.model.inspect.model_weights import FLOAT, ModelArray, ModelWeights, OperandGrid, note_of_shards
-from jqinject.model.inspect.weight_flow import Flow, TracedContraction, WeightFlow
+from jqinject.model.inspect.traced_call import BIG, TracedCall
+from jqinject.model.inspect.weight_flow import TracedContraction
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import Call, Policy, WeightUse
+from jqinject.program import Call, WeightUse
 
 LOW_BITS = "quantized, in low bits"
 LEGEND = {
@@ -34,7 +34,6 @@ MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quanti
 """The columns of a report with numbers."""
 RIGHT = frozenset({"bytes", "operations", "multiply-adds", *MEASURED})
 """The columns of numbers."""
-BIG = 1024
 CACHE = "cache"
 """The operation of a row for what a model writes into a cache."""
 UNKNOWN = "no inputs were given, so the program was not looked at"
@@ -116,46 +115,6 @@ class SiteRow:
     def size(self) -> int:
         """The number of elements of the weight; more than `BIG` if it is no array of the model."""
         return BIG + 1 if self.shape is None else math.prod(self.shape)
-
-
-class TracedCall:
-    """One call of a model: as it was written, with what quantizers reach in it, and as it runs.
-
-    Args:
-        model: in evaluation mode.
-        call: of it.
-        policy: of the quantizers between its operations.
-        weights: of the model.
-
-    Attributes:
-        flow: of the program as the model was written.
-        uses: where the interpreter reaches weights: (equation, path of the parameter) -> use.
-        products: equation -> contraction of activations.
-        caches: the names of the caches that are written in low bits.
-        running: the program as it runs.
-        kinds: weight -> kinds of its contractions in that program.
-    """
-
-    def __init__(self, model: nnx.Module, call: Call, policy: Policy, weights: ModelWeights) -> None:
-        traced = program.program_of_call(model, policy, call)
-        sites = program.sites_of_program(traced, policy, program.names_of(model, call))
-        weights.note_sites(sites.sites.values())
-        flows = [weights.flow_of(path) for path in traced.paths]
-        self.flow = WeightFlow(traced.body, flows, _constant)
-        self.uses = {(use.equation, program.dotted(use.weight_path)): use for use in sites.uses}
-        self.products = {product.equation: product for product in sites.products}
-        written = (name for name, site in sites.sites.items() if site.cache_ndim)
-        self.caches = [name for name in written if name in weights.between]
-        self.running = running_program.RunningProgram(model, call)
-        self.kinds = self.running.kinds(flows)
-
-
-def _constant(value: ArrayLike) -> Flow:
-    """The flow of a constant of a program: a large one is listed as a weight that the model does not have."""
-    if np.size(value) <= BIG or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-        return Flow()
-    name = f"a constant of the program, {jnp.result_type(value)}{list(np.shape(value))}"
-    return Flow(sources=frozenset({name}))
 
 
 class SiteTable:
@@ -261,20 +220,18 @@ class SiteTable:
 
     def _product(self, contraction: TracedContraction, call: TracedCall) -> SiteRow:
         """The row of a contraction of two activations."""
-        product = call.products.get(contraction.equation)
-        operation = contraction.operation if product is None else product.operation
-        name = contraction.path or operation if product is None else product.name
-        lhs, rhs = ("", "") if product is None else (product.lhs, product.rhs)
-        left, right = self.weights.grid_at(lhs, 0), self.weights.grid_at(rhs, 1)
-        notes = (self.weights.transform_of_input("", site) for site in (lhs, rhs) if site)
+        unreached = contraction.path or contraction.operation, contraction.operation, "", ""
+        product = call.products.get(contraction.equation, program.ActivationProduct(*unreached))
+        left, right = self.weights.grid_at(product.lhs, 0), self.weights.grid_at(product.rhs, 1)
+        notes = (self.weights.transform_of_input("", site) for site in (product.lhs, product.rhs) if site)
         return SiteRow(
-            name,
-            operation,
-            name,
-            layer=f"{operation} of activations",
+            product.name,
+            product.operation,
+            product.name,
+            layer=f"{product.operation} of activations",
             weight=right.text,
             input=left.text,
-            formats=formats_of(operation, left.text, right.text),
+            formats=formats_of(product.operation, left.text, right.text),
             note=joined(*notes),
             operations=contraction.operations,
             is_low_bit=left.is_low and right.is_low,
@@ -338,11 +295,9 @@ class SiteTable:
         return "" if holder.weight_quant.is_quant_enabled else "its quantizer is switched off"
 
     def _of_rules(self, name: str, path: str, operation: str) -> str:
-        kind = type(self.weights.layer_of(name)).__name__
+        names = type(self.weights.layer_of(name)).__name__, program.operation_of(operation).name
         for number, rule in enumerate(self._rules or ()):
-            by_class = rule.op is not None and kind in rule.op
-            takes = rule.op is None or by_class or program.operation_of(operation).name in rule.op
-            if takes and rule.matches(path, name, name.rpartition(".")[0]):
+            if rule.takes(*names) and rule.matches(path, name, name.rpartition(".")[0]):
                 if rule.keeps_float:
                     return f"rule {number} keeps it float: {rule}"
                 if rule.quantizer("weight_quant") is None and not rule.configures:

@@ -17,7 +17,7 @@ from jqinject.core import LostStateWarning
 from jqinject.dot import FrozenParam
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.model.inspect.observed_runs import ObservedRuns, Observer
-from jqinject.model.walk import ModelIndex
+from jqinject.model.walk import ModelIndex, bytes_of
 from jqinject.optim import LowBitMoment
 from jqinject.program import Call, OpQuantizers, dotted, mark_modules, name_in_scope, path_in, weight_in
 from jqinject.program.jaxpr import Body, Equation
@@ -95,11 +95,6 @@ def _readers(body: Body) -> dict[int, str]:
 
     returned = body.run(range(len(body.inputs)), read, lambda value: None)
     return dict.fromkeys((place for place in returned if place is not None), "") | sites
-
-
-def bytes_of(tree: object) -> int:
-    """Bytes of an array, or of those of a pytree."""
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 FLOAT32 = 4

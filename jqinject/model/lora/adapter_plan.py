@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.dot import FrozenParam
+from jqinject.dot.frozen.frozen_form import PER_AXIS
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing import parameter_sites, rule_policy
 from jqinject.model.quantizing.rules import Rule, matches_path
@@ -24,7 +25,6 @@ Ranks = Mapping[str, int]
 """Regular expression for the path of a parameter, or of the module that holds it -> rank."""
 Parameter = nnx.Variable[jax.Array]
 T = TypeVar("T")
-PER_AXIS = ("out_sharding", "sharding_names", "sharding")
 
 
 @dataclass(frozen=True)

@@ -234,13 +234,19 @@ def _check_followed(model: nnx.Module, plan: QuantizationPlan, planned: tuple[Pl
         ValueError: a contraction has none.
     """
     nodes = dict(walk.ModelIndex(model).places)
-    adapted, missing = _without_update(model, plan, planned)
+
+    def without_update() -> tuple[set[tuple[tracked_value.Path, str]], list[PlannedAdapter]]:
+        """What is adapted, and the plans of which a contraction is not."""
+        adapted = find_sites(model, plan.policy, plan.calls).adapted
+        return adapted, [e for e in planned if any((e.path, use.name) not in adapted for use in e.uses)]
+
+    adapted, missing = without_update()
+    for entry in missing:
+        variable = nodes[tuple(map(str, entry.path))]
+        if isinstance(variable, FrozenParam):
+            variable.set_metadata(**{READS_WHOLE: True})
     if missing:
-        for entry in missing:
-            variable = nodes[tuple(map(str, entry.path))]
-            if isinstance(variable, FrozenParam):
-                variable.set_metadata(**{READS_WHOLE: True})
-        adapted, missing = _without_update(model, plan, planned)
+        adapted, missing = without_update()
     if missing:
         shown = "\n".join(f"    {walk.place_name(entry.path)}: {entry.uses[0].name}" for entry in missing)
         raise ValueError(
@@ -250,11 +256,3 @@ def _check_followed(model: nnx.Module, plan: QuantizationPlan, planned: tuple[Pl
     for entry in planned:
         alone = tuple(name for name in entry.lookups if (entry.path, name) not in adapted)
         nodes[HELD, "adapters", walk.place_name(entry.path)].lookups = alone
-
-
-def _without_update(
-    model: nnx.Module, plan: QuantizationPlan, planned: tuple[PlannedAdapter, ...]
-) -> tuple[set[tuple[tracked_value.Path, str]], list[PlannedAdapter]]:
-    """What is adapted, and the plans of which a contraction is not."""
-    adapted = find_sites(model, plan.policy, plan.calls).adapted
-    return adapted, [e for e in planned if any((e.path, use.name) not in adapted for use in e.uses)]

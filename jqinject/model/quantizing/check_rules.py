@@ -1,10 +1,8 @@
 """The checks of `quantize`: rules that do not fit a model are refused before anything is built."""
 
-import math
 import warnings
 from collections.abc import Collection, Sequence
 
-import numpy as np
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
@@ -17,7 +15,7 @@ from jqinject.model.quantizing.rule_policy import (
     needs_inputs,
 )
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, nearest_pattern, weight_rule
-from jqinject.model.walk import ModelIndex, listed, place_name
+from jqinject.model.walk import ModelIndex, bytes_of, listed, place_name
 from jqinject.program import HELD, Call, QuantizedProgram
 
 NOT_CONTRACTED = (
@@ -65,7 +63,7 @@ def refuse_idle(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) ->
         weights = dict.fromkeys(place_name(use.weight_path) for use in plan.outside.uses)
         names = [*(entry.path for entry in layers), *weights]
         shown = "\n".join(f"    {rules[at]}{nearest_pattern(rules[at], names)}" for at in plan.idle)
-        unreached = _unreached(index, model, [rules[at] for at in plan.idle], plan.calls, names)
+        unreached = _unreached(index, model, plan, names)
         raise ValueError(
             f"rules that take nothing (the first rule that matches wins):\n{shown}\n"
             f"  layers and weights here: {listed(tuple(names)) or 'none'}\n{unreached}"
@@ -73,25 +71,19 @@ def refuse_idle(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan) ->
         )
 
 
-def _unreached(
-    index: ModelIndex,
-    model: nnx.Module,
-    rules: Sequence[Rule],
-    calls: Sequence[Call],
-    reached: Collection[str],
-) -> str:
-    """Why weights that rules match can be taken by none, a line each; empty if there are none.
+def _unreached(index: ModelIndex, model: nnx.Module, plan: QuantizationPlan, reached: Collection[str]) -> str:
+    """Why weights that idle rules match can be taken by none, a line each; empty if there are none.
 
     Args:
         index: of the model.
         model: the float model.
-        rules: those that take nothing.
-        calls: that were traced.
+        plan: of it.
         reached: paths of layers, and of parameters that are contracted.
     """
-    sizes = asked_bytes(index, rules) if has_arguments(calls) else {}
+    idle = [plan.rules[at] for at in plan.idle]
+    sizes = asked_bytes(index, idle) if has_arguments(plan.calls) else {}
     names = [name for name in sizes if not {name, name.rpartition(".")[0]} & {*reached}]
-    reasons = {missed.parameter: missed.why for missed in coverage_of(model, calls).missed} if names else {}
+    reasons = {row.parameter: row.why for row in coverage_of(model, plan.calls).missed} if names else {}
     lines = [f"    {name}: {reasons.get(name, NOT_CONTRACTED)}\n" for name in names[:SHOWN]]
     more = f"    and {len(names) - SHOWN} more\n" if len(names) > SHOWN else ""
     return "  weights that they match, and that are not reached:\n" + "".join(lines) + more if names else ""
@@ -147,15 +139,12 @@ def asked_bytes(index: ModelIndex, rules: Sequence[Rule]) -> dict[str, int]:
         index: of the float model.
         rules: the first that matches a parameter's path, or its module's, counts.
     """
-    sizes: dict[str, int] = {}
-    for entry in index.variables:
-        if entry.in_quantizer or not isinstance(entry.variable, nnx.Param) or entry.variable.ndim < 2:
-            continue
-        value = entry.variable.get_value()
-        path = ".".join(entry.path)
-        if is_asked(path, rules):
-            sizes[path] = math.prod(value.shape) * np.dtype(value.dtype).itemsize
-    return sizes
+    matrices = (
+        (".".join(entry.path), entry.variable.get_value())
+        for entry in index.variables
+        if not entry.in_quantizer and isinstance(entry.variable, nnx.Param) and entry.variable.ndim > 1
+    )
+    return {path: bytes_of(value) for path, value in matrices if is_asked(path, rules)}
 
 
 def is_asked(path: str, rules: Sequence[Rule]) -> bool:

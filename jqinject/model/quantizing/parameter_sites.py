@@ -152,8 +152,9 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
         site.weight_quant = quantizer
         quantizer.add_tracked_module(site)
         return site
-    facts = LayerFacts(site.weight_shape[: parameter.stacked])
-    proxy = proxy_of(site, OF_PARAMETER, quantizer, rngs, facts, name, f"the weight quantizer of {name}")
+    proxy = proxy_of(
+        site, OF_PARAMETER, quantizer, rngs, LayerFacts(site.weight_shape[: parameter.stacked]), name
+    )
     site.weight_quant, base = proxy, proxy.binding.base.__name__
     if proxy.requires_quant_input:
         raise TypeError(
@@ -166,13 +167,7 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
 
 
 def proxy_of(
-    holder: object,
-    slot: Slot,
-    quantizer: object,
-    rngs: nnx.Rngs | None,
-    facts: LayerFacts,
-    name: str,
-    where: str,
+    holder: object, slot: Slot, quantizer: object, rngs: nnx.Rngs | None, facts: LayerFacts, name: str
 ) -> Any:
     """Return the proxy for a tensor of a program, each of whose overrides must count.
 
@@ -183,7 +178,6 @@ def proxy_of(
         rngs: for quantizers that draw random numbers.
         facts: as of a layer.
         name: of the tensor.
-        where: what the quantizer is of.
 
     Raises:
         TypeError: it is not an injector, or is one for tensors of another role; an override that has no effect.
@@ -193,6 +187,7 @@ def proxy_of(
         raise TypeError(
             f"{name} takes an injector (a class that derives from ExtendedInjector), got {quantizer!r:.80}"
         )
+    where = f"the {'weight ' if slot.of_parameter else ''}quantizer of {name}"
     return make_proxy(holder, slot, declared.base, declared.overrides, rngs, facts, where)
 
 

@@ -145,7 +145,7 @@ class RulePolicy(Policy):
         """The index of the first rule for an operation, or None."""
         places = (path, dotted(weight_path), dotted(weight_path[:-1])) if weight_path else (path,)
         for index, rule in enumerate(self.rules):
-            takes = bool(weight_path) and rule.takes_weights if rule.op is None else operation.name in rule.op
+            takes = rule.takes(operation.name) and bool(weight_path or rule.op)
             own = (name,) if rule.op is not None and name else ()
             if takes and rule.matches(*places, *own):
                 if self.taken is not None:
@@ -256,15 +256,11 @@ def quantizer_at(site: Site, rngs: nnx.Rngs | None) -> Any:
         return layer_schemes.build_op(
             kind, site.quantizer, contracted, site.stack, rngs, bool(site.is_weight)
         )
-    slot = (
-        slots.GRAD
-        if site.name.endswith("_grad")
-        else replace(slots.ACT, also=("weight", parameter_sites.OPERAND) if site.is_weight else ())
-    )
+    also = ("weight", parameter_sites.OPERAND) if site.is_weight else ()
+    slot = slots.GRAD if site.name.endswith("_grad") else replace(slots.ACT, also=also)
     axes = site.overrides.get("channelwise_axes", ())
     facts = slots.LayerFacts(site.stack, offered={slot.name: {"channelwise_axes": axes}} if axes else {})
-    where = f"the quantizer of {site.name}"
-    return parameter_sites.proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name, where)
+    return parameter_sites.proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name)
 
 
 class Operand:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 from flax import nnx
@@ -112,7 +112,6 @@ class Rule:
     scheme: SchemeLike | None
     share: bool
     overrides: tuple[tuple[str, object], ...]
-    pattern: re.Pattern[str] = field(compare=False, repr=False)
 
     def __init__(
         self,
@@ -151,7 +150,7 @@ class Rule:
                 f"op={op!r}, input_quant={input_quant!r:.80}.\n"
                 "  cure: Rule(op='add', input_quant=Int8ActPerTensorMinMax, share=True)"
             )
-        self._set(
+        vars(self).update(
             path=path,
             op=None if names is None else tuple(names),
             quantizers=tuple(quantizers.items()),
@@ -159,16 +158,12 @@ class Rule:
             scheme=scheme,
             share=share,
             overrides=tuple(_checked_overrides(overrides, quantizers).items()),
-            pattern=_compiled(path),
         )
-
-    def _set(self, **fields: object) -> None:
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        _check_pattern(path)
 
     def matches(self, *paths: str) -> bool:
         """Whether any of some paths, written with dots, matches as a whole."""
-        return any(matches_path(self.pattern, path) for path in paths)
+        return any(matches_path(self.path, path) for path in paths)
 
     def quantizer(self, slot: str) -> Any:
         """The injector of a slot, or None."""
@@ -185,10 +180,15 @@ class Rule:
         """Whether matching layers stay float."""
         return not self.quantizers and not self.configures
 
-    @property
-    def takes_weights(self) -> bool:
-        """Whether it is for weights: it names no operation, and is not for caches alone."""
-        return self.op is None and (self.configures or [s for s, _ in self.quantizers] != ["cache_quant"])
+    def takes(self, *names: str) -> bool:
+        """Whether it is for weights, and not for caches alone; one with `op`, whether it is for one of these names.
+
+        Args:
+            names: of what contracts the weight: the operation, the class of the layer.
+        """
+        if self.op is None:
+            return self.configures or [s for s, _ in self.quantizers] != ["cache_quant"]
+        return not {*self.op}.isdisjoint(names)
 
     @property
     def configures(self) -> bool:
@@ -235,18 +235,18 @@ def checked_rules(rules: object) -> tuple[Rule, ...]:
     return checked
 
 
-def matches_path(pattern: str | re.Pattern[str], path: str) -> bool:
+def matches_path(pattern: str, path: str) -> bool:
     """Whether a regular expression matches a whole path, written with dots or with slashes."""
     return bool(re.fullmatch(pattern, path) or re.fullmatch(pattern, path.replace(".", "/")))
 
 
-def _compiled(path: object) -> re.Pattern[str]:
+def _check_pattern(path: object) -> None:
     if not isinstance(path, str):
         raise TypeError(
             f"Rule: path is a regular expression in a string, got {type(path).__name__} {path!r:.80}"
         )
     try:
-        return re.compile(path)
+        re.compile(path)
     except re.error as error:
         raise ValueError(
             f"Rule: {path!r} is not a regular expression: {error}.\n  cure: '.*' is anything, r'\\.' a dot"
@@ -308,17 +308,14 @@ def plan_layers(index: walk.ModelIndex, rules: tuple[Rule, ...]) -> dict[walk.Pa
 
 def weight_rule(rules: Iterable[Rule], *paths: str) -> Rule | None:
     """Return the first rule for weights that matches any of some paths; None without one."""
-    return next((rule for rule in rules if rule.takes_weights and rule.matches(*paths)), None)
+    return next((rule for rule in rules if rule.takes() and rule.matches(*paths)), None)
 
 
 def takes_layer(rule: Rule, module: object, path: str) -> bool:
-    """Whether a rule is for a layer: by the layer's path, or by that of its weight."""
-    if rule.op is not None:
-        return type(module).__name__ in rule.op and rule.matches(path)
-    if not rule.takes_weights:
-        return False
-    weights = (f"{path}.{name}".lstrip(".") for name in ("kernel", "embedding") if name in vars(module))
-    return rule.matches(path, *weights)
+    """Whether a rule is for a layer: by the layer's path or, without `op`, by that of its weight."""
+    names = (name for name in ("kernel", "embedding") if name in vars(module) and rule.op is None)
+    weights = (f"{path}.{name}".lstrip(".") for name in names)
+    return rule.takes(type(module).__name__) and rule.matches(path, *weights)
 
 
 def nearest_pattern(rule: Rule, paths: Iterable[str]) -> str:

@@ -101,10 +101,8 @@ def unwrapped(entries: Mapping[Path, object], paths: Collection[Path]) -> dict[P
 
     def unwrap(path: Path) -> Path:
         places = [at for at in (len(path) - 1, len(path) - 2) if at >= 0 and path[at] == "value"]
-        shorter = (path[:at] + path[at + 1 :] for at in places)
-        return (
-            path if path in paths else next((candidate for candidate in shorter if candidate in paths), path)
-        )
+        candidates = [path, *(path[:at] + path[at + 1 :] for at in places)]
+        return next((candidate for candidate in candidates if candidate in paths), path)
 
     return {unwrap(path): value for path, value in entries.items()}
 

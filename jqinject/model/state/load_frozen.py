@@ -16,8 +16,7 @@ from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
 from jqinject.model import freezing, frozen_weights, walk
 from jqinject.model.state.checkpoint_entries import problem_of
-from jqinject.model.state.loading import proxies_beside, reassemble_held
-from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.model.state.loading import children_of, proxies_beside, reassemble_held
 from jqinject.nn.freeze_layer import frozen_param, numbers_from_host
 from jqinject.proxy import stack_of
 
@@ -110,8 +109,8 @@ def load_frozen(
         dtype('int8')
     """
     model = nnx.eval_shape(make)
-    _fill_quantizers(model, make)
     loading, freed = _Loading(model), FreedMemory()
+    loading.fill_quantizers(make)
     for name, array in arrays:
         path, size = _path_of(name), getattr(array, "nbytes", 0)
         loading.check(path, array)
@@ -140,6 +139,23 @@ class _Loading:
         self.frozen: set[int] = set()  # proxies
         self.from_weights = _made_from_weights(self.index)
 
+    def fill_quantizers(self, make: Callable[[], object]) -> None:
+        """Give quantizers that depend on no weight, and random streams, the numbers that they begin with."""
+        entries = [
+            entry
+            for entry in self.index.variables
+            if (entry.in_quantizer and id(entry) not in self.from_weights)
+            or isinstance(entry.variable, nnx.RngState)
+        ]
+
+        @jax.jit
+        def numbers() -> list[object]:
+            by_path = walk.ModelIndex(make()).by_path
+            return [by_path[entry.path].variable.get_value() for entry in entries]
+
+        for entry, value in zip(entries, numbers(), strict=True):
+            entry.variable.set_value(value)
+
     def check(self, path: walk.Path, array: object) -> None:
         """Raise unless what was read fits the model, which then expects it no more."""
         entry, name = self.by_path.get(path), walk.place_name(path)
@@ -154,8 +170,8 @@ class _Loading:
         elif array.shape != target.shape:
             problem = f"the numbers have the shape {array.shape}, expected {target.shape}"
         else:
-            quantized = self._layers_of(path)
-            problem = None if quantized else "the numbers are in low bits, but no weight quantizer takes them"
+            why = "the numbers are in low bits, but no weight quantizer takes them"
+            problem = None if self._layers_of(path) else why
         if problem:
             raise ValueError(f"load_frozen: {name}: {problem}")
         if id(entry) in self.from_weights:
@@ -176,9 +192,19 @@ class _Loading:
         for layer in self._layers_of(path):
             self._put(layer, low.frozen(layer))
 
-    def placed(self, path: walk.Path, array: object) -> jax.Array:
-        """An array that was read, as the Variable holds it."""
-        return _placed(array, self.by_path[path].variable, is_read_once=bool(self._layers_of(path)))
+    def placed(self, path: walk.Path, array: Any) -> jax.Array:
+        """An array with a Variable's dtype, where the Variable says; JAX's own stay where they are."""
+        variable = self.by_path[path].variable
+        dtype = variable.get_value().dtype
+        if isinstance(array, jax.Array):
+            return array.astype(dtype)
+        names = variable.get_metadata().get("out_sharding") if isinstance(variable, nnx.Variable) else None
+        mesh = jax.sharding.get_mesh()
+        if names and not mesh.empty:
+            spec = jax.sharding.PartitionSpec(*names)
+            return jax.device_put(np.asarray(array, dtype), jax.sharding.NamedSharding(mesh, spec))
+        # Memory of NumPy's need not be copied where nothing keeps it.
+        return jnp.asarray(array, dtype) if self._layers_of(path) else jnp.array(array, dtype)
 
     def take_from_host(self, path: walk.Path, array: object) -> bool:
         """Freeze a large array slice by slice, never the whole on a device; False if it cannot be."""
@@ -196,7 +222,8 @@ class _Loading:
         self.by_path[path].variable.set_value(array)
         del array
         for holders in self.proxies[path]:
-            if id(holders.proxy) not in self.frozen and all(map(_has_numbers, holders.layers)):
+            awaited = (walk.any_abstract(children_of(layer)) for layer in holders.layers)
+            if id(holders.proxy) not in self.frozen and not any(awaited):
                 self._freeze(holders)
 
     def _freeze(self, holders: walk.Holders) -> None:
@@ -240,17 +267,6 @@ def _quantized_by(holders: walk.Holders) -> list[frozen_weights.WeightHolder]:
     ]
 
 
-def _has_numbers(layer: nnx.Module) -> bool:
-    """Whether a layer's own Variables have numbers."""
-    own = [layer.weight] if isinstance(layer, ParameterSite) else vars(layer).values()
-    return not any(
-        isinstance(leaf, jax.ShapeDtypeStruct)
-        for variable in own
-        if isinstance(variable, nnx.Variable)
-        for leaf in jax.tree.leaves(variable.get_raw_value())
-    )
-
-
 def _made_from_weights(index: walk.ModelIndex) -> set[int]:
     """The ids of the Variables of quantizers that are made from weights."""
     proxies = {
@@ -261,44 +277,6 @@ def _made_from_weights(index: walk.ModelIndex) -> set[int]:
         for entry in index.variables
         if any(path[:end] in proxies for path in entry.paths for end in range(len(path)))
     }
-
-
-def _placed(array: Any, variable: Any, is_read_once: bool) -> jax.Array:
-    """An array with a Variable's dtype, where the Variable says; JAX's own stay where they are.
-
-    Args:
-        array: the array.
-        variable: the Variable; its sharding names axes of the mesh in use.
-        is_read_once: whether memory of NumPy's need not be copied, as nothing keeps it.
-    """
-    dtype = variable.get_value().dtype
-    if isinstance(array, jax.Array):
-        return array.astype(dtype)
-    names = variable.get_metadata().get("out_sharding") if isinstance(variable, nnx.Variable) else None
-    mesh = jax.sharding.get_mesh()
-    if names and not mesh.empty:
-        spec = jax.sharding.PartitionSpec(*names)
-        return jax.device_put(np.asarray(array, dtype), jax.sharding.NamedSharding(mesh, spec))
-    return jnp.asarray(array, dtype) if is_read_once else jnp.array(array, dtype)
-
-
-def _fill_quantizers(model: object, make: Callable[[], object]) -> None:
-    """Give quantizers that depend on no weight, and random streams, the numbers that they begin with."""
-    index = walk.ModelIndex(model)
-    from_weights = _made_from_weights(index)
-    entries = [
-        entry
-        for entry in index.variables
-        if (entry.in_quantizer and id(entry) not in from_weights) or isinstance(entry.variable, nnx.RngState)
-    ]
-
-    @jax.jit
-    def numbers() -> list[object]:
-        by_path = walk.ModelIndex(make()).by_path
-        return [by_path[entry.path].variable.get_value() for entry in entries]
-
-    for entry, value in zip(entries, numbers(), strict=True):
-        entry.variable.set_value(value)
 
 
 def _path_of(path: Any) -> walk.Path:

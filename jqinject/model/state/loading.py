@@ -72,20 +72,17 @@ class LoadReport(ReassemblyReport):
 
     def _lines(self) -> list[str]:
         lines = [f"loaded {_count(self.loaded, 'variable')}"]
-        if self.missing:
-            lines.append(f"not in the state: {', '.join(self.missing)}")
         if self.base:
-            lines.append(
-                f"the state holds adapters alone: kept {_count(self.base, 'variable')} of their base"
-            )
-        if self.cast:
-            lines.append("cast: " + ", ".join(f"{path} ({how})" for path, how in self.cast.items()))
-        if self.not_finite:
-            lines.append(f"nan or inf in: {', '.join(self.not_finite)}")
-        if self.below_zero:
-            lines.append(f"scales below 0, read by their magnitude: {', '.join(self.below_zero)}")
-        if self.transformed:
-            lines.append(f"weights are stored for transforms of inputs here: {', '.join(self.transformed)}")
+            base = _count(self.base, "variable")
+            lines.append(f"the state holds adapters alone: kept {base} of their base")
+        paths = {
+            "not in the state": self.missing,
+            "cast": [f"{path} ({how})" for path, how in self.cast.items()],
+            "nan or inf in": self.not_finite,
+            "scales below 0, read by their magnitude": self.below_zero,
+            "weights are stored for transforms of inputs here": self.transformed,
+        }
+        lines += [f"{what}: {', '.join(names)}" for what, names in paths.items() if names]
         lines += super()._lines()
         if self.kept:
             lines.append(
@@ -290,11 +287,9 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
     now = after.by_path
     for path, value in chosen.items():
         if by_path[path].in_quantizer:
-            why = (
-                entries_of.problem_of(value, now[path].variable.get_value())
-                if path in now
-                else "does not exist any more"
-            )
+            why: str | None = "does not exist any more"
+            if path in now:
+                why = entries_of.problem_of(value, now[path].variable.get_value())
             if why:
                 raise ValueError(
                     f"load_state: after re-assembly from the loaded weights {place_name(path)} {why}; nothing was "
@@ -330,11 +325,11 @@ def proxies_beside(index: ModelIndex, changed: list[object]) -> list[Holders]:
     return [
         holders
         for holders in index.proxies
-        if any(id(child) in written for layer in holders.layers for child in _own(layer))
+        if any(id(child) in written for layer in holders.layers for child in children_of(layer))
     ]
 
 
-def _own(layer: object) -> Iterable[object]:
+def children_of(layer: object) -> Iterable[object]:
     """What a layer holds, and the weight of one that holds only its quantizer."""
     return (layer.weight, *vars(layer).values()) if isinstance(layer, ParameterSite) else vars(layer).values()
 

@@ -184,23 +184,6 @@ class _Noted(QuantStat):
     """What the calls of a module cost: the sums of size times bits and of the sizes, float32, (2,)."""
 
 
-class _Noting:
-    """Adds what a module's calls cost to its `noted`: a Variable, which leaves traces as state does."""
-
-    def __init__(self, cost: Cost, calls: list[None]) -> None:
-        self._cost, self._calls = cost, calls
-
-    def __call__(self, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """See `intercept`."""
-        y = call(*args, **kwargs)
-        bits_and_size = self._cost(layer, y)
-        if bits_and_size is not None:
-            self._calls.append(None)
-            bits, size = jnp.asarray(bits_and_size[0], jnp.float32), jnp.float32(bits_and_size[1])
-            layer.noted.set_value(layer.noted.get_value() + jnp.stack([size * bits, size]))
-        return y
-
-
 def _stack(node: nnx.Module) -> tuple[int, ...]:
     """The leading axes of a stack of modules, over which a loop runs."""
     if isinstance(node, QuantWeightLayer):
@@ -221,10 +204,21 @@ def _watch(
     call = Call(args, kwargs, checked_method(model, method, "bit width loss"))
     copy = nnx.clone(model, graph=True)
     calls: list[None] = []
+
+    def noting(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Add what a call costs to the module's `noted`: a Variable, which leaves traces as state does."""
+        y = call(*args, **kwargs)
+        bits_and_size = cost(layer, y)
+        if bits_and_size is not None:
+            calls.append(None)
+            bits, size = jnp.asarray(bits_and_size[0], jnp.float32), jnp.float32(bits_and_size[1])
+            layer.noted.set_value(layer.noted.get_value() + jnp.stack([size * bits, size]))
+        return y
+
     nodes: list[Any] = [node for _, node in nnx.iter_modules(copy, graph=True) if counts(node)]
     for node in nodes:
         node.noted = _Noted(jnp.zeros((*_stack(node), 2), jnp.float32))
-        intercept(node, _Noting(cost, calls))
+        intercept(node, noting)
     call(copy)
     if not calls:
         return []

@@ -91,11 +91,8 @@ def end_step(*models: object, gradients: object = None) -> Any:
         if len(models) != 1:
             raise ValueError(f"end_step: gradients belong to one model, got {len(models)}")
         deliver(models, [gradients])
-        rest = (
-            nnx.state(gradients, nnx.Param)
-            if not isinstance(gradients, nnx.State)
-            else without_slots(gradients)
-        )
+        is_state = isinstance(gradients, nnx.State)
+        rest = without_slots(gradients) if is_state else nnx.state(gradients, nnx.Param)
     close_steps(scalings)
     return rest
 
