@@ -156,7 +156,7 @@ class _Reader:
         """Return the codes as they are stored, and the shape of the matrix."""
         layout, bits = self.layout, self.bits
         dtypes = ("int32", "uint8") if layout.packed else ("int8", "float8_e4m3fn")
-        codes = self._take(layout.end, (None, None), dtypes[layout.grid is not None])
+        codes = self._take(layout.end, (None, None), dtype=dtypes[layout.grid is not None])
         rows, length = codes.shape
         if not layout.packed:
             return codes, (rows, length)
@@ -164,10 +164,10 @@ class _Reader:
             if length * 8 % bits:
                 raise CheckpointError(f"{self.module}.weight_packed: {length} bytes are no whole numbers")
             return codes, (rows, length * 8 // bits)
-        rows, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
+        rows, columns = map(int, self._take("weight_shape", (2,), dtype=("int64", "int32")).read())
         dense, padded = words_of(columns, bits)
         why = f"weight_shape says {rows}x{columns}, of {bits} bits"
-        self._take(layout.end, why=why, shapes=[(rows, dense), (rows, padded)])
+        self._take(layout.end, (rows, dense), (rows, padded), why=why)
         self.is_padded = length == padded != dense  # where both are as many, it is as the later releases pack
         return codes, (rows, columns)
 
@@ -195,7 +195,7 @@ class _Reader:
             return {"zero_point": self._blocks(end, shape, block, None, why)}
         # Packed down the columns, as the weight's are along the rows.
         words = words_of(shape[0], self.bits)[self.is_padded], math.ceil(shape[1] / block[1])
-        zero = self._take(end, words, None, f"{shape[0]} rows, packed; {why}")
+        zero = self._take(end, words, why=f"{shape[0]} rows, packed; {why}")
         return {"zero_point": zero.map(lambda x: self._unpacked(x.T, shape[0]).T)}
 
     def _groups(self, columns: int, size: int) -> dict[str, Tensor]:
@@ -203,7 +203,7 @@ class _Reader:
         name = f"{self.module}.weight_g_idx"
         if name not in self.tensors:
             return {}
-        order = self._take("weight_g_idx", (columns,), ("int32", "int64"))
+        order = self._take("weight_g_idx", (columns,), dtype=("int32", "int64"))
         if np.all(order.read() == -1):  # the package's mark of columns in order
             return {}
         return {"group_of_column": checked_groups(order, name, math.ceil(columns / size))}

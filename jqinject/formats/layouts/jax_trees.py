@@ -192,11 +192,6 @@ def matrix_of_arrays(
             return in_rows(x).astype(grid.storage)
         return in_rows(x) if grid.bit_width == 8 else in_rows(x).view(np.uint8)
 
-    def stored_zero(x: np.ndarray) -> np.ndarray:
-        if "int" not in x.dtype.name:
-            return in_rows(x).astype(np.float32)
-        return in_rows(x).astype(grid.storage) if x.dtype.itemsize == 1 else in_rows(x)
-
     is_float32 = "factor" not in arrays and scale.dtype.name == "float8_e4m3fn"
     scale_dtype = np.dtype(np.float32) if is_float32 else scale.dtype
     in_bytes = replace(codes, dtype=np.dtype(np.uint8), shape=(math.prod(shape) * grid.bit_width // 8,))
@@ -204,7 +199,9 @@ def matrix_of_arrays(
         "codes": in_bytes.map(stored),
         "scale": scale.map(lambda x: in_rows(x).astype(scale_dtype), scale_dtype),
     }
-    by_row |= {} if zero is None else {"zero_point": zero.map(stored_zero)}
+    if zero is not None:
+        zero_dtype = np.int32 if "int" in zero.dtype.name else np.float32
+        by_row["zero_point"] = zero.map(lambda x: in_rows(x).astype(zero_dtype))
     return StoredMatrix(
         name,
         (rows, columns),

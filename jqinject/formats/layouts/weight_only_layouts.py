@@ -66,7 +66,7 @@ def _input_major(
 ) -> StoredMatrix:
     """Return a matrix whose rows of words, scales and zero points are inputs: of GPTQ, or of AWQ without `less`."""
     size = config.integer("group_size", lowest=-1, default=-1)
-    words = tensors.take(f"{module}.qweight", (None, None), WORDS)
+    words = tensors.take(f"{module}.qweight", (None, None), dtype=WORDS)
     order = f"{module}.g_idx"
     column = None
     if less is None:
@@ -74,7 +74,7 @@ def _input_major(
         codes, zero_points = _awq_codes, _awq_codes
     else:
         outputs = words.shape[1]
-        column = tensors.take(order, (None,), ("int32", "int64")) if order in tensors else None
+        column = tensors.take(order, (None,), dtype=("int32", "int64")) if order in tensors else None
         inputs = words.shape[0] * 32 // bits if column is None else column.shape[0]
         length = math.ceil(inputs * bits / 32)
         tensors.take(f"{module}.qweight", (length, outputs), why=f"words of {inputs} inputs of {bits} bits")
@@ -85,8 +85,8 @@ def _input_major(
     zeros = groups, math.ceil(outputs * bits / 32)
     arrays = {
         "codes": words.map(codes),
-        "scale": tensors.take(f"{module}.scales", (groups, outputs), FLOATS, why).map(np.transpose),
-        "zero_point": tensors.take(f"{module}.qzeros", zeros, "int32", why).map(zero_points),
+        "scale": tensors.take(f"{module}.scales", (groups, outputs), dtype=FLOATS, why=why).map(np.transpose),
+        "zero_point": tensors.take(f"{module}.qzeros", zeros, dtype="int32", why=why).map(zero_points),
     }
     group = inputs if size == -1 else size
     if column is not None:
@@ -160,7 +160,7 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
     tensors.take(f"{module}.W_q", (packed_rows or 0, view[1] * integer // packed.dtype.itemsize), why=why)
     arrays = {"codes": packed.map(lambda x: _codes(x, bits, view))}
     for part, end in (("scale", "scale"), ("zero_point", "zero")):
-        arrays[part] = tensors.take(f"{module}.{end}", groups, FLOATS, why)
+        arrays[part] = tensors.take(f"{module}.{end}", groups, dtype=FLOATS, why=why)
     for name in SETTINGS:
         if f"{module}.{name}" in tensors:
             tensors.take(f"{module}.{name}")
@@ -219,7 +219,7 @@ def read_bitsandbytes(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
 
 
 def _integers(tensors: Tensors, module: str) -> StoredMatrix:
-    weight = tensors.take(f"{module}.weight", (None, None), "int8")
+    weight = tensors.take(f"{module}.weight", (None, None), dtype="int8")
     if f"{module}.weight_format" in tensors:
         layout = tensors.take(f"{module}.weight_format", dtype="uint8").read()
         if layout.any():
@@ -235,7 +235,8 @@ def _integers(tensors: Tensors, module: str) -> StoredMatrix:
 
 def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
     where = f"the quant_state of {name}"
-    state = Settings(parsed(tensors.text(name + STATE + kind, "its shape and its blocks"), where), where)
+    text = tensors.take(name + STATE + kind, (None,), dtype="uint8", why="its shape and its blocks")
+    state = Settings(parsed(text.read().tobytes(), where), where)
     state.choice("quant_type", (kind,))
     shape, block = state.sizes("shape", None, lowest=0), state.integer("blocksize")
     raw, count = tensors.take(name), math.prod(shape)
@@ -243,7 +244,7 @@ def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
         raise CheckpointError(
             f"{name} has {raw.nbytes} bytes; the shape {shape} in 4 bits needs {-(-count // 2)}{CONTRADICTION}"
         )
-    table = tensors.take(f"{name}.quant_map", (16,), "float32")
+    table = tensors.take(f"{name}.quant_map", (16,), dtype="float32")
     absmax = tensors.take_blocks(f"{name}.absmax", (count, 1), (block, 1), ("float32", "uint8"))
     if absmax.dtype == np.uint8:
         absmax = _nested(tensors, f"{name}.absmax", absmax, state)
@@ -264,8 +265,8 @@ def _nested(tensors: Tensors, name: str, absmax: Tensor, state: Settings) -> Ten
     """Return statistics that are quantized themselves as floats."""
     size, offset, blocks = state.integer("nested_blocksize"), state.number("nested_offset"), absmax.shape[0]
     module, why = name.removesuffix("absmax"), f"{name} is uint8 and has {blocks} numbers"
-    table = tensors.take(f"{module}nested_quant_map", (256,), "float32", why)
-    nested = tensors.take(f"{module}nested_absmax", (-(-blocks // size),), "float32", why)
+    table = tensors.take(f"{module}nested_quant_map", (256,), dtype="float32", why=why)
+    nested = tensors.take(f"{module}nested_absmax", (-(-blocks // size),), dtype="float32", why=why)
 
     def decoded(codes: np.ndarray) -> np.ndarray:
         scales = np.repeat(nested.read(), size)[:blocks]
