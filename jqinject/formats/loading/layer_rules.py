@@ -192,15 +192,13 @@ def _layers(model: nnx.Module) -> set[str]:
 
 def input_of(matrices: Sequence[StoredMatrix]) -> InputFormat | None:
     """Return how the input of a parameter is quantized: by the widest range of its matrices."""
-    formats = [matrix.input_format for matrix in matrices]
-    stated = [inputs for inputs in formats if inputs is not None]
-    static = [(float(inputs.scale.max()), inputs) for inputs in stated if inputs.scale is not None]
-    if static:
-        return max(static, key=lambda pair: pair[0])[1]
-    in_two_levels = [
-        (float(inputs.global_scale.min()), inputs) for inputs in stated if inputs.global_scale is not None
-    ]
-    return min(in_two_levels, key=lambda pair: pair[0])[1] if in_two_levels else formats[0]
+
+    def width(inputs: InputFormat | None) -> float:
+        if inputs is None or inputs.scale is None:  # of two levels: the range is divided by the global scale
+            return -np.inf if inputs is None or inputs.global_scale is None else -inputs.global_scale.min()
+        return inputs.scale.max()
+
+    return max((matrix.input_format for matrix in matrices), key=width)
 
 
 def set_ranges_of_stacks(model: nnx.Module, low_bits: list[Assignment]) -> None:

@@ -242,10 +242,10 @@ def _deeper(model: str, places: Mapping[str, str], parameters: Parameters) -> st
     return ""
 
 
-def by_likeness(name: str, parameters: Parameters, checkpoint: Checkpoint) -> list[Match]:
-    """Return the parameter that has the same path, except for the names of the root and the leaf."""
+def likely_rules(name: str, parameters: Parameters, checkpoint: Checkpoint) -> list[Name]:
+    """Return a rule for the parameter that has the same path, except for the names of the root and the leaf."""
     if checkpoint.is_tree and name in parameters:
-        return [Match(name, name, (), 0, Name(name, name))]
+        return [Name(name, name)]
     names = (parameter_names.published_name(name), name) if checkpoint.method == "gguf" else (name,)
     called = {path: likely for likely in names for path in _paths_like(likely)}
     paths = sorted(called.keys() & parameters.keys())
@@ -253,7 +253,7 @@ def by_likeness(name: str, parameters: Parameters, checkpoint: Checkpoint) -> li
         raise CheckpointError(
             f"{name} may be for {' or '.join(paths)}.\n  cure: names={{{name!r}: {paths[0]!r}}}"
         )
-    return [Match(name, path, (), 0, Name(called[path], path)) for path in paths]
+    return [Name(called[path], path) for path in paths]
 
 
 def _paths_like(name: str) -> set[str]:
@@ -367,9 +367,8 @@ def plan_of(
         if ignored or any(re.fullmatch(pattern, name) for pattern in LEFT):
             left.append(name)
             continue
-        fitting = (
-            by_likeness(name, parameters, checkpoint) if rules is None else by_rules(name, rules, parameters)
-        )
+        of_name = likely_rules(name, parameters, checkpoint) if rules is None else rules
+        fitting = by_rules(name, of_name, parameters)
         if not fitting:
             unknown.append(name)
         for match in fitting:
