@@ -123,18 +123,16 @@ def _parts(node: Node) -> Mapping[str, Node] | None:
 
 
 def _listed(x: Node) -> list[Array]:
-    if isinstance(x, Mapping):
-        return [_unwrapped(x[key]) for key in sorted(x, key=str)]
-    return [_unwrapped(part) for part in x] if isinstance(x, list | tuple) else [x]
+    """Return the arrays of a list, a mapping, or a single one; an empty list of None."""
+    return [_unwrapped(leaf) for leaf in jax.tree.leaves(x, is_leaf=lambda x: isinstance(x, nnx.Variable))]
 
 
 def _matrix(name: str, leaf: Mapping[str, Node]) -> StoredMatrix:
     parts = {key: _unwrapped(value) for key, value in leaf.items()}
-    bias = parts.get("bias")
-    if bias is not None and _listed(bias):
+    if _listed(parts.get("bias")):
         raise CheckpointError(f"{name} has a bias, which is not read: AQT's symmetric numbers have none")
     codes, zero, qtype = parts["qvalue"], parts.get("zero_point"), parts.get("qtype")
-    scales = [] if parts["scale"] is None else _listed(parts["scale"])
+    scales = _listed(parts["scale"])
     if codes is None or not scales:
         raise CheckpointError(f"{name} has no {'qvalue' if codes is None else 'scale'}")
     scale = scales[0]

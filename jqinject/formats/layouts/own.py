@@ -115,14 +115,6 @@ def _input_format(settings: Settings | None) -> InputFormat | None:
     return replace(inputs, unsigned=settings.flag("unsigned", False), **arrays)
 
 
-def input_settings(inputs: InputFormat) -> Values:
-    """Return what `config.json` says of an input's format; what is absent or false by default is left out."""
-    values = {name: value for name, value in vars(inputs).items() if value is not None}
-    if not inputs.unsigned:
-        del values["unsigned"]
-    return {name: value.tolist() if name in ARRAYS else value for name, value in values.items()}
-
-
 def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
     """Return the tensors of a weight, and its settings.
 
@@ -153,8 +145,12 @@ def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
         "shape": list(codes.shape),
         "group": matrix.group if matrix.group < codes.size else None,
     }
-    if inputs is not None:
-        settings["input"] = input_settings(inputs)
+    if inputs is not None:  # what is absent, or false by default, is left out
+        stated = {
+            name: value for name, value in vars(inputs).items() if value is not None and name != "unsigned"
+        }
+        stated |= {"unsigned": True} if inputs.unsigned else {}
+        settings["input"] = {name: x.tolist() if name in ARRAYS else x for name, x in stated.items()}
     return {f"{saved.name}.{end}": array for end, array in tensors.items() if array is not None}, settings
 
 

@@ -199,16 +199,13 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     for part in ("scale", "zero_point"):
         if part in stated or f"{start}{part}" in tensors:
             arrays[part] = tensors.take_blocks(f"{start}{part}", codes.shape, (height, width), None)
-    grid = E4M3 if kind == FLOAT8 else IntGrid(_bits(data, name) if kind == UNPACKED else 8)
+    bits = 8
+    if kind == UNPACKED:
+        target = _below(data, "target_dtype").choice("_data", [f"int{bits}" for bits in range(1, 9)])
+        bits = int(target.removeprefix("int"))
+    grid = E4M3 if kind == FLOAT8 else IntGrid(bits)
     inputs = _input_format(tensors, start, data)
     return StoredMatrix(name, codes.shape, grid, f"torchao {kind}", (height, width), arrays, inputs)
-
-
-def _bits(data: Settings, name: str) -> int:
-    target = (data.values.get("target_dtype") or {}).get("_data", "")
-    if target not in {f"int{bits}" for bits in range(1, 9)}:
-        raise CheckpointError(f"{name} has the target_dtype {target!r}, expected int1 to int8")
-    return int(target.removeprefix("int"))
 
 
 def _input_format(tensors: Tensors, start: str, data: Settings) -> InputFormat | None:

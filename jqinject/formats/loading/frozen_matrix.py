@@ -21,7 +21,6 @@ from jqinject.quant_tensor import Groups, QuantTensor, in_groups
 
 Numbers: TypeAlias = dict[str, jax.Array]
 Axes: TypeAlias = tuple[int, ...]
-ARRAYS = ("codes", "scale", "zero_point", "factor")
 
 
 def low_bits_of(
@@ -37,38 +36,27 @@ def low_bits_of(
     """
     matrix = _gathered(assignment, (stored.rows() for stored in assignment.matrices))
     assert isinstance(matrix, Matrix), "of low bits"
-    lead, single = assignment.depth[:stack], assignment
     if len(assignment.depth) < stack:
-        lead, matrix, single = _unstacked(matrix, assignment, stack)
-    frozen = [
-        frozen_of(matrix.map(lambda x, at=at: x[at], *ARRAYS), single, summed, sums)
-        for at in np.ndindex(*lead)
-    ]
-    first, form = frozen[0]
-    if not lead:
-        return first, form
-    numbers = {
-        name: jnp.stack([numbers[name] for numbers, _ in frozen]).reshape(*lead, *array.shape)
-        for name, array in first.items()
-    }
-    return numbers, form
+        matrix = _with_scales_of_layers(matrix, assignment, stack)
+    ndim = len(assignment.shape) - stack
+
+    def from_the_end(axes: Axes) -> Axes:
+        return tuple(axis % ndim - ndim for axis in axes)
+
+    sums = None if sums is None else from_the_end(sums)
+    numbers, form = frozen_of(matrix, assignment, from_the_end(summed), sums)
+    return numbers, form.fitted(numbers["value"].shape[stack:])
 
 
-def _unstacked(
-    matrix: Matrix, assignment: loading_plan.Assignment, stack: int
-) -> tuple[tuple[int, ...], Matrix, loading_plan.Assignment]:
-    """Return the matrices of a stack that is stored as one, whose rows are those of one layer after the other; its
-    sizes, and what each of them becomes."""
+def _with_scales_of_layers(matrix: Matrix, assignment: loading_plan.Assignment, stack: int) -> Matrix:
+    """Return a stack that is stored as one matrix, whose rows are those of one layer after the other, with scales and
+    a factor of its own for each layer."""
     axes, names = assignment.axes, assignment.axes.outputs[:stack]
     if assignment.depth or len(names) < stack or axes.target[:stack] != tuple((name,) for name in names):
         raise CheckpointError(
             f"{assignment.path} is a stack of layers, but one matrix is for it.\n  cure: names that stack matrices"
         )
-    lead = tuple(assignment.sizes[name] for name in names)
-    layers = matrix.by_row().map(lambda x: x.reshape(*lead, -1, x.shape[-1]), "codes", "scale", "zero_point")
-    layers = layers.map(lambda x: np.broadcast_to(x, lead), "factor")
-    single = layout_axes.AxesOfLayout(axes.outputs[stack:], axes.inputs, axes.target[stack:])
-    return lead, layers, replace(assignment, axes=single)
+    return matrix.by_row().map(lambda x: np.broadcast_to(x, assignment.shape[:stack]), "factor")
 
 
 def _gathered(
@@ -133,8 +121,6 @@ def frozen_of(
     in_turn = None
     if matrix.in_turn:
         in_turn = axes.target.index(axes.outputs) - len(axes.target)
-        if weight.zero_point is not None:
-            numbers["zero_point"] = jnp.asarray(weight.zero_point, jnp.float32)
         numbers.pop("sums", None)
     if matrix.factor is not None:
         numbers["scale_factor"] = jnp.asarray(matrix.factor, jnp.float32)

@@ -335,17 +335,17 @@ def unused_scales(left: Sequence[str]) -> str:
 
 
 def plan_of(
+    model: nnx.Module,
     checkpoint: Checkpoint,
-    parameters: Parameters,
     names: parameter_names.Names | None,
-    ignore: tuple[str, ...],
-    proxies: Collection[str] = (),
+    ignore: Iterable[str],
+    proxies: Collection[str],
 ) -> LoadPlan:
     """Return what goes where.
 
     Args:
+        model: that gets numbers, those of adapters aside.
         checkpoint: the checkpoint.
-        parameters: of the model, by their paths.
         names: rules; None for those that the names of both suggest.
         ignore: patterns of tensors that nothing needs.
         proxies: paths of the quantizers of keys and values that the model has.
@@ -354,6 +354,11 @@ def plan_of(
         CheckpointError: two tensors are for one parameter; shapes do not fit.
         ValueError: a rule names a parameter that does not exist.
     """
+    parameters = {
+        path: jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+        for path, variable, _ in stored_variables(ModelIndex(model))
+        if not isinstance(variable, nnx.LoRAParam)
+    }
     rules, patterns = None if names is None else parameter_names.checked_names(names), _patterns(ignore)
     matches: dict[str, dict[tuple[object, ...], Match]] = {}
     caches: dict[str, list[str]] = {}
@@ -386,7 +391,8 @@ def plan_of(
     return LoadPlan(assignments, tuple(left), missing, tuple(unknown), scales, idle)
 
 
-def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
+def _patterns(ignore: Iterable[str]) -> list[re.Pattern[str]]:
+    ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     try:
         return [re.compile(pattern) for pattern in ignore]
     except (re.error, TypeError) as error:
@@ -429,9 +435,10 @@ def _assignment(checkpoint: Checkpoint, parameters: Parameters, ordered: Sequenc
     heads = {_heads(checkpoint, rule, name) for name in names}
     if len(heads) > 1:
         raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
-    label = _label(checkpoint.tensors[first].dtype, first, path, dtype) if matrix is None else matrix.label
     low = tuple(checkpoint.matrices[name] for name in names if name in checkpoint.matrices)
     matrices = low if len(low) == len(names) else ()
+    label = "low bits and floats" if low else _label(checkpoint.tensors[first].dtype, first, path, dtype)
+    label = matrices[0].label if matrices else label
     sources = tuple((name, own_rows) for name in names)
     return Assignment(path, shape, dtype, sources, depth, axes, sizes, label, matrices, heads.pop())
 

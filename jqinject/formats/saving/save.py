@@ -95,7 +95,7 @@ def save(
     tensors, cache_settings, caches = (
         saved_inputs.caches_of(model, rules) if method == "compressed-tensors" else ({}, {}, [])
     )
-    orders = [weight.order for weight in weights if weight.layer is None and weight.order is not None]
+    orders = [weight.order for weight in weights if weight.proxy is None and weight.order is not None]
     saved_inputs.refuse_other_quantizers(model, orders, caches)
     if method == "gguf":
         return _gguf(weights, place, dict(config or {}), round_scales)

@@ -4,7 +4,7 @@ A quantizer is written if the one that is loaded gives its numbers to the bit; e
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,6 @@ from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 from jqinject.quant_tensor import on_minifloats
 
-Layer: TypeAlias = QuantWeightLayer[Any]
 CURE = (
     "Int8DynamicActPerRowAbsMax, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, Fp8e4m3OCPDynamicActPerRowFloat, "
     "NVFP4Act; or rules without input_quant"
@@ -37,19 +36,18 @@ CACHE_CURE = (
 )
 
 
-def input_format_of(layer: Layer | None, path: str, permuted: bool = False) -> InputFormat | None:
+def input_format_of(proxy: ActQuantProxyFromInjector | None, path: str, permuted: bool) -> InputFormat | None:
     """Return how a layer quantizes its input; None for a float input.
 
     Args:
-        layer: a frozen layer; None for a parameter without one.
+        proxy: of the input; None for a float one.
         path: of its weight, for errors.
         permuted: whether the input is permuted before it is quantized.
 
     Raises:
         CheckpointError: no file can say so.
     """
-    proxy = None if layer is None else layer.input_quant
-    if not isinstance(proxy, ActQuantProxyFromInjector) or not proxy.is_quant_enabled:
+    if proxy is None or not proxy.is_quant_enabled:
         return None
     inputs = _dynamic(proxy) if proxy.is_dynamic else static_format(proxy)
     inputs = _exact(proxy, inputs, path, "input", CURE)
@@ -187,7 +185,9 @@ def refuse_other_quantizers(
     for path, node in places:
         if isinstance(node, QuantProxyFromInjector) and id(node) not in written:
             transform = vars(node).get("pre_transform")
-            if node.is_quant_enabled or not (transform is None or _is_written(transform, orders)):
+            order = transform.order.get_value() if isinstance(transform, Permutation) else None
+            is_written = order is not None and any(np.array_equal(order, written) for written in orders)
+            if node.is_quant_enabled or not (transform is None or is_written):
                 lost.append(place_name(path))
     if lost:
         is_frozen = not any(path.endswith("weight_quant") for path in lost)
@@ -196,10 +196,3 @@ def refuse_other_quantizers(
             f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {listed(lost)}.\n"
             f"  cure: {frozen_cure if is_frozen else 'save(jqinject.freeze(model), ...)'}"
         )
-
-
-def _is_written(transform: nnx.Module, orders: Sequence[np.ndarray]) -> bool:
-    """Return whether a transform before a parameter without a layer is an order of columns that is written."""
-    if not isinstance(transform, Permutation):
-        return False
-    return any(np.array_equal(transform.order.get_value(), order) for order in orders)
