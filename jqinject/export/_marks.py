@@ -156,24 +156,6 @@ def grid_of(scale: np.ndarray, zero_point: np.ndarray, ndim: int) -> _Grid | Non
     return _Grid(flat[0], flat[1], axes[0] if axes else None)
 
 
-def stored_integers(
-    value: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, dtype: np.dtype | None
-) -> jax.Array:
-    """A known value as stored integers and DequantizeLinear; unchanged if it is not on its grid."""
-    value = value.astype(np.float32)
-    steps = value / scale + zero_point
-    integers = np.rint(steps)
-    off_grid = not np.all(np.abs(steps - integers) <= OFF_GRID)
-    if off_grid or dtype is None or not _holds(dtype, integers):
-        return jnp.asarray(value)
-    stored = jnp.asarray(integers.astype(dtype))
-    grid = grid_of(scale, zero_point, value.ndim)
-    if grid is not None and grid.fits(dtype):
-        return grid.linear(DEQUANTIZE, stored, dtype)
-    unit = _Grid(np.ones((), np.float32), np.zeros((), np.float32), None)
-    return (unit.linear(DEQUANTIZE, stored, dtype) - zero_point) * scale
-
-
 def _holds(dtype: np.dtype, numbers: np.ndarray) -> bool:
     info = np.iinfo(dtype)
     exact = numbers.astype(np.float64)  # float32 cannot represent 2147483647
@@ -299,9 +281,18 @@ def _integers(operands: Sequence[jax.Array], facts: Parameters, opset: int) -> j
         return value
     scale, zero_point, bits = (np.asarray(part, np.float32) for part in parts)
     dtype = container(int(bits), facts["signed"], opset)
-    if is_known(value):
-        return stored_integers(np.asarray(value), scale, zero_point, dtype).astype(value.dtype)
     grid = grid_of(scale, zero_point, x.ndim)
+    if is_known(value):
+        steps = np.asarray(value, np.float32) / scale + zero_point
+        integers = np.rint(steps)
+        off_grid = not np.all(np.abs(steps - integers) <= OFF_GRID)
+        if off_grid or dtype is None or not _holds(dtype, integers):
+            return value
+        stored = jnp.asarray(integers.astype(dtype))
+        if grid is not None and grid.fits(dtype):
+            return grid.linear(DEQUANTIZE, stored, dtype).astype(value.dtype)
+        unit = _Grid(np.ones((), np.float32), np.zeros((), np.float32), None)
+        return ((unit.linear(DEQUANTIZE, stored, dtype) - zero_point) * scale).astype(value.dtype)
     if grid is None or dtype is None or dtype == np.int32 or not grid.fits(dtype):
         return value
     y = value.astype(jnp.float32)  # if not rounded to nearest, it is already on its grid, within its bounds

@@ -91,14 +91,11 @@ def _leaves(node: Node, at: str) -> Iterator[tuple[str, Array | Mapping[str, Nod
     parts = _parts(node)
     if parts is not None:
         yield at, parts
-    elif isinstance(node, Mapping):
-        for key, below in node.items():
+    elif isinstance(node, Mapping | list | tuple):
+        for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
             name = str(key)
             is_wrapper = (name == "array" and len(node) == 1) or (name in ("params", "aqt") and not at)
             yield from _leaves(below, at if is_wrapper else f"{at}.{name}".lstrip("."))
-    elif isinstance(node, list | tuple):
-        for place, below in enumerate(node):
-            yield from _leaves(below, f"{at}.{place}")
     elif isinstance(node, Array):
         yield at, node
     else:
@@ -200,16 +197,12 @@ def matrix_of_arrays(
     if zero is not None:
         zero_dtype = np.int32 if "int" in zero.dtype.name else np.float32
         by_row["zero_point"] = zero.map(lambda x: in_rows(x).astype(zero_dtype))
-    return StoredMatrix(
-        name,
-        (rows, columns),
-        grid,
+    layout, block, by_row = (
         f"tree of {label_of(grid, scale_dtype)}",
-        (1, columns if tile is None else tile),
+        (1, tile or columns),
         {**arrays, **by_row},
-        axes=axes,
-        parameter_shape=shape,
     )
+    return StoredMatrix(name, (rows, columns), grid, layout, block, by_row, axes=axes, parameter_shape=shape)
 
 
 def _sides(

@@ -71,20 +71,20 @@ def _input_major(
     column = None
     if less is None:
         inputs, outputs = words.shape[0], words.shape[1] * 8
-        codes, zero_points = _awq_codes, _awq_codes
+        codes, zero_points = words.map(_awq_codes), _awq_codes
     else:
         outputs = words.shape[1]
         column = tensors.take(order, (None,), dtype=("int32", "int64")) if order in tensors else None
         inputs = words.shape[0] * 32 // bits if column is None else column.shape[0]
         length = math.ceil(inputs * bits / 32)
         tensors.take(f"{module}.qweight", (length, outputs), why=f"words of {inputs} inputs of {bits} bits")
-        codes = partial(_gptq_codes, bits=bits, inputs=inputs)
+        codes = words.map(lambda x: unpack_stream(x.T, bits, inputs))
         zero_points = partial(_gptq_zero_points, bits=bits, outputs=outputs, less=less)
     groups = 1 if size == -1 else math.ceil(inputs / size)
     why = f"{groups} groups of {'all' if size == -1 else size} of {inputs} inputs, {outputs} outputs of {bits} bits"
     zeros = groups, math.ceil(outputs * bits / 32)
     arrays = {
-        "codes": words.map(codes),
+        "codes": codes,
         "scale": tensors.take(f"{module}.scales", (groups, outputs), dtype=FLOATS, why=why).map(np.transpose),
         "zero_point": tensors.take(f"{module}.qzeros", zeros, dtype="int32", why=why).map(zero_points),
     }
@@ -95,10 +95,6 @@ def _input_major(
             arrays["group_of_column"] = column.map(lambda x: x.astype(np.int32))
     grid, layout = IntGrid(bits, signed=False), "AWQ gemm" if less is None else "GPTQ"
     return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, layout, (1, group), arrays)
-
-
-def _gptq_codes(words: np.ndarray, bits: int, inputs: int) -> np.ndarray:
-    return unpack_stream(np.ascontiguousarray(words.T), bits, inputs)
 
 
 def _gptq_zero_points(words: np.ndarray, bits: int, outputs: int, less: int) -> np.ndarray:
@@ -164,17 +160,12 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
     for name in SETTINGS:
         if f"{module}.{name}" in tensors:
             tensors.take(f"{module}.{name}")
-    return StoredMatrix(
-        f"{module}.weight",
-        shape,
-        IntGrid(bits, signed=False),
-        f"HQQ axis {axis}",
-        (1, view[1]) if axis == 1 else (view[0], 1),
-        arrays,
-        by_rows=axis == 1,
-        # A view of `size` rows has whole rows of the matrix in each of its own, if these are so many.
-        in_turn=size if axis == 0 and math.prod(shape[:-1]) % size == 0 else 0,
-    )
+    name, grid, layout = f"{module}.weight", IntGrid(bits, signed=False), f"HQQ axis {axis}"
+    if axis == 1:
+        return StoredMatrix(name, shape, grid, layout, (1, view[1]), arrays)
+    # A view of `size` rows has whole rows of the matrix in each of its own, if these are so many.
+    in_turn = size if math.prod(shape[:-1]) % size == 0 else 0
+    return StoredMatrix(name, shape, grid, layout, (size, 1), arrays, by_rows=False, in_turn=in_turn)
 
 
 def _number(tensors: Tensors, name: str, choices: Sequence[int] = ()) -> int:

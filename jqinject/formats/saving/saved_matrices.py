@@ -60,10 +60,6 @@ class Weight:
         """The only name, or the first."""
         return self.rule.files[0]
 
-    def inputs(self) -> InputFormat | None:
-        """Return how the input of its layer is quantized."""
-        return input_format_of(self.proxy, self.path, self.order is not None)
-
     def sizes(self) -> dict[str, int]:
         """Return the size of each axis of the file's matrix.
 
@@ -114,9 +110,15 @@ def weights_of(
         is_alone = layer is None and isinstance(variable, FrozenParam)
         order = _order_before(path, index) if is_alone else None
         proxy = None if layer is None else layer.input_quant
-        for at in _stack(path, rule, variable.shape):
+        places = rule.stacked()
+        if len(variable.shape) < len(places):
+            raise CheckpointError(
+                f"{path}, {variable.shape}, has too few axes for a stack.\n  cure: a Name of one matrix, not of "
+                f"{rule.files[0]}"
+            )
+        for at in np.ndindex(*variable.shape[: len(places)]):
             depth = variable.shape[: len(at)]
-            names = rule.filled(dict(zip(rule.stacked(), at, strict=True)))
+            names = rule.filled(dict(zip(places, at, strict=True)))
             single, part = None, _single(variable, at, depth)
             if isinstance(proxy, ActQuantProxyFromInjector):
                 single = _single(proxy, at, depth)
@@ -136,16 +138,6 @@ def _named(path: str, rules: tuple[Name, ...] | None, unchanged: bool) -> Name:
         raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
     module, dot, leaf = path.rpartition(".")
     return Name(f"{module}{dot}{'weight' if leaf in LEAVES and not unchanged else leaf}", path)
-
-
-def _stack(path: str, rule: Name, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Return the places in a stack that a rule takes apart; one empty place for no stack."""
-    count = len(rule.stacked())
-    if len(shape) < count:
-        raise CheckpointError(
-            f"{path}, {shape}, has too few axes for a stack.\n  cure: a Name of one matrix, not of {rule.files[0]}"
-        )
-    return np.ndindex(*shape[:count])
 
 
 def _single(node: Node, at: tuple[int, ...], depth: tuple[int, ...]) -> Node:
@@ -357,7 +349,8 @@ def _joined(weights: Sequence[Weight]) -> tuple[Matrix | np.ndarray, InputFormat
     are_frozen = [isinstance(weight.variable, FrozenParam) for weight in weights]
     _shared(weights, are_frozen, "which are frozen, and which not")
     _shared(weights, [weight.order for weight in weights], "the order of their columns")
-    inputs = _shared(weights, [weight.inputs() for weight in weights], "how their inputs are quantized")
+    formats = [input_format_of(weight.proxy, weight.path, weight.order is not None) for weight in weights]
+    inputs = _shared(weights, formats, "how their inputs are quantized")
     numbers = [weight.numbers() for weight in weights]
     return stored_matrix.gathered(numbers, f"{weights[0].name} of {_paths(weights)}"), inputs
 
