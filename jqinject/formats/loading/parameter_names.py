@@ -145,7 +145,7 @@ def _table(rows: str) -> tuple[Name, ...]:
         file, model, *axes = re.split(r"\s{2,}", row.strip())
         choices = CHOICE.search(model)
         for choice in [""] if choices is None else choices[1].split("|"):
-            names.append(Name(CHOICE.sub(choice, file), CHOICE.sub(choice, model), *axes))
+            names.append(Name(CHOICE.sub(choice, file), CHOICE.sub(choice, model), "".join(axes) or None))
     return tuple(names)
 
 
