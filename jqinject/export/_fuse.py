@@ -48,8 +48,10 @@ def _give_bias(add: Node, ir: Module) -> None:
         vector = _vector(added, result)
         if contraction is not None and vector is not None:
             bias = _bias(contraction, vector, ir) if _is_quantized_next(add.outputs[0]) else None
+            if bias is None and vector.const_value is not None:
+                bias = _constant(vector, "vector", vector.const_value.numpy().reshape(-1), ir)
             contraction.resize_inputs(3)
-            contraction.replace_input_with(2, _stored(vector, ir) if bias is None else bias)
+            contraction.replace_input_with(2, vector if bias is None else bias)
             if contraction.op_type == "Gemm":
                 contraction.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
             _replace(add.outputs[0], result)
@@ -102,13 +104,6 @@ def _vector(added: Value, result: Value) -> Value | None:
     node: Node = added.producer()
     vector = node.inputs[0] if _kind(node) == "Reshape" else added
     return vector if vector.const_value is not None or _sizes(vector) == shape[-1:] else None
-
-
-def _stored(vector: Value, ir: Module) -> Value:
-    """Return a vector as one with a single axis."""
-    if vector.const_value is None:
-        return vector
-    return _constant(vector, "vector", vector.const_value.numpy().reshape(-1), ir)
 
 
 def _bias(contraction: Node, vector: Value, ir: Module) -> Value | None:

@@ -21,7 +21,6 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 from jax.interpreters import batching
-from jax.typing import DTypeLike
 
 from jqinject.core._protocols import is_nearest
 from jqinject.core.quantizers.delay import DelayWrapper
@@ -98,25 +97,6 @@ OPERATOR = Primitive("jqinject_onnx_operator")
 OPERATOR.def_abstract_eval(
     lambda x, *operands, operator, shape, dtype, attributes: x.update(shape=shape, dtype=dtype)
 )
-# Constants are not folded through it.
-KEPT: dict[str, Rule] = {OPERATOR.name: lambda operands, params: [OPERATOR.bind(*operands, **params)]}
-
-
-def linear(
-    operator: str, x: jax.Array, operands: Sequence[jax.Array], dtype: DTypeLike, axis: int | None
-) -> jax.Array:
-    """QuantizeLinear or DequantizeLinear of an array, with a scale and perhaps a zero point.
-
-    Args:
-        operator: its name.
-        x: the array.
-        operands: scale and zero point.
-        dtype: of the result.
-        axis: along which they lie; None for scalars.
-    """
-    attributes = () if axis is None else (("axis", axis),)
-    facts = {"shape": x.shape, "dtype": np.dtype(dtype), "attributes": attributes}
-    return OPERATOR.bind(x, *operands, operator=operator, **facts)
 
 
 # Earlier opsets have both operations only for bytes (and 32-bit integers to dequantize).
@@ -133,10 +113,22 @@ class _Grid:
     zero_point: np.ndarray
     axis: int | None
 
-    def operands(self, dtype: np.dtype) -> tuple[jax.Array, ...]:
-        """The operands of the two operations; 32-bit integers have no zero point."""
-        scale = jnp.asarray(self.scale, jnp.float32)
-        return (scale,) if dtype == np.int32 else (scale, jnp.asarray(self.zero_point.astype(dtype)))
+    def linear(self, operator: str, x: jax.Array, dtype: np.dtype) -> jax.Array:
+        """QuantizeLinear of floats, or DequantizeLinear of what is stored.
+
+        Args:
+            operator: its name.
+            x: the array.
+            dtype: of what is stored; 32-bit integers and floats have no zero point.
+        """
+        operands = [jnp.asarray(self.scale, jnp.float32)]
+        if dtype.kind in "iu" and dtype != np.int32:
+            operands.append(jnp.asarray(self.zero_point.astype(dtype)))
+        attributes = () if self.axis is None else (("axis", self.axis),)
+        result = dtype if operator == QUANTIZE else np.dtype(np.float32)
+        return OPERATOR.bind(
+            x, *operands, operator=operator, shape=x.shape, dtype=result, attributes=attributes
+        )
 
     def fits(self, dtype: np.dtype) -> bool:
         """Whether a dtype can hold the zero point."""
@@ -162,47 +154,6 @@ def grid_of(scale: np.ndarray, zero_point: np.ndarray, ndim: int) -> _Grid | Non
         return None
     flat = [np.broadcast_to(part, shape).reshape(-1 if axes else ()) for part in (scale, zero_point)]
     return _Grid(flat[0], flat[1], axes[0] if axes else None)
-
-
-def stored_integers(
-    value: np.ndarray, scale: np.ndarray, zero_point: np.ndarray, dtype: np.dtype | None
-) -> jax.Array:
-    """A known value as stored integers and DequantizeLinear; unchanged if it is not on its grid."""
-    value = value.astype(np.float32)
-    steps = value / scale + zero_point
-    integers = np.rint(steps)
-    off_grid = not np.all(np.abs(steps - integers) <= OFF_GRID)
-    if off_grid or dtype is None or not _holds(dtype, integers):
-        return jnp.asarray(value)
-    stored = jnp.asarray(integers.astype(dtype))
-    grid = grid_of(scale, zero_point, value.ndim)
-    if grid is not None and grid.fits(dtype):
-        return linear(DEQUANTIZE, stored, grid.operands(dtype), np.float32, grid.axis)
-    unit = _Grid(np.ones((), np.float32), np.zeros((), np.float32), None)
-    return (linear(DEQUANTIZE, stored, unit.operands(dtype), np.float32, None) - zero_point) * scale
-
-
-def requantized(
-    x: jax.Array,
-    scale: np.ndarray,
-    zero_point: np.ndarray,
-    dtype: np.dtype | None,
-    bounds: tuple[int, int] | None,
-    value: jax.Array,
-) -> jax.Array:
-    """`x` through both operations; `value`, the computation, if they cannot express it."""
-    grid = grid_of(scale, zero_point, x.ndim)
-    if grid is None or dtype is None or dtype == np.int32 or not grid.fits(dtype):
-        return value
-    x = x.astype(jnp.float32)
-    # QuantizeLinear clamps to the range of the dtype.
-    if bounds is not None and bounds[0] > np.iinfo(dtype).min:
-        x = jnp.maximum(x, (np.float32(bounds[0]) - zero_point) * scale)
-    if bounds is not None and bounds[1] < np.iinfo(dtype).max:
-        x = jnp.minimum(x, (np.float32(bounds[1]) - zero_point) * scale)
-    operands = grid.operands(dtype)
-    integers = linear(QUANTIZE, x, operands, dtype, grid.axis)
-    return linear(DEQUANTIZE, integers, operands, np.float32, grid.axis).astype(value.dtype)
 
 
 def _holds(dtype: np.dtype, numbers: np.ndarray) -> bool:
@@ -324,53 +275,54 @@ def rules(opset: int) -> dict[str, Rule]:
 
 
 def _integers(operands: Sequence[jax.Array], facts: Parameters, opset: int) -> jax.Array:
-    x, value, *grid = operands
-    if not is_known(*grid):
+    """A quantized value as stored integers or through both operations; the computation if they cannot express it."""
+    x, value, *parts = operands
+    if not is_known(*parts):
         return value
-    scale, zero_point, bits = (np.asarray(part, np.float32) for part in grid)
+    scale, zero_point, bits = (np.asarray(part, np.float32) for part in parts)
     dtype = container(int(bits), facts["signed"], opset)
+    grid = grid_of(scale, zero_point, x.ndim)
     if is_known(value):
-        return stored_integers(np.asarray(value), scale, zero_point, dtype).astype(value.dtype)
-    if not facts["nearest"]:  # the value is already on its grid, within its bounds
-        return requantized(value, scale, zero_point, dtype, None, value)
-    span = (facts["signed"], facts["narrow_range"], int(bits))
-    return requantized(x, scale, zero_point, dtype, (min_int(*span), max_int(*span)), value)
-
-
-def _minifloats(operands: Sequence[jax.Array], facts: Parameters, opset: int) -> jax.Array:
-    x, value, scale, *_ = operands
-    if is_known(value, scale):
-        return stored_float8(np.asarray(value), np.asarray(scale, np.float32), facts["format"], opset)
-    return (
-        rounded(x.astype(jnp.float32), scale, facts["format"]).astype(value.dtype)
-        if facts["nearest"]
-        else value
-    )
+        steps = np.asarray(value, np.float32) / scale + zero_point
+        integers = np.rint(steps)
+        off_grid = not np.all(np.abs(steps - integers) <= OFF_GRID)
+        if off_grid or dtype is None or not _holds(dtype, integers):
+            return value
+        stored = jnp.asarray(integers.astype(dtype))
+        if grid is not None and grid.fits(dtype):
+            return grid.linear(DEQUANTIZE, stored, dtype).astype(value.dtype)
+        unit = _Grid(np.ones((), np.float32), np.zeros((), np.float32), None)
+        return ((unit.linear(DEQUANTIZE, stored, dtype) - zero_point) * scale).astype(value.dtype)
+    if grid is None or dtype is None or dtype == np.int32 or not grid.fits(dtype):
+        return value
+    y = value.astype(jnp.float32)  # if not rounded to nearest, it is already on its grid, within its bounds
+    if facts["nearest"]:  # QuantizeLinear clamps to the range of the dtype
+        y, span = x.astype(jnp.float32), (facts["signed"], facts["narrow_range"], int(bits))
+        if min_int(*span) > np.iinfo(dtype).min:
+            y = jnp.maximum(y, (np.float32(min_int(*span)) - zero_point) * scale)
+        if max_int(*span) < np.iinfo(dtype).max:
+            y = jnp.minimum(y, (np.float32(max_int(*span)) - zero_point) * scale)
+    return grid.linear(DEQUANTIZE, grid.linear(QUANTIZE, y, dtype), dtype).astype(value.dtype)
 
 
 # Earlier opsets have no 8-bit floats.
 OPSET_OF_FLOAT8 = 19
 
 
-def stored_float8(value: np.ndarray, scale: np.ndarray, form: FloatGrid, opset: int) -> jax.Array:
-    """A known value as stored 8-bit floats and DequantizeLinear; unchanged if ONNX has no such floats.
-
-    Args:
-        value: the dequantized numbers.
-        scale: float32, broadcasts with them.
-        form: their format.
-        opset: version of ONNX's operators.
-    """
+def _minifloats(operands: Sequence[jax.Array], facts: Parameters, opset: int) -> jax.Array:
+    """A known value as stored 8-bit floats and DequantizeLinear, if ONNX has such floats; any other, computed."""
+    x, value, scale = operands
+    form, dtype = facts["format"], facts["format"].dtype
+    if not is_known(value, scale):
+        return rounded(x.astype(jnp.float32), scale, form).astype(value.dtype) if facts["nearest"] else value
+    stated, scale = np.asarray(value), np.asarray(scale, np.float32)
     grid = grid_of(scale, np.zeros((), np.float32), value.ndim)
-    dtype = form.dtype
     if dtype is None or dtype not in float8_cast.FLOAT8_DTYPES or opset < OPSET_OF_FLOAT8 or grid is None:
-        return jnp.asarray(value)
-    payload = (value.astype(np.float32) / scale).astype(dtype)
-    if not np.array_equal((payload.astype(np.float32) * scale).astype(value.dtype), value, equal_nan=True):
-        return jnp.asarray(value)
-    operands = [jnp.asarray(grid.scale, jnp.float32)]
-    restored = linear(DEQUANTIZE, jnp.asarray(payload), operands, np.float32, grid.axis)
-    return restored.astype(value.dtype)
+        return jnp.asarray(stated)
+    payload = (stated.astype(np.float32) / scale).astype(dtype)
+    if not np.array_equal((payload.astype(np.float32) * scale).astype(value.dtype), stated, equal_nan=True):
+        return jnp.asarray(stated)
+    return grid.linear(DEQUANTIZE, jnp.asarray(payload), dtype).astype(value.dtype)
 
 
 def rounded(x: jax.Array, scale: jax.Array, form: FloatGrid) -> jax.Array:

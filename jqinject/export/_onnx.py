@@ -11,7 +11,7 @@ from flax import nnx
 
 from jqinject import native
 from jqinject.export._fuse import Module, Proto, fused
-from jqinject.export._marks import KEPT, MARK, OPERATOR, POOLS, evaluate, mark_quantizers, rules
+from jqinject.export._marks import MARK, OPERATOR, POOLS, evaluate, mark_quantizers, rules
 from jqinject.export._model import ExportedCall, PyTree, checked_path, needed, serving_copy
 from jqinject.program import CALL, Call, Method, checked_method, jaxpr
 
@@ -149,7 +149,7 @@ def onnx(
     kind = type(model).__name__
     try:
         proto = jax2onnx.to_onnx(
-            lambda *xs: evaluate(program, xs, KEPT),
+            lambda *xs: evaluate(program, xs, {}, computes=False),
             inputs=exported.specs,
             model_name=kind,
             opset=opset,

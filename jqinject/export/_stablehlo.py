@@ -156,7 +156,8 @@ class stablehlo:
         Raises:
             ValueError: weights are missing, or given although the program holds its own.
         """
-        if not self._takes_weights:
+        _, names = jax.tree.unflatten(self.exported.in_tree, self.exported.in_avals)
+        if "weights" not in names:
             if weights is not None:
                 raise ValueError(
                     "this StableHLO program holds its weights.\n  cure: export with weights='argument' to give others"
@@ -169,11 +170,6 @@ class stablehlo:
                 "  cure: call(*inputs, weights=...), with the `weights` of the program when it was made"
             )
         return self.exported.call(*inputs, weights=dict(weights), **keywords)
-
-    @property
-    def _takes_weights(self) -> bool:
-        _, keywords = jax.tree.unflatten(self.exported.in_tree, self.exported.in_avals)
-        return "weights" in keywords
 
 
 def has_composites(exported: export.Exported) -> bool:

@@ -6,6 +6,7 @@ are optional, and Orbax takes JAX along.
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,8 @@ from jqinject.formats.gguf_files import gguf_reader, gguf_shape
 from jqinject.formats.safetensors_files import header_of
 from jqinject.terminal import table
 
-# Formats of more than 8 bits, by their names in all three kinds of files; every other one is low-bit.
-WIDE = {
-    *("f64", "f32", "f16", "bf16", "i64", "u64", "i32", "u32", "i16", "u16", "c64", "bool"),
-    *("float64", "float32", "float16", "bfloat16", "int64", "uint64", "int32", "uint32", "int16", "uint16"),
-    *("complex64", "complex128"),
-}
+# Names of formats of more than 8 bits in all three kinds of files (F32, bfloat16); every other one is low-bit.
+WIDE = re.compile(r"bool|(f|bf|i|u|c|float|bfloat|int|uint|complex)(16|32|64|128)", re.IGNORECASE)
 # Integers of 32 bits that hold several numbers each, by the names that GPTQ, AWQ and compressed-tensors give them.
 PACKED = ("qweight", "qzeros", "weight_packed")
 
@@ -45,7 +42,7 @@ class StoredArray:
     @property
     def is_low(self) -> bool:
         """Whether its numbers have at most 8 bits, scales of blocks aside."""
-        return self.format.lower() not in WIDE
+        return WIDE.fullmatch(self.format) is None
 
     @property
     def numbers(self) -> int:

@@ -89,12 +89,14 @@ class AxesOfLayout:
             raise ValueError(f"{self} does not make {shape}{f' of {source}' if source else ''}")
         return sizes
 
-    def back(self, x: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """Return an array in the axes of rows and columns, in their order: the inverse of `apply`.
+    def rows(self, x: np.ndarray, sizes: Mapping[str, int], in_groups: bool) -> np.ndarray:
+        """Return codes, scales or zero points as rows and columns: the inverse of `apply`; as one row, if all rows
+        share it.
 
         Args:
             x: in the parameter's axes, any of which may be of size 1.
             sizes: of all axes.
+            in_groups: whether the last axis of inputs has groups, so that further inputs have columns of their own.
 
         Raises:
             ValueError: an axis that several make up has another size.
@@ -107,20 +109,8 @@ class AxesOfLayout:
                 split += [1 if size == 1 else sizes[name] for name in names]
             else:
                 raise ValueError(f"{' '.join(names)} of {self} has {size} numbers")
-        return x.reshape(split).transpose([self._flat.index(name) for name in (*self.outputs, *self.inputs)])
-
-    def rows(self, x: np.ndarray, sizes: Mapping[str, int], in_groups: bool) -> np.ndarray:
-        """Return codes, scales or zero points as rows and columns; as one row, if all rows share it.
-
-        Args:
-            x: in the parameter's axes, as for `back`.
-            sizes: of all axes.
-            in_groups: whether the last axis of inputs has groups, so that further inputs have columns of their own.
-
-        Raises:
-            ValueError: see `back`.
-        """
-        x, depth = self.back(x, sizes), len(self.outputs)
+        x = x.reshape(split).transpose([self._flat.index(name) for name in (*self.outputs, *self.inputs)])
+        depth = len(self.outputs)
         rows, columns = x.shape[:depth], x.shape[depth:]
         if math.prod(rows) > 1:
             rows = tuple(sizes[name] for name in self.outputs)

@@ -28,8 +28,6 @@ DTYPES = {
     "BOOL": "bool",
 }
 FLOATS = ("float32", "bfloat16", "float16", "float64")
-ONE = ((), (1,))
-"""The shapes of a tensor of one number."""
 
 Shape: TypeAlias = tuple[int | None, ...]
 """Sizes that a tensor must have; None for any."""
@@ -95,22 +93,15 @@ class Tensors:
         return sorted(name.removesuffix(end) for name in self.by_name if name.endswith(end))
 
     def take(
-        self,
-        name: str,
-        shape: Shape | None = None,
-        dtype: str | Sequence[str] | None = None,
-        why: str = "",
-        *,
-        shapes: Sequence[Shape] = (),
+        self, name: str, *shapes: Shape, dtype: str | Sequence[str] | None = None, why: str = ""
     ) -> Tensor:
         """Return a tensor that becomes a part of something else.
 
         Args:
             name: its name.
-            shape: that it must have; None for any.
+            shapes: one of which it must have; none for any.
             dtype: the names of dtypes, one of which it must have.
             why: what requires shape and dtype.
-            shapes: several, one of which it must have.
 
         Raises:
             CheckpointError: it is missing, or another.
@@ -119,9 +110,8 @@ class Tensors:
         if tensor is None:
             reason = f", {why}" if why else ""
             raise CheckpointError(f"the checkpoint has no {name}{reason}.\n  cure: fetch it again")
-        allowed = shapes if shape is None else [shape]
-        if allowed and not any(_fits(tensor.shape, sizes) for sizes in allowed):
-            expected = " or ".join(map(_shown, allowed)) + (f": {why}" if why else "")
+        if shapes and not any(_fits(tensor.shape, sizes) for sizes in shapes):
+            expected = " or ".join(map(_shown, shapes)) + (f": {why}" if why else "")
             raise CheckpointError(
                 f"{name} ({tensor.file}) has the shape {_shown(tensor.shape)}, expected {expected}"
                 + CONTRADICTION
@@ -161,7 +151,7 @@ class Tensors:
         blocks = math.ceil(rows / height), math.ceil(columns / width)
         shapes = [blocks, blocks[:1], ()][: 1 if blocks[1] > 1 else 2 if blocks[0] > 1 else 3]
         reason = f"blocks of {height}x{width} of {rows}x{columns}" + (why and f"; {why}")
-        return self.take(name, None, dtype, reason, shapes=shapes).map(lambda x: x.reshape(blocks))
+        return self.take(name, *shapes, dtype=dtype, why=reason).map(lambda x: x.reshape(blocks))
 
     def take_number(self, name: str, why: str, dtype: Sequence[str] | None = FLOATS) -> Tensor:
         """Return a tensor of one number, float32 without axes.
@@ -169,23 +159,8 @@ class Tensors:
         Raises:
             CheckpointError: it is missing, or another.
         """
-        tensor = self.take(name, None, dtype, why, shapes=ONE)
+        tensor = self.take(name, (), (1,), dtype=dtype, why=why)
         return tensor.map(lambda x: x.astype(np.float32).reshape(()), np.dtype(np.float32))
-
-    def text(self, name: str, why: str = "") -> str:
-        """Return a tensor of bytes as text.
-
-        Args:
-            name: its name.
-            why: what it says.
-
-        Raises:
-            CheckpointError: it is missing, or no UTF-8 text.
-        """
-        try:
-            return self.take(name, (None,), "uint8", why).read().tobytes().decode()
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{name} is no UTF-8 text: {error}") from None
 
     def rest(self) -> dict[str, Tensor]:
         """Return the tensors that nothing took."""

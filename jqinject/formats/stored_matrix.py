@@ -182,9 +182,8 @@ class Matrix:
         if not self.grid.is_integer or self.grid.signed:
             return self
         half, zero = 1 << (self.grid.bit_width - 1), self.zero_point
-        if zero is None:
-            zero = np.full(self.scale.shape, -half, np.int8)
-        elif np.issubdtype(zero.dtype, np.integer):
+        zero = np.zeros(self.scale.shape, np.int8) if zero is None else zero
+        if np.issubdtype(zero.dtype, np.integer):
             zero = (zero.astype(np.int16) - half).astype(np.int8)
         else:
             zero = zero.astype(np.float32) - np.float32(half)

@@ -61,12 +61,11 @@ def attention_from_torch(
                 f"attention_from_torch: no weight of the {name} projection ({names}) with the prefix {prefix!r} in "
                 f"{sorted(state)}"
             )
-        if name == "out":
-            layers[name] = {"kernel": np.moveaxis(_by_head(weight, heads[name], name), 0, -1)}
-            layers[name] |= {} if bias is None else {"bias": bias}
-        else:
-            layers[name] = {"kernel": _by_head(weight.T, heads[name], name)}
-            layers[name] |= {} if bias is None else {"bias": _by_head(bias, heads[name], name)}
+        is_out = name == "out"
+        kernel = _by_head(weight if is_out else weight.T, heads[name], name)
+        layers[name] = {"kernel": np.moveaxis(kernel, 0, -1) if is_out else kernel}
+        if bias is not None:
+            layers[name]["bias"] = bias if is_out else _by_head(bias, heads[name], name)
     return layers
 
 

@@ -477,6 +477,23 @@ def test_groups_that_follow_no_axis_become_floats_and_this_is_told() -> None:
     np.testing.assert_allclose(net.own[...].reshape(64, 128).T, matrix.dequantize(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("files", [("up.weight", "gate.weight"), ("gate.weight", "up.weight")])
+def test_low_bits_that_are_joined_with_floats_become_floats_with_a_warning(
+    files: tuple[str, str], tmp_path: Path
+) -> None:
+    file = bytes_of_rows(tmp_path, up=np.full((6, 8), 3)) / "model.safetensors"
+    gate = np.ones((6, 8), np.float32)
+    safetensors.save_file(safetensors.load_file(file) | {"gate.weight": gate}, file)
+    net = nnx.Sequential(nnx.Linear(8, 12, use_bias=False, rngs=nnx.Rngs(0)))
+    names = [Name(files, "layers.0.kernel", "out in -> in out")]
+    assert "low bits and floats" in str(explain_load(net, tmp_path, names=names))
+    with pytest.warns(DequantizedWarning, match=r"(?s)layers\.0\.kernel is joined from .*floats.*cure: "):
+        loaded = load(net, tmp_path, names=names)
+    values = {"up.weight": read_checkpoint(tmp_path).matrices["up.weight"].dequantize(), "gate.weight": gate}
+    joined = np.concatenate([values[name] for name in files])
+    np.testing.assert_array_equal(loaded.layers[0].kernel[...].T, joined)
+
+
 class Heads(nnx.Module):
     def __init__(self) -> None:
         self.own = nnx.Param(jnp.zeros((64, 8, 16)))

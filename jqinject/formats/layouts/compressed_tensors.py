@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -114,7 +113,7 @@ class _Reader:
     """The tensors of one module, checked against its settings."""
 
     def __init__(self, tensors: Tensors, module: str, settings: Settings, kind: str) -> None:
-        self.tensors, self.module, self.settings, self.kind = tensors, module, settings, kind
+        self.tensors, self.start, self.settings, self.kind = tensors, f"{module}.", settings, kind
         self.layout = layout = LAYOUTS[kind]
         settings.choice("type", ("int",) if layout.grid is None else ("float",), "int")
         widths = tuple(range(2, 9)) if layout.grid is None else (layout.grid.bit_width,)
@@ -126,48 +125,41 @@ class _Reader:
         """Return the module's matrix."""
         codes, shape = self._codes()
         layout, bits, block = self.layout, self.bits, self._block(shape)
-        why = f"{self.strategy} scales"
-        scale = self._blocks("weight_scale", shape, block, layout.scale or FLOATS, why)
+        end, why = f"{self.start}weight_scale", f"{self.strategy} scales"
+        scale = self.tensors.take_blocks(end, shape, block, layout.scale or FLOATS, why)
         arrays = {"codes": codes, "scale": scale.map(exponents, E8M0) if layout.scale == "uint8" else scale}
         if layout.scale == E4M3_SCALES:  # the scale of a group is divided by that of the tensor
-            name = f"{self.module}.weight_global_scale"
-            unit = self.tensors.take_number(name, "one scale of the tensor")
+            unit = self.tensors.take_number(f"{self.start}weight_global_scale", "one scale of the tensor")
             arrays["factor"] = unit.map(lambda x: np.float32(1) / x)
         arrays |= self._zero_points(shape, block) | self._groups(shape[1], block[1])
         if layout.packed:
             arrays["codes"] = codes.map(partial(self._unpacked, count=shape[1]))
         grid, name = layout.grid or IntGrid(bits), f"compressed-tensors {self.kind}"
-        return StoredMatrix(f"{self.module}.weight", shape, grid, name, block, arrays)
+        return StoredMatrix(f"{self.start}weight", shape, grid, name, block, arrays)
 
     def _unpacked(self, words: np.ndarray, count: int) -> np.ndarray:
         unpack = unpack_padded_words if self.is_padded else unpack_stream
         codes = unpack(words, self.bits, count)
-        return (
-            codes if self.layout.grid else (codes.astype(np.int16) - (1 << (self.bits - 1))).astype(np.int8)
-        )
-
-    def _take(self, end: str, *requirements: Any, **more: Any) -> Tensor:
-        return self.tensors.take(f"{self.module}.{end}", *requirements, **more)
-
-    def _blocks(self, end: str, *requirements: Any) -> Tensor:
-        return self.tensors.take_blocks(f"{self.module}.{end}", *requirements)
+        half = 1 << (self.bits - 1)
+        return codes if self.layout.grid else (codes.astype(np.int16) - half).astype(np.int8)
 
     def _codes(self) -> tuple[Tensor, tuple[int, int]]:
         """Return the codes as they are stored, and the shape of the matrix."""
         layout, bits = self.layout, self.bits
         dtypes = ("int32", "uint8") if layout.packed else ("int8", "float8_e4m3fn")
-        codes = self._take(layout.end, (None, None), dtypes[layout.grid is not None])
+        name, take = f"{self.start}{layout.end}", self.tensors.take
+        codes = take(name, (None, None), dtype=dtypes[layout.grid is not None])
         rows, length = codes.shape
         if not layout.packed:
             return codes, (rows, length)
         if layout.grid is not None:
             if length * 8 % bits:
-                raise CheckpointError(f"{self.module}.weight_packed: {length} bytes are no whole numbers")
+                raise CheckpointError(f"{name}: {length} bytes are no whole numbers")
             return codes, (rows, length * 8 // bits)
-        rows, columns = map(int, self._take("weight_shape", (2,), ("int64", "int32")).read())
+        rows, columns = map(int, take(f"{self.start}weight_shape", (2,), dtype=("int64", "int32")).read())
         dense, padded = words_of(columns, bits)
         why = f"weight_shape says {rows}x{columns}, of {bits} bits"
-        self._take(layout.end, why=why, shapes=[(rows, dense), (rows, padded)])
+        take(name, (rows, dense), (rows, padded), why=why)
         self.is_padded = length == padded != dense  # where both are as many, it is as the later releases pack
         return codes, (rows, columns)
 
@@ -183,27 +175,26 @@ class _Reader:
 
     def _zero_points(self, shape: tuple[int, int], block: tuple[int, int]) -> dict[str, Tensor]:
         """Return zero points, packed ones as they are stored; nothing without any."""
-        end, why = "weight_zero_point", "the settings say symmetric = false"
+        name, why = f"{self.start}weight_zero_point", "the settings say symmetric = false"
         if self.settings.flag("symmetric", True):
-            name = f"{self.module}.{end}"
-            if name in self.tensors and np.any(self._take(end).read()):
+            if name in self.tensors and np.any(self.tensors.take(name).read()):
                 raise CheckpointError(
                     f"{name} is there, but the settings say symmetric = true{CONTRADICTION}"
                 )
             return {}
         if self.kind != PACKED_INTEGERS or self.strategy not in ("group", "channel"):
-            return {"zero_point": self._blocks(end, shape, block, None, why)}
+            return {"zero_point": self.tensors.take_blocks(name, shape, block, None, why)}
         # Packed down the columns, as the weight's are along the rows.
         words = words_of(shape[0], self.bits)[self.is_padded], math.ceil(shape[1] / block[1])
-        zero = self._take(end, words, None, f"{shape[0]} rows, packed; {why}")
+        zero = self.tensors.take(name, words, why=f"{shape[0]} rows, packed; {why}")
         return {"zero_point": zero.map(lambda x: self._unpacked(x.T, shape[0]).T)}
 
     def _groups(self, columns: int, size: int) -> dict[str, Tensor]:
         """Return the groups of columns that are not consecutive; nothing otherwise."""
-        name = f"{self.module}.weight_g_idx"
+        name = f"{self.start}weight_g_idx"
         if name not in self.tensors:
             return {}
-        order = self._take("weight_g_idx", (columns,), ("int32", "int64"))
+        order = self.tensors.take(name, (columns,), dtype=("int32", "int64"))
         if np.all(order.read() == -1):  # the package's mark of columns in order
             return {}
         return {"group_of_column": checked_groups(order, name, math.ceil(columns / size))}

@@ -91,14 +91,11 @@ def _leaves(node: Node, at: str) -> Iterator[tuple[str, Array | Mapping[str, Nod
     parts = _parts(node)
     if parts is not None:
         yield at, parts
-    elif isinstance(node, Mapping):
-        for key, below in node.items():
+    elif isinstance(node, Mapping | list | tuple):
+        for key, below in node.items() if isinstance(node, Mapping) else enumerate(node):
             name = str(key)
             is_wrapper = (name == "array" and len(node) == 1) or (name in ("params", "aqt") and not at)
             yield from _leaves(below, at if is_wrapper else f"{at}.{name}".lstrip("."))
-    elif isinstance(node, list | tuple):
-        for place, below in enumerate(node):
-            yield from _leaves(below, f"{at}.{place}")
     elif isinstance(node, Array):
         yield at, node
     else:
@@ -123,18 +120,16 @@ def _parts(node: Node) -> Mapping[str, Node] | None:
 
 
 def _listed(x: Node) -> list[Array]:
-    if isinstance(x, Mapping):
-        return [_unwrapped(x[key]) for key in sorted(x, key=str)]
-    return [_unwrapped(part) for part in x] if isinstance(x, list | tuple) else [x]
+    """Return the arrays of a list, a mapping, or a single one; an empty list of None."""
+    return [_unwrapped(leaf) for leaf in jax.tree.leaves(x, is_leaf=lambda x: isinstance(x, nnx.Variable))]
 
 
 def _matrix(name: str, leaf: Mapping[str, Node]) -> StoredMatrix:
     parts = {key: _unwrapped(value) for key, value in leaf.items()}
-    bias = parts.get("bias")
-    if bias is not None and _listed(bias):
+    if _listed(parts.get("bias")):
         raise CheckpointError(f"{name} has a bias, which is not read: AQT's symmetric numbers have none")
     codes, zero, qtype = parts["qvalue"], parts.get("zero_point"), parts.get("qtype")
-    scales = [] if parts["scale"] is None else _listed(parts["scale"])
+    scales = _listed(parts["scale"])
     if codes is None or not scales:
         raise CheckpointError(f"{name} has no {'qvalue' if codes is None else 'scale'}")
     scale = scales[0]
@@ -192,11 +187,6 @@ def matrix_of_arrays(
             return in_rows(x).astype(grid.storage)
         return in_rows(x) if grid.bit_width == 8 else in_rows(x).view(np.uint8)
 
-    def stored_zero(x: np.ndarray) -> np.ndarray:
-        if "int" not in x.dtype.name:
-            return in_rows(x).astype(np.float32)
-        return in_rows(x).astype(grid.storage) if x.dtype.itemsize == 1 else in_rows(x)
-
     is_float32 = "factor" not in arrays and scale.dtype.name == "float8_e4m3fn"
     scale_dtype = np.dtype(np.float32) if is_float32 else scale.dtype
     in_bytes = replace(codes, dtype=np.dtype(np.uint8), shape=(math.prod(shape) * grid.bit_width // 8,))
@@ -204,17 +194,15 @@ def matrix_of_arrays(
         "codes": in_bytes.map(stored),
         "scale": scale.map(lambda x: in_rows(x).astype(scale_dtype), scale_dtype),
     }
-    by_row |= {} if zero is None else {"zero_point": zero.map(stored_zero)}
-    return StoredMatrix(
-        name,
-        (rows, columns),
-        grid,
+    if zero is not None:
+        zero_dtype = np.int32 if "int" in zero.dtype.name else np.float32
+        by_row["zero_point"] = zero.map(lambda x: in_rows(x).astype(zero_dtype))
+    layout, block, by_row = (
         f"tree of {label_of(grid, scale_dtype)}",
-        (1, columns if tile is None else tile),
+        (1, tile or columns),
         {**arrays, **by_row},
-        axes=axes,
-        parameter_shape=shape,
     )
+    return StoredMatrix(name, (rows, columns), grid, layout, block, by_row, axes=axes, parameter_shape=shape)
 
 
 def _sides(

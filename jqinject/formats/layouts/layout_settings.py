@@ -116,7 +116,7 @@ class Settings:
         return self
 
 
-def parsed(text: str, where: str) -> Any:
+def parsed(text: str | bytes, where: str) -> Any:
     """Return what a text of JSON says.
 
     Raises:
@@ -134,7 +134,6 @@ def stated_format(
     dynamic: Sequence[bool | str],
     kind: str = "type",
     bits: str = "num_bits",
-    default: bool = False,
 ) -> stored_matrix.InputFormat:
     """Return how settings say that numbers of a call are quantized.
 
@@ -143,7 +142,6 @@ def stated_format(
         strategies: those that are known.
         dynamic: the known values of `dynamic`.
         kind, bits: what the settings call the kind and the bits of the numbers.
-        default: of `dynamic`.
 
     Raises:
         CheckpointError: a setting is unknown.
@@ -155,7 +153,7 @@ def stated_format(
         settings.flag("symmetric", True),
         strategy,
         settings.integer("group_size") if strategy in ("group", "tensor_group") else None,
-        settings.choice("dynamic", dynamic, default) is not False,
+        settings.choice("dynamic", dynamic, False) is not False,
     )
 
 

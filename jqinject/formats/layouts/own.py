@@ -73,7 +73,7 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
         MINIFLOATS[minifloat] if minifloat in MINIFLOATS else IntGrid(bits, settings.flag("signed", True))
     )
     if kind == "table":
-        table = arrays["table"] = tensors.take(f"{name}.table", (None,), "float32")
+        table = arrays["table"] = tensors.take(f"{name}.table", (None,), dtype="float32")
         if not 1 <= table.shape[0] <= 2**bits:
             raise CheckpointError(f"{name}.table has {table.shape[0]} numbers for codes of {bits} bits")
         grid = stored_matrix.table_grid(table.read(), f"{name}.table")
@@ -83,16 +83,18 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     if order in tensors:
         columns = matrix.shape[1]
         count = 1 if group is None else -(-columns // group)
-        arrays["group_of_column"] = checked_groups(tensors.take(order, (columns,), "int32"), order, count)
+        arrays["group_of_column"] = checked_groups(
+            tensors.take(order, (columns,), dtype="int32"), order, count
+        )
     inputs = _input_format(settings.below("input"))
     return replace(matrix, arrays=arrays, input_format=inputs, keeps_unsigned=True)
 
 
 def _codes(tensors: Tensors, name: str, grid: Grid, bits: int, shape: tuple[int, ...]) -> Tensor:
     if bits == 8:
-        return tensors.take(name, shape, (grid.dtype or grid.storage).name)
+        return tensors.take(name, shape, dtype=(grid.dtype or grid.storage).name)
     count = math.prod(shape)
-    words = tensors.take(name, (-(-count * bits // 32),), "int32", f"{count} codes of {bits} bits")
+    words = tensors.take(name, (-(-count * bits // 32),), dtype="int32", why=f"{count} codes of {bits} bits")
     signed = grid.is_integer and grid.signed
 
     def read() -> np.ndarray:
@@ -107,18 +109,10 @@ def _input_format(settings: Settings | None) -> InputFormat | None:
     if settings is None:
         return None
     settings.only([field.name for field in fields(InputFormat)])
-    inputs = stated_format(settings, STRATEGIES, (True, False), "kind", "bits", True)
+    inputs = stated_format(settings, STRATEGIES, (True, False), "kind", "bits")
     values = settings.values
     arrays = {name: np.asarray(values[name], np.float32) for name in ARRAYS if name in values}
     return replace(inputs, unsigned=settings.flag("unsigned", False), **arrays)
-
-
-def input_settings(inputs: InputFormat) -> Values:
-    """Return what `config.json` says of an input's format; what is absent or false by default is left out."""
-    values = {name: value for name, value in vars(inputs).items() if value is not None}
-    if not inputs.unsigned:
-        del values["unsigned"]
-    return {name: value.tolist() if name in ARRAYS else value for name, value in values.items()}
 
 
 def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
@@ -151,8 +145,12 @@ def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
         "shape": list(codes.shape),
         "group": matrix.group if matrix.group < codes.size else None,
     }
-    if inputs is not None:
-        settings["input"] = input_settings(inputs)
+    if inputs is not None:  # what is absent, or false by default, is left out
+        stated = {
+            name: value for name, value in vars(inputs).items() if value is not None and name != "unsigned"
+        }
+        stated |= {"unsigned": True} if inputs.unsigned else {}
+        settings["input"] = {name: x.tolist() if name in ARRAYS else x for name, x in stated.items()}
     return {f"{saved.name}.{end}": array for end, array in tensors.items() if array is not None}, settings
 
 

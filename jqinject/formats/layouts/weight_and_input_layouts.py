@@ -43,7 +43,7 @@ def read_modelopt(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
 
 
 def _nvfp4(tensors: Tensors, module: str, size: int) -> StoredMatrix:
-    packed = tensors.take(f"{module}.weight", (None, None), "uint8")
+    packed = tensors.take(f"{module}.weight", (None, None), dtype="uint8")
     shape, block = (packed.shape[0], packed.shape[1] * 2), (1, size)
     arrays = {
         "codes": packed.map(lambda x: unpack_stream(x, 4, shape[1])),
@@ -60,7 +60,7 @@ def _nvfp4(tensors: Tensors, module: str, size: int) -> StoredMatrix:
 
 
 def _eight_bits(tensors: Tensors, module: str) -> StoredMatrix:
-    codes = tensors.take(f"{module}.weight", (None, None), ("float8_e4m3fn", "int8"))
+    codes = tensors.take(f"{module}.weight", (None, None), dtype=("float8_e4m3fn", "int8"))
     rows, columns = codes.shape
     name = f"{module}.weight_scale"
     block = (1 if math.prod(tensors.take(name).shape) > 1 else max(rows, 1)), max(columns, 1)
@@ -100,7 +100,7 @@ def read_fp8_blocks(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
 
 
 def _fp8_blocks(tensors: Tensors, name: str, block: tuple[int, int]) -> StoredMatrix:
-    codes = tensors.take(name, (None, None), "float8_e4m3fn")
+    codes = tensors.take(name, (None, None), dtype="float8_e4m3fn")
     scale = tensors.take_blocks(f"{name}_scale_inv", codes.shape, block)
     inputs = InputFormat("float", 8, strategy="group", group_size=block[1])
     arrays = {"codes": codes, "scale": scale}
@@ -191,23 +191,21 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     module, _, parameter = name.rpartition(".")
     start = f"{module}._{parameter}_" if module else f"_{parameter}_"
     data = Settings(settings.values.get("_data"), f"the metadata of {name}")
-    codes = tensors.take(f"{start}qdata", (None, None), "float8_e4m3fn" if kind == FLOAT8 else "int8")
+    stored = "float8_e4m3fn" if kind == FLOAT8 else "int8"
+    codes = tensors.take(f"{start}qdata", (None, None), dtype=stored)
     height, width = data.sizes("block_size")
     arrays = {"codes": codes}
     stated = {"scale", *(settings.values.get("_tensor_data_names") or ())}
     for part in ("scale", "zero_point"):
         if part in stated or f"{start}{part}" in tensors:
             arrays[part] = tensors.take_blocks(f"{start}{part}", codes.shape, (height, width), None)
-    grid = E4M3 if kind == FLOAT8 else IntGrid(_bits(data, name) if kind == UNPACKED else 8)
+    bits = 8
+    if kind == UNPACKED:
+        target = _below(data, "target_dtype").choice("_data", [f"int{bits}" for bits in range(1, 9)])
+        bits = int(target.removeprefix("int"))
+    grid = E4M3 if kind == FLOAT8 else IntGrid(bits)
     inputs = _input_format(tensors, start, data)
     return StoredMatrix(name, codes.shape, grid, f"torchao {kind}", (height, width), arrays, inputs)
-
-
-def _bits(data: Settings, name: str) -> int:
-    target = (data.values.get("target_dtype") or {}).get("_data", "")
-    if target not in {f"int{bits}" for bits in range(1, 9)}:
-        raise CheckpointError(f"{name} has the target_dtype {target!r}, expected int1 to int8")
-    return int(target.removeprefix("int"))
 
 
 def _input_format(tensors: Tensors, start: str, data: Settings) -> InputFormat | None:

@@ -66,27 +66,27 @@ def _input_major(
 ) -> StoredMatrix:
     """Return a matrix whose rows of words, scales and zero points are inputs: of GPTQ, or of AWQ without `less`."""
     size = config.integer("group_size", lowest=-1, default=-1)
-    words = tensors.take(f"{module}.qweight", (None, None), WORDS)
+    words = tensors.take(f"{module}.qweight", (None, None), dtype=WORDS)
     order = f"{module}.g_idx"
     column = None
     if less is None:
         inputs, outputs = words.shape[0], words.shape[1] * 8
-        codes, zero_points = _awq_codes, _awq_codes
+        codes, zero_points = words.map(_awq_codes), _awq_codes
     else:
         outputs = words.shape[1]
-        column = tensors.take(order, (None,), ("int32", "int64")) if order in tensors else None
+        column = tensors.take(order, (None,), dtype=("int32", "int64")) if order in tensors else None
         inputs = words.shape[0] * 32 // bits if column is None else column.shape[0]
         length = math.ceil(inputs * bits / 32)
         tensors.take(f"{module}.qweight", (length, outputs), why=f"words of {inputs} inputs of {bits} bits")
-        codes = partial(_gptq_codes, bits=bits, inputs=inputs)
+        codes = words.map(lambda x: unpack_stream(x.T, bits, inputs))
         zero_points = partial(_gptq_zero_points, bits=bits, outputs=outputs, less=less)
     groups = 1 if size == -1 else math.ceil(inputs / size)
     why = f"{groups} groups of {'all' if size == -1 else size} of {inputs} inputs, {outputs} outputs of {bits} bits"
     zeros = groups, math.ceil(outputs * bits / 32)
     arrays = {
-        "codes": words.map(codes),
-        "scale": tensors.take(f"{module}.scales", (groups, outputs), FLOATS, why).map(np.transpose),
-        "zero_point": tensors.take(f"{module}.qzeros", zeros, "int32", why).map(zero_points),
+        "codes": codes,
+        "scale": tensors.take(f"{module}.scales", (groups, outputs), dtype=FLOATS, why=why).map(np.transpose),
+        "zero_point": tensors.take(f"{module}.qzeros", zeros, dtype="int32", why=why).map(zero_points),
     }
     group = inputs if size == -1 else size
     if column is not None:
@@ -95,10 +95,6 @@ def _input_major(
             arrays["group_of_column"] = column.map(lambda x: x.astype(np.int32))
     grid, layout = IntGrid(bits, signed=False), "AWQ gemm" if less is None else "GPTQ"
     return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, layout, (1, group), arrays)
-
-
-def _gptq_codes(words: np.ndarray, bits: int, inputs: int) -> np.ndarray:
-    return unpack_stream(np.ascontiguousarray(words.T), bits, inputs)
 
 
 def _gptq_zero_points(words: np.ndarray, bits: int, outputs: int, less: int) -> np.ndarray:
@@ -160,21 +156,16 @@ def _matrix(tensors: Tensors, module: str) -> StoredMatrix:
     tensors.take(f"{module}.W_q", (packed_rows or 0, view[1] * integer // packed.dtype.itemsize), why=why)
     arrays = {"codes": packed.map(lambda x: _codes(x, bits, view))}
     for part, end in (("scale", "scale"), ("zero_point", "zero")):
-        arrays[part] = tensors.take(f"{module}.{end}", groups, FLOATS, why)
+        arrays[part] = tensors.take(f"{module}.{end}", groups, dtype=FLOATS, why=why)
     for name in SETTINGS:
         if f"{module}.{name}" in tensors:
             tensors.take(f"{module}.{name}")
-    return StoredMatrix(
-        f"{module}.weight",
-        shape,
-        IntGrid(bits, signed=False),
-        f"HQQ axis {axis}",
-        (1, view[1]) if axis == 1 else (view[0], 1),
-        arrays,
-        by_rows=axis == 1,
-        # A view of `size` rows has whole rows of the matrix in each of its own, if these are so many.
-        in_turn=size if axis == 0 and math.prod(shape[:-1]) % size == 0 else 0,
-    )
+    name, grid, layout = f"{module}.weight", IntGrid(bits, signed=False), f"HQQ axis {axis}"
+    if axis == 1:
+        return StoredMatrix(name, shape, grid, layout, (1, view[1]), arrays)
+    # A view of `size` rows has whole rows of the matrix in each of its own, if these are so many.
+    in_turn = size if math.prod(shape[:-1]) % size == 0 else 0
+    return StoredMatrix(name, shape, grid, layout, (size, 1), arrays, by_rows=False, in_turn=in_turn)
 
 
 def _number(tensors: Tensors, name: str, choices: Sequence[int] = ()) -> int:
@@ -219,7 +210,7 @@ def read_bitsandbytes(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
 
 
 def _integers(tensors: Tensors, module: str) -> StoredMatrix:
-    weight = tensors.take(f"{module}.weight", (None, None), "int8")
+    weight = tensors.take(f"{module}.weight", (None, None), dtype="int8")
     if f"{module}.weight_format" in tensors:
         layout = tensors.take(f"{module}.weight_format", dtype="uint8").read()
         if layout.any():
@@ -235,7 +226,8 @@ def _integers(tensors: Tensors, module: str) -> StoredMatrix:
 
 def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
     where = f"the quant_state of {name}"
-    state = Settings(parsed(tensors.text(name + STATE + kind, "its shape and its blocks"), where), where)
+    text = tensors.take(name + STATE + kind, (None,), dtype="uint8", why="its shape and its blocks")
+    state = Settings(parsed(text.read().tobytes(), where), where)
     state.choice("quant_type", (kind,))
     shape, block = state.sizes("shape", None, lowest=0), state.integer("blocksize")
     raw, count = tensors.take(name), math.prod(shape)
@@ -243,7 +235,7 @@ def _table(tensors: Tensors, name: str, kind: str) -> StoredMatrix:
         raise CheckpointError(
             f"{name} has {raw.nbytes} bytes; the shape {shape} in 4 bits needs {-(-count // 2)}{CONTRADICTION}"
         )
-    table = tensors.take(f"{name}.quant_map", (16,), "float32")
+    table = tensors.take(f"{name}.quant_map", (16,), dtype="float32")
     absmax = tensors.take_blocks(f"{name}.absmax", (count, 1), (block, 1), ("float32", "uint8"))
     if absmax.dtype == np.uint8:
         absmax = _nested(tensors, f"{name}.absmax", absmax, state)
@@ -264,8 +256,8 @@ def _nested(tensors: Tensors, name: str, absmax: Tensor, state: Settings) -> Ten
     """Return statistics that are quantized themselves as floats."""
     size, offset, blocks = state.integer("nested_blocksize"), state.number("nested_offset"), absmax.shape[0]
     module, why = name.removesuffix("absmax"), f"{name} is uint8 and has {blocks} numbers"
-    table = tensors.take(f"{module}nested_quant_map", (256,), "float32", why)
-    nested = tensors.take(f"{module}nested_absmax", (-(-blocks // size),), "float32", why)
+    table = tensors.take(f"{module}nested_quant_map", (256,), dtype="float32", why=why)
+    nested = tensors.take(f"{module}nested_absmax", (-(-blocks // size),), dtype="float32", why=why)
 
     def decoded(codes: np.ndarray) -> np.ndarray:
         scales = np.repeat(nested.read(), size)[:blocks]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from flax import nnx
@@ -64,19 +64,16 @@ def load_brevitas(
     index = walk.ModelIndex(model)
     layers = {path: node for path, node in index.places if isinstance(node, nnx.Module)}
     shapes = {path: np.shape(entry.variable.get_value()) for path, entry in index.by_path.items()}
-    nested: dict[str, Any] = {}
+    arrays: dict[VariablePath, np.ndarray] = {}
     for name, array in _arrays(state).items():
         if name.rpartition(".")[2] in LEFT:
             continue
         path = _path_of(name, names, shapes)
         value = _transposed(np.asarray(array), name, path, layers)
-        node = nested
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
         # One number, which torch may keep with axes that ours has not.
         is_single = value.size == 1 == math.prod(shapes[path])
-        node[path[-1]] = value.reshape(shapes[path]) if is_single else value
-    return load_state(model, nested)
+        arrays[path] = value.reshape(shapes[path]) if is_single else value
+    return load_state(model, nnx.traversals.unflatten_mapping(arrays))
 
 
 def _arrays(state: str | Path | Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:

@@ -21,54 +21,63 @@ from jqinject.quant_tensor import Groups, QuantTensor, in_groups
 
 Numbers: TypeAlias = dict[str, jax.Array]
 Axes: TypeAlias = tuple[int, ...]
-ARRAYS = ("codes", "scale", "zero_point", "factor")
 
 
 def low_bits_of(
     assignment: loading_plan.Assignment, summed: Axes, sums: Axes | None, stack: int
 ) -> tuple[Numbers, FrozenForm]:
-    """Return what is stored of a parameter, as `LowBits` takes it.
+    """Return what is stored of a parameter whose numbers a checkpoint has, as `LowBits` takes it.
+
+    Codes stay as they are. Scales and integer zero points stay in the bytes of the file.
 
     Args:
-        assignment: the parameter, and what it is made of.
+        assignment: the parameter, what it is made of, and how rows and columns become its axes.
         summed: its axes that a contraction sums over.
         sums: those along which it needs sums of the payload; None for no sums.
-        stack: the number of axes in front along which it is a stack.
+        stack: the number of axes in front along which it is a stack, not counted in the others.
     """
     matrix = _gathered(assignment, (stored.rows() for stored in assignment.matrices))
     assert isinstance(matrix, Matrix), "of low bits"
-    lead, single = assignment.depth[:stack], assignment
     if len(assignment.depth) < stack:
-        lead, matrix, single = _unstacked(matrix, assignment, stack)
-    frozen = [
-        frozen_of(matrix.map(lambda x, at=at: x[at], *ARRAYS), single, summed, sums)
-        for at in np.ndindex(*lead)
-    ]
-    first, form = frozen[0]
-    if not lead:
-        return first, form
-    numbers = {
-        name: jnp.stack([numbers[name] for numbers, _ in frozen]).reshape(*lead, *array.shape)
-        for name, array in first.items()
-    }
-    return numbers, form
+        matrix = _with_scales_of_layers(matrix, assignment, stack)
+    axes, sizes, groups, repeats = assignment.axes, assignment.sizes, None, 1
+    columns = {} if matrix.in_turn else dict.fromkeys(axes.inputs, 1)
+    if matrix.scale.shape[-1] > 1 and not matrix.in_turn:
+        groups = _groups(matrix, axes, sizes[axes.inputs[-1]])
+        repeats = -(-matrix.codes.shape[-1] // groups.size) // matrix.scale.shape[-1]
+        columns = {axes.inputs[-1]: -(-groups.length // groups.size)}
+
+    def placed(x: np.ndarray) -> np.ndarray:
+        rows = dict(zip(axes.outputs, x.shape[-2:-1], strict=True)) if matrix.in_turn else {}
+        rows = dict.fromkeys(axes.outputs, 1) if x.shape[-2] == 1 else rows
+        x = axes.apply(np.repeat(x, repeats, axis=-1), {**sizes, **columns, **rows})
+        return x if groups is None else np.expand_dims(x, groups.dim)
+
+    weight = replace(matrix.map(placed, "scale", "zero_point"), codes=axes.apply(matrix.codes, sizes))
+    quantized = _quant_tensor(weight, groups, assignment.dtype)
+    zero = matrix.zero_point
+    forms = ScaleForms(None, zero is None or np.issubdtype(zero.dtype, np.integer))
+    ndim = len(assignment.shape) - stack
+    summed = tuple(axis % ndim + stack for axis in summed)
+    sums = None if sums is None or matrix.in_turn else tuple(axis % ndim + stack for axis in sums)
+    numbers, form = frozen_numbers(quantized, summed, zero is not None, sums, forms)
+    numbers["scale"] = jnp.asarray(weight.scale)
+    in_turn = axes.target.index(axes.outputs) - len(axes.target) if matrix.in_turn else None
+    if matrix.factor is not None:
+        numbers["scale_factor"] = jnp.asarray(matrix.factor, jnp.float32)
+    form = replace(form, in_turn=in_turn, names=tuple(sorted(numbers)))
+    return numbers, form.fitted(numbers["value"].shape[stack:])
 
 
-def _unstacked(
-    matrix: Matrix, assignment: loading_plan.Assignment, stack: int
-) -> tuple[tuple[int, ...], Matrix, loading_plan.Assignment]:
-    """Return the matrices of a stack that is stored as one, whose rows are those of one layer after the other; its
-    sizes, and what each of them becomes."""
+def _with_scales_of_layers(matrix: Matrix, assignment: loading_plan.Assignment, stack: int) -> Matrix:
+    """Return a stack that is stored as one matrix, whose rows are those of one layer after the other, with scales and
+    a factor of its own for each layer."""
     axes, names = assignment.axes, assignment.axes.outputs[:stack]
     if assignment.depth or len(names) < stack or axes.target[:stack] != tuple((name,) for name in names):
         raise CheckpointError(
             f"{assignment.path} is a stack of layers, but one matrix is for it.\n  cure: names that stack matrices"
         )
-    lead = tuple(assignment.sizes[name] for name in names)
-    layers = matrix.by_row().map(lambda x: x.reshape(*lead, -1, x.shape[-1]), "codes", "scale", "zero_point")
-    layers = layers.map(lambda x: np.broadcast_to(x, lead), "factor")
-    single = layout_axes.AxesOfLayout(axes.outputs[stack:], axes.inputs, axes.target[stack:])
-    return lead, layers, replace(assignment, axes=single)
+    return matrix.by_row().map(lambda x: np.broadcast_to(x, assignment.shape[:stack]), "factor")
 
 
 def _gathered(
@@ -96,49 +105,6 @@ def floats_of(checkpoint: Checkpoint, assignment: loading_plan.Assignment) -> np
     array = _gathered(assignment, (read(name) for name, _ in assignment.sources))
     assert isinstance(array, np.ndarray), "of floats"
     return assignment.axes.apply(array, assignment.sizes).astype(assignment.dtype)
-
-
-def frozen_of(
-    matrix: Matrix, assignment: loading_plan.Assignment, summed: Axes, sums: Axes | None
-) -> tuple[Numbers, FrozenForm]:
-    """Return what is stored of a parameter whose numbers a checkpoint has.
-
-    Codes stay as they are. Scales and integer zero points stay in the bytes of the file.
-
-    Args:
-        matrix: the numbers, by rows.
-        assignment: how rows and columns become the axes of the parameter, and its dtype.
-        summed: its axes that a contraction sums over.
-        sums: those along which it needs sums of the payload; None for no sums.
-    """
-    axes, sizes, groups, repeats = assignment.axes, assignment.sizes, None, 1
-    columns = {} if matrix.in_turn else dict.fromkeys(axes.inputs, 1)
-    if matrix.scale.shape[-1] > 1 and not matrix.in_turn:
-        groups = _groups(matrix, axes, sizes[axes.inputs[-1]])
-        repeats = -(-matrix.codes.shape[-1] // groups.size) // matrix.scale.shape[-1]
-        columns = {axes.inputs[-1]: -(-groups.length // groups.size)}
-
-    def placed(x: np.ndarray) -> np.ndarray:
-        rows = dict(zip(axes.outputs, x.shape[-2:-1], strict=True)) if matrix.in_turn else {}
-        rows = dict.fromkeys(axes.outputs, 1) if x.shape[-2] == 1 else rows
-        x = axes.apply(np.repeat(x, repeats, axis=-1), {**sizes, **columns, **rows})
-        return x if groups is None else np.expand_dims(x, groups.dim)
-
-    weight = replace(matrix.map(placed, "scale", "zero_point"), codes=axes.apply(matrix.codes, sizes))
-    quantized = _quant_tensor(weight, groups, assignment.dtype)
-    zero = matrix.zero_point
-    forms = ScaleForms(None, zero is None or np.issubdtype(zero.dtype, np.integer))
-    numbers, form = frozen_numbers(quantized, summed, zero is not None, sums, forms)
-    numbers["scale"] = jnp.asarray(weight.scale)
-    in_turn = None
-    if matrix.in_turn:
-        in_turn = axes.target.index(axes.outputs) - len(axes.target)
-        if weight.zero_point is not None:
-            numbers["zero_point"] = jnp.asarray(weight.zero_point, jnp.float32)
-        numbers.pop("sums", None)
-    if matrix.factor is not None:
-        numbers["scale_factor"] = jnp.asarray(matrix.factor, jnp.float32)
-    return numbers, replace(form, in_turn=in_turn, names=tuple(sorted(numbers)))
 
 
 def _groups(matrix: Matrix, axes: layout_axes.AxesOfLayout, length: int) -> Groups:

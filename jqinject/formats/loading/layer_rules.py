@@ -178,11 +178,13 @@ def rules_of(model: nnx.Module, low_bits: list[Assignment]) -> list[Rule]:
     return rules
 
 
-def contracted_by_model(model: nnx.Module, low_bits: list[Assignment]) -> tuple[str, ...]:
-    """Return the paths of matrices that no layer contracts: how the model does is known from a call of it."""
+def found_in_calls(
+    model: nnx.Module, low_bits: list[Assignment], caches: Sequence[CacheScale]
+) -> tuple[str, ...]:
+    """Return the paths of matrices that no layer contracts, and of caches: a call of the model shows how it does."""
     layers = _layers(model)
-    paths = [assignment.path for assignment in low_bits]
-    return tuple(path for path in paths if path.rpartition(".")[0] not in layers)
+    paths = [part.path for part in low_bits if part.path.rpartition(".")[0] not in layers]
+    return (*paths, *(cache.target for cache in caches if not cache.is_proxy))
 
 
 def _layers(model: nnx.Module) -> set[str]:
@@ -192,15 +194,13 @@ def _layers(model: nnx.Module) -> set[str]:
 
 def input_of(matrices: Sequence[StoredMatrix]) -> InputFormat | None:
     """Return how the input of a parameter is quantized: by the widest range of its matrices."""
-    formats = [matrix.input_format for matrix in matrices]
-    stated = [inputs for inputs in formats if inputs is not None]
-    static = [(float(inputs.scale.max()), inputs) for inputs in stated if inputs.scale is not None]
-    if static:
-        return max(static, key=lambda pair: pair[0])[1]
-    in_two_levels = [
-        (float(inputs.global_scale.min()), inputs) for inputs in stated if inputs.global_scale is not None
-    ]
-    return min(in_two_levels, key=lambda pair: pair[0])[1] if in_two_levels else formats[0]
+
+    def width(inputs: InputFormat | None) -> float:
+        if inputs is None or inputs.scale is None:  # of two levels: the range is divided by the global scale
+            return -np.inf if inputs is None or inputs.global_scale is None else -inputs.global_scale.min()
+        return inputs.scale.max()
+
+    return max((matrix.input_format for matrix in matrices), key=width)
 
 
 def set_ranges_of_stacks(model: nnx.Module, low_bits: list[Assignment]) -> None:
@@ -246,15 +246,11 @@ def column_order(assignment: Assignment) -> np.ndarray | None:
     return first if is_shared else None
 
 
-def set_orders(model: nnx.Module, orders: list[np.ndarray]) -> None:
-    """Fill in the orders of permuted inputs.
-
-    Args:
-        model: it is written to.
-        orders: those that were declared.
-    """
-    by_label = {_digest(order): order for order in orders}
-    for module in ModelIndex(model).modules if orders else ():
+def set_orders(model: nnx.Module, low_bits: list[Assignment]) -> None:
+    """Fill in the orders of permuted inputs, which `rules_of` declared."""
+    orders = map(column_order, low_bits)
+    by_label = {_digest(order): order for order in orders if order is not None}
+    for module in ModelIndex(model).modules if by_label else ():
         if isinstance(module, ActQuantProxyFromInjector) and isinstance(module.pre_transform, Permutation):
             declared = transform_of(module.binding)
             if declared.label in by_label:

@@ -30,7 +30,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 class DequantizedWarning(UserWarning):
-    """Matrices of a checkpoint became floats, because their groups do not follow the axes of a weight."""
+    """Matrices of a checkpoint became floats: their groups do not follow the axes of a weight, or floats are joined."""
 
 
 def explain_load(
@@ -47,10 +47,10 @@ def explain_load(
         model, checkpoint, names, inputs, ignore: as for `load`; without `inputs`, the plan says what needs them.
     """
     opened = _opened(model, checkpoint)
-    plan = _plan(model, opened, names, ignore, layer_rules.cache_proxies(model))
+    plan = plan_of(model, opened, names, ignore, layer_rules.cache_proxies(model))
     if inputs is not None or is_adapted(model):
         return plan
-    return replace(plan, needs_inputs=_needs_inputs(model, plan, _low_bits(plan, True)))
+    return replace(plan, needs_inputs=layer_rules.found_in_calls(model, _low_bits(plan, True), plan.caches))
 
 
 def load(
@@ -103,7 +103,8 @@ def load(
     Warns:
         IdleNameWarning: a rule of `names`, other than those of ready tables, is for no tensor.
         DequantizedWarning: matrices whose groups follow no axis became floats (HQQ's axis 0, if its groups do not
-            divide the outputs, or if matrices are joined, divided, or have heads as an axis).
+            divide the outputs, or if matrices are joined, divided, or have heads as an axis); or those that are joined
+            with tensors of floats.
 
     Example:
         >>> from pathlib import Path
@@ -130,12 +131,12 @@ def load(
     if not over_base:
         _refuse_quantized(model)
     proxies = layer_rules.cache_proxies(model)
-    plan = _plan(model, opened, names, ignore, proxies)
+    plan = plan_of(model, opened, names, ignore, proxies)
     plan.check(opened)
     caches = layer_rules.cache_formats(opened, plan.caches)
     model = layer_rules.with_cache_scales(model, plan.caches, caches)
     low_bits = _low_bits(plan, not over_base)
-    _warn_of_floats([part.path for part in plan.assignments if part.is_low and part not in low_bits])
+    _warn_of_floats(opened, [part for part in plan.assignments if part not in low_bits])
     if over_base and plan.caches:
         raise CheckpointError(
             f"{plan.caches[0].target} should get {plan.caches[0].sources[0]}, which is not written under adapters.\n"
@@ -143,7 +144,7 @@ def load(
         )
     if over_base:
         return _with_numbers(model, opened, plan, low_bits)
-    needs = () if inputs is not None else _needs_inputs(model, plan, low_bits)
+    needs = () if inputs is not None else layer_rules.found_in_calls(model, low_bits, plan.caches)
     if needs:
         raise CheckpointError(
             f"{opened.path} has low-bit numbers for {listed(needs)}, which the model contracts without a layer: how, "
@@ -163,8 +164,7 @@ def load(
             return quantize(floats, rules, inputs=inputs)
 
     loaded = load_frozen(make, _arrays(model, opened, plan, {assignment.path for assignment in low_bits}))
-    orders = [layer_rules.column_order(assignment) for assignment in low_bits]
-    layer_rules.set_orders(loaded, [order for order in orders if order is not None])
+    layer_rules.set_orders(loaded, low_bits)
     layer_rules.set_ranges_of_stacks(loaded, low_bits)
     return loaded
 
@@ -195,43 +195,30 @@ def _refuse_quantized(model: nnx.Module) -> None:
         )
 
 
-def _plan(
-    model: nnx.Module,
-    checkpoint: Checkpoint,
-    names: Names | None,
-    ignore: Iterable[str],
-    proxies: Collection[str],
-) -> LoadPlan:
-    parameters = {
-        path: jax.ShapeDtypeStruct(variable.shape, variable.dtype)
-        for path, variable, _ in stored_variables(ModelIndex(model))
-        if not isinstance(variable, nnx.LoRAParam)
-    }
-    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
-    return plan_of(checkpoint, parameters, names, patterns, proxies)
-
-
 def _low_bits(plan: LoadPlan, may_permute: bool) -> list[Assignment]:
     """Return the matrices that stay in low bits."""
     return [part for part in plan.assignments if part.is_low and layer_rules.keeps_payload(part, may_permute)]
 
 
-def _needs_inputs(model: nnx.Module, plan: LoadPlan, low_bits: list[Assignment]) -> tuple[str, ...]:
-    """Return the paths of matrices, and caches, that are found in a call of the model."""
-    caches = [cache.target for cache in plan.caches if not cache.is_proxy]
-    return (*layer_rules.contracted_by_model(model, low_bits), *caches)
-
-
-def _warn_of_floats(paths: Sequence[str]) -> None:
-    """Warn of matrices in low bits that become floats."""
-    if paths:
-        warnings.warn(
-            f"load: the groups of {listed(paths)} follow no axis of the weight, so it became floats.\n  cure: a "
-            "checkpoint with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several "
-            "orders are joined, or adapters lie above",
-            DequantizedWarning,
-            stacklevel=3,
-        )
+def _warn_of_floats(checkpoint: Checkpoint, floats: Sequence[Assignment]) -> None:
+    """Warn of tensors in low bits that become floats."""
+    low = [part for part in floats if any(name in checkpoint.matrices for name, _ in part.sources)]
+    for are_joined, why, cure in (
+        (
+            False,
+            "the groups of {} follow no axis of the weight, so it became floats",
+            "a checkpoint with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of "
+            "several orders are joined, or adapters lie above",
+        ),
+        (
+            True,
+            "{} is joined from tensors in low bits and floats, so it became floats",
+            "a checkpoint that has all of these tensors in low bits, or a model with a parameter for each of them",
+        ),
+    ):
+        if paths := [part.path for part in low if part.is_low is not are_joined]:
+            text = f"load: {why.format(listed(paths))}.\n  cure: {cure}"
+            warnings.warn(text, DequantizedWarning, stacklevel=3)
 
 
 def _arrays(

@@ -242,10 +242,10 @@ def _deeper(model: str, places: Mapping[str, str], parameters: Parameters) -> st
     return ""
 
 
-def by_likeness(name: str, parameters: Parameters, checkpoint: Checkpoint) -> list[Match]:
-    """Return the parameter that has the same path, except for the names of the root and the leaf."""
+def likely_rules(name: str, parameters: Parameters, checkpoint: Checkpoint) -> list[Name]:
+    """Return a rule for the parameter that has the same path, except for the names of the root and the leaf."""
     if checkpoint.is_tree and name in parameters:
-        return [Match(name, name, (), 0, Name(name, name))]
+        return [Name(name, name)]
     names = (parameter_names.published_name(name), name) if checkpoint.method == "gguf" else (name,)
     called = {path: likely for likely in names for path in _paths_like(likely)}
     paths = sorted(called.keys() & parameters.keys())
@@ -253,7 +253,7 @@ def by_likeness(name: str, parameters: Parameters, checkpoint: Checkpoint) -> li
         raise CheckpointError(
             f"{name} may be for {' or '.join(paths)}.\n  cure: names={{{name!r}: {paths[0]!r}}}"
         )
-    return [Match(name, path, (), 0, Name(called[path], path)) for path in paths]
+    return [Name(called[path], path) for path in paths]
 
 
 def _paths_like(name: str) -> set[str]:
@@ -335,17 +335,17 @@ def unused_scales(left: Sequence[str]) -> str:
 
 
 def plan_of(
+    model: nnx.Module,
     checkpoint: Checkpoint,
-    parameters: Parameters,
     names: parameter_names.Names | None,
-    ignore: tuple[str, ...],
-    proxies: Collection[str] = (),
+    ignore: Iterable[str],
+    proxies: Collection[str],
 ) -> LoadPlan:
     """Return what goes where.
 
     Args:
+        model: that gets numbers, those of adapters aside.
         checkpoint: the checkpoint.
-        parameters: of the model, by their paths.
         names: rules; None for those that the names of both suggest.
         ignore: patterns of tensors that nothing needs.
         proxies: paths of the quantizers of keys and values that the model has.
@@ -354,6 +354,11 @@ def plan_of(
         CheckpointError: two tensors are for one parameter; shapes do not fit.
         ValueError: a rule names a parameter that does not exist.
     """
+    parameters = {
+        path: jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+        for path, variable, _ in stored_variables(ModelIndex(model))
+        if not isinstance(variable, nnx.LoRAParam)
+    }
     rules, patterns = None if names is None else parameter_names.checked_names(names), _patterns(ignore)
     matches: dict[str, dict[tuple[object, ...], Match]] = {}
     caches: dict[str, list[str]] = {}
@@ -367,9 +372,8 @@ def plan_of(
         if ignored or any(re.fullmatch(pattern, name) for pattern in LEFT):
             left.append(name)
             continue
-        fitting = (
-            by_likeness(name, parameters, checkpoint) if rules is None else by_rules(name, rules, parameters)
-        )
+        of_name = likely_rules(name, parameters, checkpoint) if rules is None else rules
+        fitting = by_rules(name, of_name, parameters)
         if not fitting:
             unknown.append(name)
         for match in fitting:
@@ -387,7 +391,8 @@ def plan_of(
     return LoadPlan(assignments, tuple(left), missing, tuple(unknown), scales, idle)
 
 
-def _patterns(ignore: tuple[str, ...]) -> list[re.Pattern[str]]:
+def _patterns(ignore: Iterable[str]) -> list[re.Pattern[str]]:
+    ignore = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     try:
         return [re.compile(pattern) for pattern in ignore]
     except (re.error, TypeError) as error:
@@ -430,9 +435,10 @@ def _assignment(checkpoint: Checkpoint, parameters: Parameters, ordered: Sequenc
     heads = {_heads(checkpoint, rule, name) for name in names}
     if len(heads) > 1:
         raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
-    label = _label(checkpoint.tensors[first].dtype, first, path, dtype) if matrix is None else matrix.label
     low = tuple(checkpoint.matrices[name] for name in names if name in checkpoint.matrices)
     matrices = low if len(low) == len(names) else ()
+    label = "low bits and floats" if low else _label(checkpoint.tensors[first].dtype, first, path, dtype)
+    label = matrices[0].label if matrices else label
     sources = tuple((name, own_rows) for name in names)
     return Assignment(path, shape, dtype, sources, depth, axes, sizes, label, matrices, heads.pop())
 

@@ -145,8 +145,7 @@ def _table(rows: str) -> tuple[Name, ...]:
         file, model, *axes = re.split(r"\s{2,}", row.strip())
         choices = CHOICE.search(model)
         for choice in [""] if choices is None else choices[1].split("|"):
-            text = axes[0] if axes else None
-            names.append(Name(CHOICE.sub(choice, file), CHOICE.sub(choice, model), text))
+            names.append(Name(CHOICE.sub(choice, file), CHOICE.sub(choice, model), "".join(axes) or None))
     return tuple(names)
 
 

@@ -92,12 +92,13 @@ def save(
     place = _checked_place(model, folder, method, shard_bytes)
     rules = None if names is None else parameter_names.checked_names(names)
     weights = list(weights_of(model, rules, unchanged=method == "jqinject"))
-    caches = saved_inputs.cache_quantizers(model, rules) if method == "compressed-tensors" else []
-    orders = [weight.order for weight in weights if weight.layer is None and weight.order is not None]
+    tensors, cache_settings, caches = (
+        saved_inputs.caches_of(model, rules) if method == "compressed-tensors" else ({}, {}, [])
+    )
+    orders = [weight.order for weight in weights if weight.proxy is None and weight.order is not None]
     saved_inputs.refuse_other_quantizers(model, orders, caches)
     if method == "gguf":
         return _gguf(weights, place, dict(config or {}), round_scales)
-    tensors, cache_settings = saved_inputs.cache_tensors(caches)
     schemes: Values = {}
     floats: list[str] = []
     is_own, layout = method == "jqinject", METHODS[method]

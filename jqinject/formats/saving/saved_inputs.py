@@ -4,8 +4,7 @@ A quantizer is written if the one that is loaded gives its numbers to the bit; e
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,6 @@ from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 from jqinject.quant_tensor import on_minifloats
 
-Layer: TypeAlias = QuantWeightLayer[Any]
 CURE = (
     "Int8DynamicActPerRowAbsMax, Int8ActPerTensorMinMax or Int8ActPerTensorFloat, Fp8e4m3OCPDynamicActPerRowFloat, "
     "NVFP4Act; or rules without input_quant"
@@ -38,19 +36,18 @@ CACHE_CURE = (
 )
 
 
-def input_format_of(layer: Layer | None, path: str, permuted: bool = False) -> InputFormat | None:
+def input_format_of(proxy: ActQuantProxyFromInjector | None, path: str, permuted: bool) -> InputFormat | None:
     """Return how a layer quantizes its input; None for a float input.
 
     Args:
-        layer: a frozen layer; None for a parameter without one.
+        proxy: of the input; None for a float one.
         path: of its weight, for errors.
         permuted: whether the input is permuted before it is quantized.
 
     Raises:
         CheckpointError: no file can say so.
     """
-    proxy = None if layer is None else layer.input_quant
-    if not isinstance(proxy, ActQuantProxyFromInjector) or not proxy.is_quant_enabled:
+    if proxy is None or not proxy.is_quant_enabled:
         return None
     inputs = _dynamic(proxy) if proxy.is_dynamic else static_format(proxy)
     inputs = _exact(proxy, inputs, path, "input", CURE)
@@ -120,39 +117,26 @@ def _probes(proxy: ActQuantProxyFromInjector, inputs: InputFormat) -> Iterator[j
     yield from map(jnp.asarray, (rows, rows * sizes, 0 * rows))
 
 
-@dataclass(frozen=True)
-class CacheQuantizer:
-    """A quantizer of keys or values whose scale is written.
-
-    Attributes:
-        path: of the quantizer, or the name of the cache.
-        name: of the scale in the file.
-        form: of the numbers.
-        proxy: the quantizer.
-    """
-
-    path: str
-    name: str
-    form: InputFormat
-    proxy: ActQuantProxyFromInjector
-
-
-def cache_quantizers(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[CacheQuantizer]:
-    """Return the quantizers of keys and values of a model, each with its name in the file.
+def caches_of(
+    model: nnx.Module, rules: tuple[Name, ...] | None
+) -> tuple[dict[str, np.ndarray], Values, list[ActQuantProxyFromInjector]]:
+    """Return what is written of the quantizers of keys and values: their scales by name, and `kv_cache_scheme`, empty
+    without caches; and the quantizers.
 
     Args:
         model: the model.
         rules: of names; None for those that the paths suggest.
 
     Raises:
-        CheckpointError: one has no name, or no static scale of 8 bits.
+        CheckpointError: one has no name, or no static scale of 8 bits; they are of different numbers.
     """
     ends = {proxy: f"{which}_scale" for which, proxy in PROXIES.items()}
     proxies = cache_proxies(model)
     for _, node in ModelIndex(model).places:
         if isinstance(node, QuantizedProgram):
             proxies |= {site.name: node.op_quant.held[site.name] for site in node.op_quant.caches}
-    caches = []
+    tensors: dict[str, np.ndarray] = {}
+    settings: Values = {}
     for path, proxy in proxies.items():
         layer, _, leaf = path.rpartition(".")
         name = _by_rule(path, rules) or (f"{layer}.{ends[leaf]}".lstrip(".") if leaf in ends else None)
@@ -160,8 +144,16 @@ def cache_quantizers(model: nnx.Module, rules: tuple[Name, ...] | None) -> list[
             raise CheckpointError(
                 f"no name is for the scale of cache {path}.\n  cure: names={{..., 'self_attn.k_scale': {path!r}}}"
             )
-        caches.append(CacheQuantizer(path, name, _static(path, proxy), proxy))
-    return caches
+        form = None if proxy.is_dynamic else static_format(proxy)
+        is_plain = form is not None and form.symmetric and vars(proxy).get("pre_transform") is None
+        form = _exact(proxy, form if is_plain else None, path, "cache", CACHE_CURE)
+        tensors[name] = np.asarray(form.scale, np.float32)
+        scheme = settings_of_input(form)
+        if settings.setdefault("kv_cache_scheme", scheme) != scheme:
+            raise CheckpointError(
+                f"{next(iter(proxies))} and {path} differ in their numbers; a file has one scheme for caches"
+            )
+    return tensors, settings, list(proxies.values())
 
 
 def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
@@ -172,42 +164,15 @@ def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
     return None
 
 
-def _static(path: str, proxy: ActQuantProxyFromInjector) -> InputFormat:
-    form = None if proxy.is_dynamic else static_format(proxy)
-    is_plain = form is not None and form.symmetric and vars(proxy).get("pre_transform") is None
-    return _exact(proxy, form if is_plain else None, path, "cache", CACHE_CURE)
-
-
-def cache_tensors(caches: Sequence[CacheQuantizer]) -> tuple[dict[str, np.ndarray], Values]:
-    """Return the scales by name, and `kv_cache_scheme`; both empty without caches.
-
-    Args:
-        caches: that are written.
-
-    Raises:
-        CheckpointError: keys and values are of different numbers.
-    """
-    if not caches:
-        return {}, {}
-    first = caches[0].form
-    for cache in caches:
-        if cache.form.kind != first.kind:
-            raise CheckpointError(
-                f"{caches[0].path} and {cache.path} differ in their numbers; a file has one scheme for caches"
-            )
-    tensors = {cache.name: np.asarray(cache.form.scale, np.float32) for cache in caches}
-    return tensors, {"kv_cache_scheme": settings_of_input(first)}
-
-
 def refuse_other_quantizers(
-    model: nnx.Module, orders: Sequence[np.ndarray], caches: Sequence[CacheQuantizer]
+    model: nnx.Module, orders: Sequence[np.ndarray], caches: Sequence[ActQuantProxyFromInjector]
 ) -> None:
     """Raise if the model quantizes more than what is written: weights, inputs of their layers, and caches.
 
     Args:
         model: the model.
         orders: of the inputs of parameters without a layer, which are written.
-        caches: whose scales are written.
+        caches: quantizers of keys and values, whose scales are written.
 
     Raises:
         CheckpointError: names the quantizers.
@@ -215,12 +180,14 @@ def refuse_other_quantizers(
     places = ModelIndex(model).places
     layers = [node for _, node in places if isinstance(node, QuantWeightLayer) and node.frozen is not None]
     written = {id(proxy) for layer in layers for proxy in (layer.weight_quant, layer.input_quant)}
-    written |= {id(cache.proxy) for cache in caches}
+    written |= {id(proxy) for proxy in caches}
     lost = []
     for path, node in places:
         if isinstance(node, QuantProxyFromInjector) and id(node) not in written:
             transform = vars(node).get("pre_transform")
-            if node.is_quant_enabled or not (transform is None or _is_written(transform, orders)):
+            order = transform.order.get_value() if isinstance(transform, Permutation) else None
+            is_written = order is not None and any(np.array_equal(order, written) for written in orders)
+            if node.is_quant_enabled or not (transform is None or is_written):
                 lost.append(place_name(path))
     if lost:
         is_frozen = not any(path.endswith("weight_quant") for path in lost)
@@ -229,10 +196,3 @@ def refuse_other_quantizers(
             f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {listed(lost)}.\n"
             f"  cure: {frozen_cure if is_frozen else 'save(jqinject.freeze(model), ...)'}"
         )
-
-
-def _is_written(transform: nnx.Module, orders: Sequence[np.ndarray]) -> bool:
-    """Return whether a transform before a parameter without a layer is an order of columns that is written."""
-    if not isinstance(transform, Permutation):
-        return False
-    return any(np.array_equal(transform.order.get_value(), order) for order in orders)

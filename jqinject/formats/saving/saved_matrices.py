@@ -12,14 +12,14 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jqinject.core.transforms import Permutation, Sized
+from jqinject.core.transforms import Permutation
 from jqinject.dot import FrozenParam
 from jqinject.formats import stored_matrix
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layout_axes import TRANSPOSED, UNCHANGED, AxesOfLayout
 from jqinject.formats.loading.loading_plan import stored_variables
 from jqinject.formats.loading.parameter_names import Name
-from jqinject.formats.saving.saved_inputs import Layer, input_format_of
+from jqinject.formats.saving.saved_inputs import input_format_of
 from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, Matrix, SavedMatrix
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import weight_rule
@@ -27,7 +27,6 @@ from jqinject.model.walk import ModelIndex
 from jqinject.ops import Grid
 from jqinject.program import QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, transform_of
-from jqinject.quant_tensor import Groups
 
 T = TypeVar("T")
 Node = TypeVar("Node", bound="nnx.Module | nnx.Variable[Any]")
@@ -45,7 +44,7 @@ class Weight:
             that divide the matrix.
         axes: how the matrix of the file became the weight's axes.
         variable: its numbers.
-        layer: that holds a frozen weight; None for a parameter without one.
+        proxy: of the input of the layer that holds it; None for a float input, or a parameter without a layer.
         order: of the columns of a frozen weight, by which its input is permuted; None if it is not.
     """
 
@@ -53,27 +52,13 @@ class Weight:
     rule: Name
     axes: AxesOfLayout
     variable: Variable
-    layer: Layer | None = None
+    proxy: ActQuantProxyFromInjector | None = None
     order: np.ndarray | None = None
 
     @property
     def name(self) -> str:
         """The only name, or the first."""
         return self.rule.files[0]
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether it is in low bits."""
-        return isinstance(self.variable, FrozenParam)
-
-    @property
-    def groups(self) -> Groups | None:
-        """Its groups of inputs, if it is in low bits and has any."""
-        return self.variable.form.groups if isinstance(self.variable, FrozenParam) else None
-
-    def inputs(self) -> InputFormat | None:
-        """Return how the input of its layer is quantized."""
-        return input_format_of(self.layer, self.path, self.order is not None)
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each axis of the file's matrix.
@@ -92,8 +77,9 @@ class Weight:
         Raises:
             CheckpointError: the axes leave sizes open; its numbers are of no kind that files hold.
         """
-        if self.is_frozen:
-            return matrix_of_frozen(self) if self.axes.target else arrays_in_own_order(self)
+        if isinstance(self.variable, FrozenParam):
+            convert = matrix_of_frozen if self.axes.target else arrays_in_own_order
+            return convert(self, self.variable)
         value, axes = np.asarray(self.variable.get_value()), self.axes
         if not axes.outputs:
             return value
@@ -123,13 +109,20 @@ def weights_of(
             )
         is_alone = layer is None and isinstance(variable, FrozenParam)
         order = _order_before(path, index) if is_alone else None
-        for at in _stack(path, rule, variable.shape):
+        proxy = None if layer is None else layer.input_quant
+        places = rule.stacked()
+        if len(variable.shape) < len(places):
+            raise CheckpointError(
+                f"{path}, {variable.shape}, has too few axes for a stack.\n  cure: a Name of one matrix, not of "
+                f"{rule.files[0]}"
+            )
+        for at in np.ndindex(*variable.shape[: len(places)]):
             depth = variable.shape[: len(at)]
-            names = rule.filled(dict(zip(rule.stacked(), at, strict=True)))
-            single, part = None if layer is None else _single(layer, at, depth), _single(variable, at, depth)
-            if single is not None:
-                proxy = single.input_quant if isinstance(single.input_quant, nnx.Module) else None
-                order = None if proxy is None else _order_of(vars(proxy).get("pre_transform"), path)
+            names = rule.filled(dict(zip(places, at, strict=True)))
+            single, part = None, _single(variable, at, depth)
+            if isinstance(proxy, ActQuantProxyFromInjector):
+                single = _single(proxy, at, depth)
+                order = _order_of(single.pre_transform, path)
             axes = UNCHANGED if unchanged else _axes(names, path, part)
             yield Weight(path, names, axes, part, single, order)
 
@@ -145,16 +138,6 @@ def _named(path: str, rules: tuple[Name, ...] | None, unchanged: bool) -> Name:
         raise CheckpointError(f"no name is for {path}.\n  cure: names={{'model.weight': {path!r}}}")
     module, dot, leaf = path.rpartition(".")
     return Name(f"{module}{dot}{'weight' if leaf in LEAVES and not unchanged else leaf}", path)
-
-
-def _stack(path: str, rule: Name, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Return the places in a stack that a rule takes apart; one empty place for no stack."""
-    count = len(rule.stacked())
-    if len(shape) < count:
-        raise CheckpointError(
-            f"{path}, {shape}, has too few axes for a stack.\n  cure: a Name of one matrix, not of {rule.files[0]}"
-        )
-    return np.ndindex(*shape[:count])
 
 
 def _single(node: Node, at: tuple[int, ...], depth: tuple[int, ...]) -> Node:
@@ -201,12 +184,9 @@ def _order_before(path: str, index: ModelIndex) -> np.ndarray | None:
     rules = [rule for policy in policies if isinstance(policy, RulePolicy) for rule in policy.rules]
     rule = weight_rule(rules, path, path.rpartition(".")[0])
     declared = transform_of(None if rule is None else rule.quantizer("input_quant"))
-    for _, node in index.places if isinstance(declared, Sized) else ():
-        if isinstance(node, ActQuantProxyFromInjector) and node.pre_transform is not None:
-            transform = transform_of(node.binding)
-            if isinstance(transform, Sized) and transform.label == declared.label:
-                return _order_of(node.pre_transform, path)
-    return _order_of(declared, path)
+    proxies = (node for _, node in index.places if isinstance(node, ActQuantProxyFromInjector))
+    filled = (proxy.pre_transform for proxy in proxies if transform_of(proxy.binding) == declared)
+    return _order_of(next(filled, declared), path)
 
 
 def _order_of(transform: object, path: str) -> np.ndarray | None:
@@ -235,15 +215,13 @@ def group_of_column(order: np.ndarray, size: int) -> np.ndarray | None:
     return None if np.array_equal(groups, consecutive) else groups
 
 
-def frozen_arrays(weight: Weight) -> Matrix:
+def frozen_arrays(weight: Weight, frozen: FrozenParam) -> Matrix:
     """Return the arrays of a frozen weight in its axes: scales have a number for a group along its axis.
 
     Raises:
         CheckpointError: its numbers are of no kind that files hold.
     """
-    path, frozen = weight.path, weight.variable
-    assert isinstance(frozen, FrozenParam), "in low bits"
-    numbers, form = frozen.numbers, frozen.form
+    path, numbers, form = weight.path, frozen.numbers, frozen.form
     if form.in_turn is not None:
         raise CheckpointError(
             f"{path}: groups of outputs that lie in turn are not written.\n  cure: the checkpoint that has them"
@@ -289,16 +267,16 @@ def _checked_grid(grid: Grid, path: str) -> Grid:
     )
 
 
-def arrays_in_own_order(weight: Weight) -> Matrix:
+def arrays_in_own_order(weight: Weight, frozen: FrozenParam) -> Matrix:
     """Return the arrays of a frozen weight, with columns in the order of the layer's input before it is permuted.
 
     Raises:
         CheckpointError: see `frozen_arrays`; which axis is permuted is unknown, or it is not one.
     """
-    arrays, order, groups = frozen_arrays(weight), weight.order, weight.groups
+    arrays, order, form = frozen_arrays(weight, frozen), weight.order, frozen.form
     if order is None:
         return arrays
-    shape, summed = arrays.codes.shape, () if weight.layer is None else weight.layer.summed_axes
+    shape, groups, summed = arrays.codes.shape, form.groups, form.summed
     axis = groups.dim if groups is not None else summed[0] if len(summed) == 1 else None
     if axis is None or shape[axis] != order.size:
         raise CheckpointError(
@@ -308,18 +286,20 @@ def arrays_in_own_order(weight: Weight) -> Matrix:
     return arrays.map(lambda codes: np.take(codes, np.argsort(order), axis), "codes")
 
 
-def matrix_of_frozen(weight: Weight) -> Matrix:
+def matrix_of_frozen(weight: Weight, frozen: FrozenParam) -> Matrix:
     """Return codes and scales of a frozen weight as a matrix `(outputs, inputs)`: the inverse of what loading does.
 
     Columns are in the order of the layer's input before it is permuted.
 
     Args:
-        weight: with its numbers, and how rows and columns became its axes.
+        weight: how rows and columns became its axes.
+        frozen: its numbers.
 
     Raises:
         CheckpointError: its numbers are of no kind that files hold.
     """
-    arrays, axes, groups, sizes = frozen_arrays(weight), weight.axes, weight.groups, weight.sizes()
+    arrays, axes = frozen_arrays(weight, frozen), weight.axes
+    groups, sizes = frozen.form.groups, weight.sizes()
     if groups is not None and axes.target[groups.dim] != axes.inputs[-1:]:
         raise CheckpointError(f"{weight.path} has groups that are not consecutive inputs of {axes}")
     in_rows = partial(axes.rows, sizes=sizes, in_groups=groups is not None)
@@ -366,9 +346,11 @@ def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
 
 def _joined(weights: Sequence[Weight]) -> tuple[Matrix | np.ndarray, InputFormat | None]:
     """Return the rows of weights above one another, and how their inputs are quantized."""
-    _shared(weights, [weight.is_frozen for weight in weights], "which are frozen, and which not")
+    are_frozen = [isinstance(weight.variable, FrozenParam) for weight in weights]
+    _shared(weights, are_frozen, "which are frozen, and which not")
     _shared(weights, [weight.order for weight in weights], "the order of their columns")
-    inputs = _shared(weights, [weight.inputs() for weight in weights], "how their inputs are quantized")
+    formats = [input_format_of(weight.proxy, weight.path, weight.order is not None) for weight in weights]
+    inputs = _shared(weights, formats, "how their inputs are quantized")
     numbers = [weight.numbers() for weight in weights]
     return stored_matrix.gathered(numbers, f"{weights[0].name} of {_paths(weights)}"), inputs
 
