@@ -136,7 +136,7 @@ def why_not_online(
         return "the model is quantized without tracing it, as recipes with call= do"
     if type(holder) in COUNTERPARTS and "input_quant" not in slots_for(holder):
         return f"a {type(holder).__name__} has no quantizer of its input"
-    convolution = first.operation == "conv_general_dilated"
+    convolution = first.step.name == "conv_general_dilated"
     if convolution and any(site.matrices.weight.sizes[0] > 1 for site in sites):
         return "the convolution sees its channels in groups"
     if took.configures:
@@ -144,7 +144,7 @@ def why_not_online(
     if isinstance(took.quantizer("input_quant"), nnx.Module):
         return "its input shares another layer's quantizer"
     slot = flat.slot_of[first.path]
-    reader = flat.other_use(slot, {site.step for site in sites})
+    reader = flat.other_use(slot, {site.index for site in sites})
     if reader is not None:
         return f"{reader.name}{reader.where} reads the parameter too"
     return _with_other_channels(sites, flat.shapes[slot]) if len(sites) > 1 else ""
@@ -222,7 +222,7 @@ class InputQuantizers:
         """The quantizer of a site's input, of a stack that of the layer in its turn; None if it has none."""
         name = self._shared.get(site.operand.rpartition("_")[0], site.operand)
         proxy, depth = self._inputs.get(site.path) or self._inputs.get(name, (None, 0))
-        turn = site.turn[:depth]
+        turn = site.step.turn[:depth]
         if proxy is None or not turn:
             return proxy
         graphdef, state = nnx.split(proxy, graph=True)

@@ -145,8 +145,7 @@ def _biases(visit: Visit) -> dict[Batch, Bias]:
     """The bias of a site in the program of each batch; None without one."""
     biases: dict[Batch, Bias] = {}
     for batch in visit.stream.batches:
-        (output,) = batch.flat.steps[visit.site_in(batch).step].outputs
-        bias = bias_of(batch.flat, output)
+        bias = bias_of(batch.flat, visit.site_in(batch).output)
         if bias is not None:
             biases[batch] = bias
     return biases

@@ -241,7 +241,7 @@ class Rescaling(FloatChange):
             maker: the site, or the path of the gain.
         """
         if isinstance(maker, ContractionSite):
-            bias = bias_of(self.flat, self.flat.steps[maker.step].outputs[0])
+            bias = bias_of(self.flat, maker.output)
         else:
             bias = bias_of(self.flat, self.flat.slot_of[maker], ("broadcast_in_dim", "mul", "div"))
         return None if bias is None else bias.path

@@ -72,7 +72,7 @@ class _Folding:
         if line is None:
             return "its numbers go through something that is not linear"
         sinks = [sink for gain in gains for sink in gain.sinks]
-        steps = {sink.step for sink in sinks}
+        steps = {sink.index for sink in sinks}
         for sink in sinks:
             reader = self.flat.other_use(self.flat.slot_of[sink.path], steps)
             if reader is not None:
@@ -99,7 +99,7 @@ class _Folding:
         for gain, owner in zip(gains, owners, strict=True):
             numbers = self._of_channels(gain)
             for sink in gain.sinks:
-                bias = bias_of(self.flat, self.flat.steps[sink.step].outputs[0])
+                bias = bias_of(self.flat, sink.output)
                 if numbers is None or bias is None:
                     return self._divide(gains, owners)
                 x = gain.spread(sink.activation, numbers)
@@ -119,8 +119,7 @@ class _Folding:
     def _contracted(self, site: ContractionSite, x: np.ndarray) -> jax.Array:
         weight = jnp.asarray(self.flat.value(site.weight))
         full = jnp.broadcast_to(x, self.flat.shapes[site.activation]).astype(weight.dtype)
-        operands = (weight, full) if site.place == 0 else (full, weight)
-        return self.flat.steps[site.step].run(*operands)[0]
+        return site.contract(weight, full)
 
     def _divide(self, gains: list[Gain], owners: list[Slot]) -> tuple[str | None, list[tuple[str, Change]]]:
         pairs = [*zip(gains, owners, strict=True)]

@@ -95,13 +95,9 @@ class ContractionSite:
     Attributes:
         name: the operation's, as `jqinject.coverage` names it, with the turns of loops around it: unique.
         operand: the name under which a rule's quantizer of the other operand is held.
-        turn: which turn of the loops around it this is.
         path: the parameter's path in the model, as text.
-        operation: "dot_general", "conv_general_dilated" or "ragged_dot_general".
-        step: index of the step.
-        weight: the slot of the operand that is the parameter.
-        activation: the slot of the other operand.
-        rest: slots of further operands.
+        index: of the step.
+        step: the contraction.
         place: which operand the parameter is.
         matrices: how it is a product of matrices.
         places: of the operand's numbers in the parameter.
@@ -109,13 +105,9 @@ class ContractionSite:
 
     name: str
     operand: str
-    turn: tuple[int, ...]
     path: str
-    operation: str
-    step: int
-    weight: Slot
-    activation: Slot
-    rest: tuple[Slot, ...]
+    index: int
+    step: FlatStep
     place: int
     matrices: Matrices
     places: Places = field(repr=False)
@@ -124,6 +116,25 @@ class ContractionSite:
     def module(self) -> str:
         """The path of the module that contracts the parameter."""
         return self.operand.rpartition(".")[0]
+
+    @property
+    def weight(self) -> Slot:
+        """The slot of the operand that is the parameter."""
+        return self.step.inputs[self.place]
+
+    @property
+    def activation(self) -> Slot:
+        """The slot of the other operand."""
+        return self.step.inputs[1 - self.place]
+
+    @property
+    def output(self) -> Slot:
+        """The slot of the result."""
+        return self.step.outputs[0]
+
+    def contract(self, weight: jax.Array, x: jax.Array, *rest: jax.Array) -> jax.Array:
+        """The result for other operands: the parameter, what it is contracted with, and further ones."""
+        return self.step.run(*((weight, x) if self.place == 0 else (x, weight)), *rest)[0]
 
     def weights(self, parameter: Any) -> Any:
         """The numbers of the parameter that are contracted here, as matrices `(stack, rows, columns)`."""
@@ -427,22 +438,10 @@ class FlatProgram:
             reason = matrices if isinstance(matrices, str) else str(places)
             self.left_out += [LeftOut(name, self.parameters[owner], reason) for owner in sorted(owners)]
             return
-        swapped = step.kind == "einsum" and place == 0
-        site = ContractionSite(
-            name=name + "".join(f"[{turn}]" for turn in step.turn),
-            operand=name + ("_lhs" if place == 1 or swapped else "_rhs"),
-            turn=step.turn,
-            path=self.parameters[min(owners)],
-            operation=step.name,
-            step=index,
-            weight=slot,
-            activation=step.inputs[1 - place],
-            rest=step.inputs[2:],
-            place=place,
-            matrices=matrices,
-            places=places,
-        )
-        self.sites.append(site)
+        operand = name + ("_lhs" if place == 1 or step.kind == "einsum" else "_rhs")
+        name += "".join(f"[{turn}]" for turn in step.turn)
+        path = self.parameters[min(owners)]
+        self.sites.append(ContractionSite(name, operand, path, index, step, place, matrices, places))
 
     def _places_of(self, slot: Slot, owners: frozenset[Slot]) -> Places | str:
         """Where each number of an operand is in the parameter; a sentence if it is not simply one of its numbers."""

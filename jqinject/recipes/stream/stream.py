@@ -131,7 +131,7 @@ class Stream:
         """Every site in turn; after each, the values go on to the next."""
         for index in range(len(self.sites)):
             for batch in self.batches:
-                batch.run_to(batch.flat.sites[index].step)
+                batch.run_to(batch.flat.sites[index].index)
             visit = Visit(self, index)
             yield visit
             for batch in self.batches:
@@ -202,7 +202,7 @@ class Visit:
         for batch in self.stream.batches:
             site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
-            rest = [batch.floats[slot] for slot in site.rest]
+            rest = [batch.floats[slot] for slot in site.step.inputs[2:]]
             samples, own = site.matrices.samples(floats, *rest)
             sums = Statistics.of(samples, site.matrices.samples(quantized, *rest)[0], names, own)
             total = sums if total is None else total.merged(sums)
@@ -217,7 +217,7 @@ class Visit:
 
     def contract(self, batch: Batch) -> None:
         """Contract the site's operands, in both models."""
-        (slot,) = batch.flat.steps[self.site_in(batch).step].outputs
+        slot = self.site_in(batch).output
         batch.floats[slot], output = self.outputs(batch, self.stream.parameters.get(self.site.path))
         batch.quantized[slot] = output if self.correction is None else output + self.correction(batch, output)
 
@@ -250,9 +250,8 @@ class Visit:
         weight = batch.floats[site.weight]
         if parameter is not None:
             weight = site.places.taken(parameter).astype(weight.dtype)
-        rest = [batch.floats[slot] for slot in site.rest]
-        operands = (weight, x) if site.place == 0 else (x, weight)
-        return batch.flat.steps[site.step].run(*operands, *rest)[0]
+        rest = [batch.floats[slot] for slot in site.step.inputs[2:]]
+        return site.contract(weight, x, *rest)
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
         floats, quantized = batch.floats[site.activation], batch.quantized[site.activation]
@@ -322,7 +321,7 @@ class Block:
 
     def _run_in(self, flat: FlatProgram) -> Run:
         """How steps are run: sites contract transformed inputs."""
-        transform, sites = self._transform, {flat.steps[site.step].outputs: site for site in flat.sites}
+        transform, sites = self._transform, {site.step.outputs: site for site in flat.sites}
 
         def run(step: FlatStep, operands: list[jax.Array]) -> list[jax.Array]:
             site = sites.get(step.outputs)
@@ -335,7 +334,7 @@ class Block:
 
 def _inside(visit: Visit, flat: FlatProgram, path: str) -> set[int]:
     """The steps of a module from a site on, in the turn of the loops in which the site is."""
-    begin, turn = flat.sites[visit.index].step, visit.site.turn
+    begin, turn = flat.sites[visit.index].index, visit.site.step.turn
     return {
         index
         for index, step in enumerate(flat.steps)

@@ -128,7 +128,7 @@ def is_gain(flat: FlatProgram, slot: Slot) -> bool:
 
 def _columns_of(flat: FlatProgram, site: ContractionSite) -> factor_walk.Labels:
     """A channel for each input of a site: labels 1, 2, ... along the axes that it contracts, and those of its stack."""
-    axes = operand_axes(flat.steps[site.step].equation)[1 - site.place].partners
+    axes = operand_axes(site.step.equation)[1 - site.place].partners
     shape = flat.shapes[site.activation]
     sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
     return np.arange(1, math.prod(sizes) + 1).reshape(sizes)

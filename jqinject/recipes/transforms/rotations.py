@@ -230,9 +230,9 @@ def rotated_regions(flat: FlatProgram) -> Iterator[tuple[ContractionSite, Rotate
 
 
 def _region_of(flat: FlatProgram, site: ContractionSite) -> RotatedRegion | str:
-    summed = _summed(flat, site)
+    summed = _summed(site)
     if not summed:
-        return f"{site.operation} is not followed"
+        return f"{site.step.name} is not followed"
     axis = summed[-1]
     block = flat.shapes[site.activation][axis]
     while True:
@@ -244,10 +244,9 @@ def _region_of(flat: FlatProgram, site: ContractionSite) -> RotatedRegion | str:
             block = refused.block
 
 
-def _summed(flat: FlatProgram, site: ContractionSite) -> tuple[int, ...]:
+def _summed(site: ContractionSite) -> tuple[int, ...]:
     """The axes of a site's input that it sums over; none if it is not followed."""
-    step = flat.steps[site.step]
-    return operand_axes(step.equation)[1 - site.place].summed if _is_followed(step) else ()
+    return operand_axes(site.step.equation)[1 - site.place].summed if _is_followed(site.step) else ()
 
 
 def _is_followed(step: FlatStep) -> bool:
@@ -279,7 +278,7 @@ class _RotationWalk(factor_walk.Follower[Rotated]):
                 self.region.parameters[path] = self.labels[slot].axis
         for site in flat.sites:
             both = site.activation in self.labels and site.weight in self.labels
-            if both and self.labels[site.activation].axis in _summed(flat, site):
+            if both and self.labels[site.activation].axis in _summed(site):
                 self.region.sinks.add(site.name)
 
     def refuse(self, slot: Slot, why: str) -> None:
