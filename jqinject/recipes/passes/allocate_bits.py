@@ -20,9 +20,9 @@ from jqinject.recipes.online import InputQuantizers, rule_of
 from jqinject.recipes.passes.descent import Outputs, Values, outputs_of, relative_squares
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.solver import check_arguments, output_error
-from jqinject.recipes.stream.flat_program import ContractionSite
+from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.stream.stream import Stream, Visit
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Work
 
 
 def cheapest_errors(errors: np.ndarray, costs: np.ndarray, budget: float) -> list[int]:
@@ -251,7 +251,7 @@ class AllocateBits:
         models = [work.quantized_by([_with_width(rule, bits) for rule in work.rules]) for bits in self.bits]
         choices, stream = [quantized_parameters(model) for model in models], work.stream()
         sites: Sites = {}
-        for site in stream.sites:
+        for site in stream.flat.sites:
             if site.path in choices[0]:
                 sites.setdefault(site.path, []).append(site)
         costs, unit = self._costs(work, models[0], sites)
@@ -265,7 +265,7 @@ class AllocateBits:
         for path in choices[0]:
             rule, at_widths = None, dict[int, float]()
             if path in widths:
-                took, pattern = rule_of(path, sites[path][0].module, index, work.rules)
+                took, pattern, _ = rule_of(path, sites[path][0].step.path, index, work.rules)
                 rule = _with_width(took, widths[path], re.escape(pattern))
                 at_widths = dict(zip(self.bits, map(float, errors[path]), strict=True))
             allocated.append(Allocated(path, widths.get(path), at_widths, rule))
