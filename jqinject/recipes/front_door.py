@@ -19,7 +19,7 @@ from jqinject.recipes.passes.correct_biases import CorrectBiases
 from jqinject.recipes.passes.solve import Solve, Solved
 from jqinject.recipes.recipe import Step
 from jqinject.recipes.solvers.rounding_descent import LearnedRounding
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Work
 
 Model = TypeVar("Model", bound=nnx.Module)
 Activations = Literal["float", "dynamic", "static"]
@@ -355,9 +355,9 @@ def post_training_quantize(
 def _corrected(work: Work) -> list[str]:
     """Correct the biases of a quantized model; the paths of those that were."""
     report = CorrectBiases(inputs="quantized", add=False)(work)
-    paths = list(dict.fromkeys(x.path for x in report if isinstance(x, Note)))
+    paths = list(dict.fromkeys(x.path for x in report if not x.reason))
     _check_done(work.quantized, "whose output a bias is added to", bool(paths))
-    left = [f"  {x}" for x in report if not isinstance(x, Note)]
+    left = [f"  {x}" for x in report if x.reason]
     if left:
         text = "correct_biases changes biases, and leaves as they are:\n" + "\n".join(left)
         warnings.warn(text, SitesLeftWarning, stacklevel=3)
@@ -375,6 +375,5 @@ def _check_done(model: nnx.Module, which: str, done: bool) -> None:
 def _layer_of(path: str, layers: Container[str]) -> str:
     """The layer that holds a bias; the bias's own path if none does."""
     holder, _, name = path.rpartition(".")
-    if name == "bias" and holder in layers:
-        return holder
-    return "the model itself" if path == "bias" and "the model itself" in layers else path
+    layer = holder or "the model itself"
+    return layer if name == "bias" and layer in layers else path

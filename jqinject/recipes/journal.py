@@ -97,7 +97,8 @@ class Journal:
             return compute()
         file = self.folder / f"pass_{self.step:02d}_part_{self._count:05d}.npz"
         self._count += 1
-        if _everywhere(file.exists()):
+        # All processes go on from the last part that each of them has.
+        if multihost_utils.process_allgather(np.array(file.exists())).all():
             return _read(file, name)
         arrays = {
             key: on_host(x) if isinstance(x, jax.Array) else np.asarray(x) for key, x in compute().items()
@@ -143,13 +144,6 @@ def _written(file: Path, write: Callable[[BinaryIO], object]) -> None:
         out.flush()
         os.fsync(out.fileno())
     part.replace(file)
-
-
-def _everywhere(local: bool) -> bool:
-    """Whether something holds in every process: they go on from the last part that all of them have."""
-    if jax.process_count() == 1:
-        return local
-    return bool(multihost_utils.process_allgather(np.array(local)).all())
 
 
 def identity_of(

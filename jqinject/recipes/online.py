@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,18 +49,14 @@ class Online:
             model: the float model.
             rules: for it; the first that takes it counts.
         """
-        took, path = rule_of(name, self.module, model, rules)
+        took, path, _ = rule_of(name, self.module, model, rules)
         with_numbers = isinstance(self.transform, nnx.Module)
         declared = Sized(self, self.channels) if with_numbers else self.transform
         return rule_with_transform(took, path, {"input_quant": took.declared("input_quant")}, declared)
 
 
 def rule_with_transform(
-    rule: Rule,
-    path: str,
-    quantizers: Mapping[str, Any],
-    transform: Transform | Sized,
-    op: str | None = None,
+    rule: Rule, path: str, quantizers: Mapping[str, Any], transform: Transform | Sized, op: str | None = None
 ) -> Rule:
     """A rule for one path with a transform before the quantizers of some slots; other inputs have none.
 
@@ -81,8 +77,10 @@ NO_RULE = Rule()
 """It quantizes nothing."""
 
 
-def rule_of(name: str, module: str, model: ModelIndex, rules: Sequence[Rule]) -> tuple[Rule, str]:
-    """The first rule that takes a parameter, or `NO_RULE`, and the path by which rules name it.
+def rule_of(
+    name: str, module: str, model: ModelIndex, rules: Sequence[Rule]
+) -> tuple[Rule, str, object | None]:
+    """Return the first rule that takes a parameter, or `NO_RULE`; the path by which rules name it; what holds it.
 
     Args:
         name: path of the parameter.
@@ -90,15 +88,11 @@ def rule_of(name: str, module: str, model: ModelIndex, rules: Sequence[Rule]) ->
         model: the float model.
         rules: for it.
     """
-    holder, node = _holder_of(name, model)
-    if type(node) in COUNTERPARTS:
-        return next((rule for rule in rules if takes_layer(rule, node, holder)), NO_RULE), holder
-    return weight_rule(rules, name, holder, module) or NO_RULE, name
-
-
-def _holder_of(name: str, model: ModelIndex) -> tuple[str, object]:
     holder = name.rpartition(".")[0]
-    return holder, next((node for path, node in model.places if ".".join(path) == holder), None)
+    node = next((node for path, node in model.places if ".".join(path) == holder), None)
+    if type(node) in COUNTERPARTS:
+        return next((rule for rule in rules if takes_layer(rule, node, holder)), NO_RULE), holder, node
+    return weight_rule(rules, name, holder, module) or NO_RULE, name, node
 
 
 def quantizes_weight(site: ContractionSite, model: ModelIndex, rules: Sequence[Rule]) -> bool:
@@ -109,7 +103,7 @@ def quantizes_weight(site: ContractionSite, model: ModelIndex, rules: Sequence[R
         model: the float model.
         rules: for it.
     """
-    took, _ = rule_of(site.path, site.module, model, rules)
+    took, _, _ = rule_of(site.path, site.step.path, model, rules)
     return took.configures or took.quantizer("weight_quant") is not None
 
 
@@ -130,13 +124,12 @@ def why_not_online(
         traced: whether contractions of the model's own are quantized.
     """
     first = sites[0]
-    took, _ = rule_of(first.path, first.module, model, rules)
-    _, holder = _holder_of(first.path, model)
+    took, _, holder = rule_of(first.path, first.step.path, model, rules)
     if type(holder) not in COUNTERPARTS and not traced:
         return "the model is quantized without tracing it, as recipes with call= do"
     if type(holder) in COUNTERPARTS and "input_quant" not in slots_for(holder):
         return f"a {type(holder).__name__} has no quantizer of its input"
-    convolution = first.operation == "conv_general_dilated"
+    convolution = first.step.name == "conv_general_dilated"
     if convolution and any(site.matrices.weight.sizes[0] > 1 for site in sites):
         return "the convolution sees its channels in groups"
     if took.configures:
@@ -144,7 +137,7 @@ def why_not_online(
     if isinstance(took.quantizer("input_quant"), nnx.Module):
         return "its input shares another layer's quantizer"
     slot = flat.slot_of[first.path]
-    reader = flat.other_use(slot, {site.step for site in sites})
+    reader = flat.other_use(slot, {site.index for site in sites})
     if reader is not None:
         return f"{reader.name}{reader.where} reads the parameter too"
     return _with_other_channels(sites, flat.shapes[slot]) if len(sites) > 1 else ""
@@ -175,27 +168,23 @@ def transformed_input(online: Mapping[str, Online], site: ContractionSite, x: ja
     return x if before is None else along(before.transform, x, site.matrices.input_axes)
 
 
-def stored_for(sites: Sequence[ContractionSite], transform: Transform) -> Callable[[jax.Array], jax.Array]:
-    """From a parameter, float32, to what is stored for a transform before the inputs of its sites.
+def stored(sites: Sequence[ContractionSite], transform: Transform, value: jax.Array) -> jax.Array:
+    """Return what is stored of a parameter for a transform before the inputs of its sites.
 
     Args:
         sites: all that contract it.
         transform: of their inputs.
+        value: the parameter, float32.
     """
-
-    def change(value: jax.Array) -> jax.Array:
-        stored = np.zeros(value.size, bool)
-        for site in sites:
-            if site.places.all_in(stored):
-                continue  # a parameter that is contracted twice is stored once
-            site.places.mark(stored)
-            matrices = site.weights(value)
-            windows = matrices.reshape(*matrices.shape[:2], site.matrices.channels, -1).swapaxes(2, 3)
-            dual = transform.dual(windows).swapaxes(2, 3).reshape(matrices.shape)
-            value = site.places.put(value, site.as_operand(dual))
-        return value
-
-    return change
+    taken = np.zeros(value.size, bool)
+    for site in sites:
+        if not site.places.mark(taken):
+            continue  # a parameter that is contracted twice is stored once
+        matrices = site.weights(value)
+        windows = matrices.reshape(*matrices.shape[:2], site.matrices.channels, -1).swapaxes(2, 3)
+        dual = transform.dual(windows).swapaxes(2, 3).reshape(matrices.shape)
+        value = site.places.put(value, site.matrices.weight.array(dual))
+    return value
 
 
 class InputQuantizers:
@@ -222,7 +211,7 @@ class InputQuantizers:
         """The quantizer of a site's input, of a stack that of the layer in its turn; None if it has none."""
         name = self._shared.get(site.operand.rpartition("_")[0], site.operand)
         proxy, depth = self._inputs.get(site.path) or self._inputs.get(name, (None, 0))
-        turn = site.turn[:depth]
+        turn = site.step.turn[:depth]
         if proxy is None or not turn:
             return proxy
         graphdef, state = nnx.split(proxy, graph=True)

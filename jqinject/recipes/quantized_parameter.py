@@ -169,12 +169,10 @@ def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:
             parameters |= {
                 name: QuantizedParameter(name, x) for name, x in sites if x.weight_quant is not None
             }
-        elif isinstance(node, QuantWeightLayer) and isinstance(
-            node.weight_quant, WeightQuantProxyFromInjector
-        ):
-            name = ".".join((*path, node.weight_name))
-            shared = any(node is parameter.holder for parameter in parameters.values())
-            if node.weight_quant.is_quant_enabled and not shared:
+        elif isinstance(node, QuantWeightLayer):
+            name, proxy = ".".join((*path, node.weight_name)), node.weight_quant
+            is_on = isinstance(proxy, WeightQuantProxyFromInjector) and proxy.is_quant_enabled
+            if is_on and not any(node is parameter.holder for parameter in parameters.values()):
                 parameters[name] = QuantizedParameter(name, node)
     return parameters
 

@@ -23,29 +23,6 @@ from jqinject.recipes.stream.stream import QuantizeInput, Stream
 T = TypeVar("T")
 
 
-Fact = str | float | tuple[int, ...] | tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Note:
-    """What a pass did, or would do, to a site, a parameter or a module.
-
-    Attributes:
-        name: the site's, or the path of the parameter or module; several with commas between them.
-        path: of the parameter that the site has; empty where the name says it.
-        what: as text.
-        facts: what was measured, which parameters took something over, which channels were chosen, ..., by name.
-    """
-
-    name: str
-    path: str
-    what: str
-    facts: Mapping[str, Fact] = field(default_factory=dict, repr=False)
-
-    def __str__(self) -> str:
-        return f"{self.name}{f' ({self.path})' if self.path else ''}: {self.what}"
-
-
 @dataclass
 class Work:
     """The state that a recipe's passes change.
@@ -201,8 +178,7 @@ class Work:
 
     def copied(self) -> Work:
         """The work as it is now, which later passes do not change."""
-        quantized = None if self._quantized is None else nnx.clone(self._quantized, graph=True)
-        model = nnx.clone(self.model, graph=True)
+        model, quantized = nnx.clone((self.model, self._quantized), graph=True)
         return replace(self, model=model, _quantized=quantized, online=dict(self.online))
 
     def parameters(self) -> dict[str, QuantizedParameter]:

@@ -10,7 +10,6 @@ from jqinject import Rule
 from jqinject.quant import Int8DynamicActPerRowAbsMax, Int8WeightPerChannelFloat
 from jqinject.recipes import LearnedRotation, Recipe
 from jqinject.recipes.passes.descent import cayley_step
-from jqinject.recipes.work import Note
 
 W4A4 = Rule(
     weight_quant=Int8WeightPerChannelFloat,
@@ -54,7 +53,7 @@ def test_the_quantized_outputs_come_nearer_and_the_float_ones_stay() -> None:
     result = Recipe(LearnedRotation(steps=20, learning_rate=0.2)).apply(
         Stream(nnx.Rngs(0)), [Rule("into"), W4A4], batches, progress=False
     )
-    (learned,) = (each for each in result.report.steps[0].sites if isinstance(each, Note))
+    (learned,) = (each for each in result.report.steps[0].sites if not each.reason)
     assert learned.name == "R1 of 16"
     assert learned.facts["after"] < 0.85 * learned.facts["before"]
     wanted, found = (

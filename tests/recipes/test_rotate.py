@@ -22,8 +22,7 @@ from jqinject.quant import (
 )
 from jqinject.recipes import RTN, FoldNorms, Recipe, Rotate, SmoothQuant, Solve
 from jqinject.recipes.passes.rotate import largest_size
-from jqinject.recipes.stream.flat_program import LeftOut
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Work
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24
 RULE = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax)
@@ -168,7 +167,7 @@ def _folded_and_rotated(model: Any, x: jax.Array) -> tuple[Work, list[Any], list
 def _kinds(done: list[Any]) -> dict[Any, set[str]]:
     found: dict[Any, set[str]] = {}
     for one in done:
-        if isinstance(one, Note):
+        if not one.reason:
             names = {name.rpartition(".")[0] for name in one.name.partition(" of ")[2].split(", ")}
             found[one.facts["kind"]] = found.get(one.facts["kind"], set()) | names
     return found
@@ -177,7 +176,7 @@ def _kinds(done: list[Any]) -> dict[Any, set[str]]:
 @pytest.mark.lengthy
 def test_a_decoder_keeps_its_function() -> None:
     work, folded, rotated = _folded_and_rotated(_with_noise(Decoder()), _tokens())
-    assert len(folded) == 5 and all(isinstance(one, Note) for one in folded)
+    assert len(folded) == 5 and not any(one.reason for one in folded)
     kinds = _kinds(rotated)
     per_block = {"q", "k", "v", "gate", "up"}
     assert kinds["R1"] == {f"blocks.{i}.{name}" for i in (0, 1) for name in per_block} | {"head"}
@@ -188,7 +187,7 @@ def test_a_decoder_keeps_its_function() -> None:
         == {name.removesuffix(".kernel") for name in work.online}
     )
     np.testing.assert_allclose(work.model.blocks[0].before.g[...], 0, atol=1e-6)  # pyright: ignore
-    online = [one for one in rotated if isinstance(one, Note) and one.facts["kind"] == "R4"]
+    online = [one for one in rotated if not one.reason and one.facts["kind"] == "R4"]
     (one,) = (one for one in online if one.name.startswith("R4 of blocks.0"))
     assert one.facts["block"] == HIDDEN
 
@@ -209,7 +208,7 @@ def test_a_quantized_decoder_is_served_with_its_rotations() -> None:
 @pytest.mark.lengthy
 def test_blocks_under_scan_keep_their_function() -> None:
     _, folded, rotated = _folded_and_rotated(_with_noise(Decoder(stacked=True)), _tokens())
-    assert len(folded) == 3 and all(isinstance(one, Note) for one in folded)
+    assert len(folded) == 3 and not any(one.reason for one in folded)
     kinds = _kinds(rotated)
     assert kinds["R1"] == {f"blocks.{name}" for name in ("q", "k", "v", "gate", "up")} | {"head"}
     assert kinds["R2"] == {"blocks.o"} and kinds["R4"] == {"blocks.down"}
@@ -218,10 +217,10 @@ def test_blocks_under_scan_keep_their_function() -> None:
 @pytest.mark.lengthy
 def test_a_tied_head_is_rotated_with_its_table_and_keeps_its_norms_gain() -> None:
     _, folded, rotated = _folded_and_rotated(_with_noise(Decoder(1, tied=True), but=("norm",)), _tokens())
-    assert not any(isinstance(one, LeftOut) for one in folded)
+    assert not any(one.reason for one in folded)
     assert "R1" in _kinds(rotated)
     work = _work(_with_noise(Decoder(1, tied=True)), _tokens())
-    (stays,) = (one for one in FoldNorms()(work) if isinstance(one, LeftOut))
+    (stays,) = (one for one in FoldNorms()(work) if one.reason)
     assert stays.name == "norm.scale" and "table.embedding is read by gather too" in stays.reason
     done = Rotate("R1")(work)
     assert not _kinds(done)
@@ -263,7 +262,7 @@ class Experts(nnx.Module):
 
 def test_ragged_products_are_rotated_with_what_makes_their_rows() -> None:
     work = _work(Experts(), jax.random.normal(jax.random.key(0), (3, 8)))
-    (done,) = (one for one in Rotate("R2")(work) if isinstance(one, Note))
+    (done,) = (one for one in Rotate("R2")(work) if not one.reason)
     assert {*done.facts["folded"]} == {"rows.kernel", "up"} and done.facts["block"] == 4
 
 
@@ -317,7 +316,7 @@ def test_sizes_without_a_matrix_are_mixed_in_blocks_or_refused_by_path() -> None
     ):
         Rotate("R4", full_size=True)(_work(model, x))
     work = _work(model, x)
-    (done,) = (one for one in Rotate("R4")(work) if isinstance(one, Note))
+    (done,) = (one for one in Rotate("R4")(work) if not one.reason)
     assert done.facts["block"] == 2 and [*work.online] == ["layers.2.kernel"]
 
 
@@ -344,5 +343,5 @@ def test_a_parameter_contracted_along_both_axes_is_left_out_with_its_cause(
 ) -> None:
     rule, x = Rule(weight_quant=Int8WeightPerTensorFloat), jax.random.normal(jax.random.key(1), (6, 8))
     report = Recipe(transform).apply(BothAxes(width), rule, [x], progress=False).report
-    reasons = {left.reason for left in report.steps[0].sites if isinstance(left, LeftOut)}
+    reasons = {left.reason for left in report.steps[0].sites if left.reason}
     assert reasons == {"dot_general0 and dot_general1 contract different axes or channels of it"}

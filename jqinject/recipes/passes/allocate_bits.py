@@ -20,9 +20,9 @@ from jqinject.recipes.online import InputQuantizers, rule_of
 from jqinject.recipes.passes.descent import Outputs, Values, outputs_of, relative_squares
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.solver import check_arguments, output_error
-from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
+from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.stream.stream import Stream, Visit
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Work
 
 
 def cheapest_errors(errors: np.ndarray, costs: np.ndarray, budget: float) -> list[int]:
@@ -87,15 +87,14 @@ UNITS = {
 Sites = dict[str, list[ContractionSite]]
 
 
-def operations_of(flat: FlatProgram, site: ContractionSite, inputs: InputQuantizers) -> int:
+def operations_of(site: ContractionSite, inputs: InputQuantizers) -> int:
     """The multiply-adds of a site in one call, times the bits of a number of its input.
 
     Args:
-        flat: the program.
-        site: one of its sites.
+        site: of the float model's program.
         inputs: the quantizers of inputs.
     """
-    contraction = flat.steps[site.step].equation
+    contraction = site.step.equation
     products = math.prod(contraction.outputs[0].shape) * site.matrices.weight.sizes[-1]
     float_bits = 8 * np.dtype(contraction.inputs[1 - site.place].dtype).itemsize
     return products * (inputs.bits(site) or float_bits)
@@ -252,10 +251,10 @@ class AllocateBits:
         models = [work.quantized_by([_with_width(rule, bits) for rule in work.rules]) for bits in self.bits]
         choices, stream = [quantized_parameters(model) for model in models], work.stream()
         sites: Sites = {}
-        for site in stream.sites:
+        for site in stream.flat.sites:
             if site.path in choices[0]:
                 sites.setdefault(site.path, []).append(site)
-        costs, unit = self._costs(work, models[0], stream.flat, sites)
+        costs, unit = self._costs(work, models[0], sites)
         if work.explaining:
             return [*self._explained(sites, costs / unit)]
         errors = self._errors(work, choices, stream, sites)
@@ -266,7 +265,7 @@ class AllocateBits:
         for path in choices[0]:
             rule, at_widths = None, dict[int, float]()
             if path in widths:
-                took, pattern = rule_of(path, sites[path][0].module, index, work.rules)
+                took, pattern, _ = rule_of(path, sites[path][0].step.path, index, work.rules)
                 rule = _with_width(took, widths[path], re.escape(pattern))
                 at_widths = dict(zip(self.bits, map(float, errors[path]), strict=True))
             allocated.append(Allocated(path, widths.get(path), at_widths, rule))
@@ -279,9 +278,7 @@ class AllocateBits:
             shown = ", ".join(f"{bits} bits: {cost:g}" for bits, cost in zip(self.bits, row, strict=True))
             yield Note(path, "", f"{shown} {UNITS[self._budget[0]]}")
 
-    def _costs(
-        self, work: Work, model: nnx.Module, flat: FlatProgram, sites: Sites
-    ) -> tuple[np.ndarray, float]:
+    def _costs(self, work: Work, model: nnx.Module, sites: Sites) -> tuple[np.ndarray, float]:
         """Return what each parameter costs with each width, `(parameters, widths)`, and the cost of a budget of 1.
 
         Raises:
@@ -293,7 +290,7 @@ class AllocateBits:
         unit = {"mean_bits": float(sizes.sum()) or 1.0, "max_bytes": 8.0}.get(name, 1.0)
         if self.max_bit_operations is not None:
             inputs = InputQuantizers(model, work.calls[0])
-            operations = (sum(operations_of(flat, site, inputs) for site in own) for own in sites.values())
+            operations = (sum(operations_of(site, inputs) for site in own) for own in sites.values())
             sizes = np.array([*operations], np.float64)
         costs = sizes[:, None] * np.array(self.bits, np.float64)
         if self.seconds is not None:

@@ -21,7 +21,8 @@ from jqinject.program import Call, compiled_call, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete, is_quantized
 from jqinject.recipes.solvers.solver import among, check_arguments
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.stream.flat_program import Note
+from jqinject.recipes.work import Work
 
 Pairs = tuple[tuple[str, str], ...]
 Statistics = dict[str, tuple[jax.Array, jax.Array]]
@@ -159,8 +160,6 @@ def _fold(model: nnx.Module, pairs: Pairs) -> None:
         merged = MergedBatchNorm(modules[norm])
         if isinstance(holder, nnx.List):
             holder[int(name)] = merged
-        elif isinstance(holder, nnx.Dict):
-            holder[name] = merged
         else:
             setattr(holder, name, merged)
 

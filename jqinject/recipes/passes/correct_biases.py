@@ -12,10 +12,10 @@ from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
 from jqinject.recipes.solvers.solver import among, check_arguments
-from jqinject.recipes.stream.flat_program import LeftOut
-from jqinject.recipes.stream.stream import Batch, Visit
-from jqinject.recipes.transforms.gains_and_biases import Bias, bias_of
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.stream.flat_program import Note
+from jqinject.recipes.stream.stream import Visit
+from jqinject.recipes.transforms.gains_and_biases import bias_of
+from jqinject.recipes.work import Work
 
 Inputs = Literal["float", "quantized"]
 
@@ -64,14 +64,12 @@ class CorrectBiases:
     def __post_init__(self) -> None:
         check_arguments(self, inputs=among(self.inputs, "float", "quantized"))
 
-    def __call__(self, work: Work) -> list[Note | LeftOut]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         added = add_biases(work) if self.add else set[str]()
         shifts = _Shifts(work, self.inputs, added)
         stream = work.stream(shifts.quantizers.quantize if self.inputs == "quantized" else None)
-        done: list[Note | LeftOut] = []
-        for visit in work.bar(stream, "biases"):
-            done += shifts.take(visit)
+        done = [record for visit in work.bar(stream, "biases") for record in shifts.take(visit)]
         shifts.put()
         return [*done, *(site for site in stream.flat.left_out if site.path in shifts.parameters)]
 
@@ -91,7 +89,7 @@ class _Shifts:
         self.quantizers = work.input_quantizers
         self._sums: dict[str, np.ndarray] = {}  # of shifts, and how many, for each number of a bias
 
-    def take(self, visit: Visit) -> list[Note | LeftOut]:
+    def take(self, visit: Visit) -> list[Note]:
         """Measure the shift of a site, and let the stream go on with the corrected output; nothing of a float site."""
         site, parameter = visit.site, self.parameters.get(visit.site.path)
         if parameter is None and not self.quantizers.is_on(site):
@@ -99,11 +97,14 @@ class _Shifts:
         weight = visit.original if parameter is None else parameter.nearest(parameter.value)
         if self.inputs == "quantized":
             visit.put(weight)
-        biases = _biases(visit)
+        of_batches = {
+            batch: bias_of(batch.flat, visit.site_in(batch).step.outputs[0]) for batch in visit.stream.batches
+        }
+        biases = {batch: bias for batch, bias in of_batches.items() if bias is not None}
         bias = biases.get(visit.stream.batches[0])
         if bias is None:
             reason = "no parameter is added to its output, which keeps its shifted mean"
-            return [LeftOut(site.name, site.path, reason)]
+            return [Note(site.name, site.path, reason=reason)]
         shift, squares = np.zeros(bias.size, np.float32), 0.0
         quantize = self.quantizers.quantize if self.inputs == "float" else None
         for batch, own in biases.items():
@@ -116,7 +117,7 @@ class _Shifts:
                 "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"
             )
         total, counts = self._sums.setdefault(bias.path, np.zeros((2, bias.size), np.float32))
-        numbers = bias.numbers
+        numbers = places = np.unique(bias.places)
         if self.inputs == "quantized":
             numbers = numbers[counts[numbers] == 0]  # the model goes on with what the first site got
         total[numbers] += shift[numbers]
@@ -125,7 +126,7 @@ class _Shifts:
             correction = jnp.array(total)
             visit.correction = lambda batch, output: biases[batch].spread(correction, output)
         size = max(squares, float(np.finfo(np.float32).tiny))
-        relative = np.sqrt(np.mean(np.square(shift[bias.numbers])) / size)
+        relative = np.sqrt(np.mean(np.square(shift[places])) / size)
         new = ", which is new" if bias.path in self.added else ""
         what = f"mean output had moved by {relative:.3g} of the output, taken back by the bias{new}"
         return [Note(site.name, bias.path, what)]
@@ -139,17 +140,6 @@ class _Shifts:
             corrected = (original.astype(jnp.float32) + jnp.asarray(shift)).astype(original.dtype)
             variable = quantized[path]
             variable.set_value(jax.device_put(corrected, variable.get_value().sharding))
-
-
-def _biases(visit: Visit) -> dict[Batch, Bias]:
-    """The bias of a site in the program of each batch; None without one."""
-    biases: dict[Batch, Bias] = {}
-    for batch in visit.stream.batches:
-        (output,) = batch.flat.steps[visit.site_in(batch).step].outputs
-        bias = bias_of(batch.flat, output)
-        if bias is not None:
-            biases[batch] = bias
-    return biases
 
 
 BIASED = (nnx.Linear, nnx.Conv, nnx.ConvTranspose, nnx.LinearGeneral)

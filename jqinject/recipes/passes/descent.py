@@ -14,10 +14,10 @@ from jqinject.model.walk import ModelIndex
 from jqinject.program import Call, SplitCall, dotted
 from jqinject.recipes.passes import float_change
 from jqinject.recipes.solvers.solver import at_least, check_arguments
-from jqinject.recipes.stream.flat_program import LeftOut
+from jqinject.recipes.stream.flat_program import Note
 from jqinject.recipes.transforms.regions import is_gain
 from jqinject.recipes.transforms.rotations import RotatedRegion, rotated_regions
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Work
 
 T = TypeVar("T")
 Values = dict[str, jax.Array]
@@ -156,18 +156,17 @@ class LearnedRotation:
         rate = (0 < self.learning_rate < 1, "within 0 and 1", 0.05)
         check_arguments(self, kinds=kinds, steps=at_least(self.steps, 1, 50), learning_rate=rate)
 
-    def __call__(self, work: Work) -> list[Note | LeftOut]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         change = float_change.FloatChange(work, repr(self))
-        rotated = [
-            (site.name, region)
-            for site, region in rotated_regions(change.flat)
+        regions = [
+            region
+            for _, region in rotated_regions(change.flat)
             if not isinstance(region, str) and region.kind in self.kinds and region.block > 1
         ]
-        if not rotated:
+        if not regions:
             why = "no residual stream and no values between two weights can be rotated"
-            return [LeftOut("the model", "", why)]
-        regions = [region for _, region in rotated]
+            return [Note("the model", "", reason=why)]
         paths = tuple(dict.fromkeys(path for region in regions for path in region.parameters))
         floats = {path: change.values[path] for path in paths}
         take_step = jax.jit(cayley_step, static_argnums=3)
@@ -192,7 +191,9 @@ class LearnedRotation:
             work, quantized, values, _distance, start, step, steps, parts, "error of the outputs"
         )
         if done.facts["steps"]:
-            change.change(rotated[0][0], [(path, partial(_rotated, regions, path, best)) for path in paths])
+            change.change(
+                regions[0].sites[0].name, [(path, partial(_rotated, regions, path, best)) for path in paths]
+            )
         return [done, *change.finish()]
 
 
@@ -276,7 +277,7 @@ class TweakNorms:
         rate = (self.learning_rate > 0, "above 0", 0.001)
         check_arguments(self, steps=at_least(self.steps, 1, 50), learning_rate=rate)
 
-    def __call__(self, work: Work) -> list[Note | LeftOut]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         variables = ModelIndex(work.quantized).by_name
         quantized = work.parameters()
@@ -285,7 +286,7 @@ class TweakNorms:
         norms = [path for path, slot in vectors.items() if is_gain(flat, slot)]
         paths = tuple(path for path in norms if path in variables and path not in quantized)
         if not paths:
-            return [LeftOut("the model", "", "no gains")]
+            return [Note("the model", "", reason="no gains")]
         start = {path: jnp.asarray(variables[path].get_value()) for path in paths}
         sizes = {path: jnp.maximum(jnp.abs(x.astype(jnp.float32)).max(), 1e-6) for path, x in start.items()}
 

@@ -15,10 +15,10 @@ import numpy as np
 from jqinject.ops.processes import on_host
 from jqinject.recipes.passes.float_change import Rescaling, Rows, largest_of, left_out
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments
-from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
+from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.transforms.factor_walk import varies
 from jqinject.recipes.transforms.regions import Region, per_channel
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Work
 
 NOTHING = 1e-9
 """Channels whose range is at most this keep their factor 1."""
@@ -66,16 +66,10 @@ class Equalize:
             biases=(fits, "a number above 0, 'vaiq' or None", "vaiq"),
         )
 
-    def __call__(self, work: Work) -> list[Note | LeftOut]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self))
-        able: list[Region] = []
-        left: list[LeftOut] = []
-        for region in rescaling.regions:
-            if region.sources or region.gains:
-                able.append(region)
-            else:
-                left += left_out(region, "no weight and no gain makes its inputs")
+        able = [region for region in rescaling.regions if region.sources or region.gains]
         total = [np.ones(region.channels, np.float32) for region in able]
         for _ in range(self.iterations):
             largest = 0.0
@@ -86,8 +80,11 @@ class Equalize:
                 largest = max(largest, float(np.abs(1 - factors).max()))
             if largest < self.threshold:
                 break
-        done = [rescaling.described(region, factors) for region, factors in zip(able, total, strict=True)]
-        return [*done, *left, *rescaling.finish()]
+        rescaling.done += [rescaling.described(*pair) for pair in zip(able, total, strict=True)]
+        for region in rescaling.regions:
+            if region not in able:
+                rescaling.done += left_out(region, "no weight and no gain makes its inputs")
+        return rescaling.finish()
 
     def _factors(self, rescaling: Rescaling, region: Region) -> np.ndarray:
         makers = [self._with_bias(rescaling, region, *maker) for maker in rescaling.makers(region)]
@@ -98,11 +95,7 @@ class Equalize:
         return np.where(alive, ratio, unit)
 
     def _with_bias(
-        self,
-        rescaling: Rescaling,
-        region: Region,
-        maker: ContractionSite | str,
-        rows: Rows,
+        self, rescaling: Rescaling, region: Region, maker: ContractionSite | str, rows: Rows
     ) -> Rows:
         path = None if self.biases is None else rescaling.bias_of(maker)
         if self.biases is None or path is None or path not in region.parameters:
@@ -189,38 +182,31 @@ class SplitChannels:
     def __post_init__(self) -> None:
         check_arguments(self, ratio=(0 < self.ratio <= 1, "above 0 and at most 1", 0.02))
 
-    def __call__(self, work: Work) -> list[Note | LeftOut]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self))
-        done: list[Note] = []
-        left: list[LeftOut] = []
         for region in rescaling.regions:
             sides = _sides(region)
-            why = sides if isinstance(sides, str) else self._split(rescaling, region, sides)
-            if isinstance(why, str):
-                left += left_out(region, why)
-            else:
-                done.append(why)
-        return [*done, *rescaling.finish(), *left]
+            done = sides if isinstance(sides, str) else self._split(rescaling, region, sides)
+            rescaling.done += left_out(region, done) if isinstance(done, str) else [done]
+        return rescaling.finish()
 
     def _split(self, rescaling: Rescaling, region: Region, sides: Mapping[str, Side]) -> Note | str:
         """Split channels of a region; a sentence if the model cannot be called then."""
         sources, sinks = (
-            tuple(sorted({member.site.path for member in members}))
-            for members in (region.sources, region.sinks)
+            tuple(sorted({site.path for site in sites})) for sites in (region.sources, region.sinks)
         )
         values = {path: on_host(rescaling.values[path]) for path in (sinks if self.split_input else sources)}
         pairs = ((np.abs(region.parameters[path]), np.abs(x)) for path, x in values.items())
-        sizes = per_channel(
-            region.channels, ((np.broadcast_to(own, x.shape), x) for own, x in pairs), start=0
-        )
+        labelled = ((np.broadcast_to(own, x.shape), x) for own, x in pairs)
+        sizes = per_channel(region.channels, labelled, start=0)
         count = math.ceil(self.ratio * region.channels)
         chosen = np.sort(np.argsort(-sizes, kind="stable")[:count])
         changes = [
             (path, partial(_copied, axis=axis, at=at[chosen], halved=(path in sinks) == self.split_input))
             for path, (axis, at) in sides.items()
         ]
-        why = rescaling.change_shapes(region.sinks[0].site.name, changes)
+        why = rescaling.change_shapes(region.sites[0].name, changes)
         channels = tuple(map(int, chosen))
         shown = ", ".join(map(str, channels[:8])) + (", ..." if count > 8 else "")
         name = f"{', '.join(sources)} to {', '.join(sinks)}"
@@ -244,7 +230,7 @@ def _sides(region: Region) -> dict[str, Side] | str:
         return (
             "a norm's gain, not a weight, makes its inputs: channels of what it normalizes cannot be copied"
         )
-    if any(member.labels.shape[0] > 1 for member in (*region.sinks, *region.sources)):
+    if any(labels.shape[0] > 1 for labels in (*region.sinks.values(), *region.sources.values())):
         return "its weights are a stack of matrices, or a convolution with groups"
     sides = {}
     for path, labels in region.parameters.items():

@@ -13,13 +13,13 @@ from flax import nnx
 from jqinject.core.transforms import Chain, ChannelScale, Transform
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
-from jqinject.recipes.online import Online, quantizes_weight, stored_for, why_not_online
+from jqinject.recipes.online import Online, quantizes_weight, stored, why_not_online
 from jqinject.recipes.solvers.solver import Statistics
-from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
+from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.transforms.factor_walk import factors_of
 from jqinject.recipes.transforms.gains_and_biases import bias_of
-from jqinject.recipes.transforms.regions import Region, by_region, per_channel
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.transforms.regions import Region, by_region, per_channel, region_of
+from jqinject.recipes.work import Work
 
 TOLERANCE = 1e-5
 """How far a float32 model's outputs may move, relative to the largest."""
@@ -47,6 +47,7 @@ class FloatChange:
         values: the parameters as they are now.
         online: path of a parameter -> the transform before the inputs of its sites, as they are now.
         sites: of the model, in the order in which they run.
+        done: what the pass did to each site, or why it left it alone; for the report.
         left_out: contractions that no pass can reach, and why.
         statistics: of the float model's sites, by name.
     """
@@ -58,9 +59,10 @@ class FloatChange:
         self.flat = flat = stream.flat
         self.values = {path: jnp.asarray(flat.state[slot]) for slot, path in flat.parameters.items()}
         self.sites = list(flat.sites)
-        self.left_out: list[LeftOut] = [*flat.left_out]
+        self.done: list[Note] = []
+        self.left_out: list[Note] = [*flat.left_out]
         self.statistics: dict[str, Statistics] = {}
-        self._done: list[tuple[str, Changes, Mapping[str, Online]]] = []
+        self._changes: list[tuple[str, Changes, Mapping[str, Online]]] = []
         with jax.default_matmul_precision("highest"):
             for visit in work.bar(stream, "measuring") if statistics else stream:
                 if statistics:
@@ -80,7 +82,7 @@ class FloatChange:
             online: path of a parameter -> the transform before the other operand of its sites.
         """
         self.values, self.online = _changed(self.values, changes), {**self.online, **online}
-        self._done.append((site, changes, self.online))
+        self._changes.append((site, changes, self.online))
 
     def change_shapes(self, site: str, changes: Changes) -> str:
         """Change the shapes of parameters, unless the model cannot be called with others.
@@ -97,7 +99,7 @@ class FloatChange:
             self._error_of(self._after(self.values, self.online))
         except (TypeError, ValueError, IndexError) as error:
             self.values = before
-            self._done.pop()
+            self._changes.pop()
             first = str(error).partition("\n")[0]
             return f"the model's code depends on the number of its channels: {first:.120}"
         return ""
@@ -118,15 +120,15 @@ class FloatChange:
         if not why:
             before = self.online.get(site.path)
             both = transform if before is None else Chain((before.transform, transform))
-            online = Online(both, site.matrices.channels, site.module)
-            self.change(site.name, [(site.path, stored_for(sites, transform))], {site.path: online})
+            online = Online(both, site.matrices.channels, site.step.path)
+            self.change(site.name, [(site.path, partial(stored, sites, transform))], {site.path: online})
         return why
 
-    def finish(self) -> list[LeftOut]:
+    def finish(self) -> list[Note]:
         """Put the parameters into the float model, whose function must be as before.
 
         Returns:
-            The sites that were left out.
+            What was done, then the sites that were left out.
 
         Raises:
             ValueError: the outputs are others; the text names the site that is to blame. The model stays as it was.
@@ -140,7 +142,7 @@ class FloatChange:
                 "  cure: look whether the model's code depends on the numbers of its parameters; or leave this pass out"
             )
         self.work.model, self.work.online = work.model, work.online
-        return self.left_out
+        return [*self.done, *self.left_out]
 
     def _after(self, values: Mapping[str, jax.Array], online: Mapping[str, Online]) -> Work:
         """The work with other parameters and other transforms."""
@@ -165,10 +167,8 @@ class FloatChange:
                 pass
             after = stream.outputs()
         pairs = zip(self._before, after, strict=True)
-        return max(
-            (relative_change(*pair) for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.inexact)),
-            default=0.0,
-        )
+        changes = (relative_change(*pair) for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.inexact))
+        return max(changes, default=0.0)
 
     def _allowed(self) -> float:
         """How far they may be: what rounding explains."""
@@ -179,7 +179,7 @@ class FloatChange:
     def _blamed(self, allowed: float) -> str:
         variables = ModelIndex(self.work.model).by_name
         values = {path: jnp.asarray(variables[path].get_value()) for path in self.values}
-        for site, changes, online in self._done:
+        for site, changes, online in self._changes:
             values = _changed(values, changes)
             if not self._error_of(self._after(values, online)) <= allowed:
                 return site
@@ -222,17 +222,17 @@ class Rescaling(FloatChange):
         self, work: Work, by: str, statistics: Sequence[str] = (), online: KeepOnline = "never"
     ) -> None:
         super().__init__(work, by, statistics)
-        self.regions, reasons = by_region(self.flat)
-        rest = [site for site in self.sites if site.name in reasons]
-        if online == "all":
-            self.regions, rest = [], self.sites
-        alone: dict[tuple[str, int], list[ContractionSite]] = {}
-        for site in rest:
-            if online == "never":
-                self.left_out.append(LeftOut(site.name, site.path, reasons[site.name]))
+        alone = ((site, "") for site in self.sites)
+        self.regions: list[Region] = []
+        rest: dict[tuple[str, int], list[ContractionSite]] = {}
+        for site, region in alone if online == "all" else by_region(self.flat, region_of):
+            if isinstance(region, Region):
+                self.regions.append(region)
+            elif online == "never":
+                self.left_out.append(Note(site.name, site.path, reason=region))
             else:
-                alone.setdefault((site.path, site.matrices.channels), []).append(site)
-        self.regions += map(Region.alone, alone.values())
+                rest.setdefault((site.path, site.matrices.channels), []).append(site)
+        self.regions += map(Region.alone, rest.values())
 
     def bias_of(self, maker: ContractionSite | str) -> str | None:
         """The parameter that is added to the outputs of a site, or to what a norm's gain is multiplied with.
@@ -241,7 +241,7 @@ class Rescaling(FloatChange):
             maker: the site, or the path of the gain.
         """
         if isinstance(maker, ContractionSite):
-            bias = bias_of(self.flat, self.flat.steps[maker.step].outputs[0])
+            bias = bias_of(self.flat, maker.step.outputs[0])
         else:
             bias = bias_of(self.flat, self.flat.slot_of[maker], ("broadcast_in_dim", "mul", "div"))
         return None if bias is None else bias.path
@@ -254,29 +254,27 @@ class Rescaling(FloatChange):
             name: "largest", "smallest", or "magnitude" for the mean.
         """
         reduce, start = (np.minimum, np.inf) if name == "smallest" else (np.maximum, -np.inf)
-        numbers = [
-            (member.labels, on_host(self.statistics[member.site.name].mean(name))) for member in region.sinks
-        ]
-        return per_channel(region.channels, numbers, reduce, start)
+        means = (on_host(self.statistics[site.name].mean(name)) for site in region.sinks)
+        return per_channel(region.channels, zip(region.sinks.values(), means, strict=True), reduce, start)
 
     def sinks(self, region: Region) -> list[Rows]:
         """The weights that contract a region's channels, as they are now."""
-        pairs = ((member.labels, self.weights(member.site)) for member in region.sinks)
+        pairs = ((labels, self.weights(site)) for site, labels in region.sinks.items())
         return [(labels.reshape(-1), x.swapaxes(1, 2).reshape(-1, x.shape[1])) for labels, x in pairs]
 
     def makers(self, region: Region) -> list[tuple[ContractionSite | str, Rows]]:
         """The sites and the gains that make a region's channels, with their weights as they are now."""
         makers: list[tuple[ContractionSite | str, Rows]] = []
-        for member in region.sources:
-            weights = self.weights(member.site)
-            makers.append((member.site, (member.labels.reshape(-1), weights.reshape(-1, weights.shape[2]))))
+        for site, labels in region.sources.items():
+            weights = self.weights(site)
+            makers.append((site, (labels.reshape(-1), weights.reshape(-1, weights.shape[2]))))
         for path in region.gains:
             value = on_host(self.values[path]).astype(np.float32)
             labels = np.broadcast_to(region.parameters[path], value.shape)
             makers.append((path, (labels.reshape(-1), value.reshape(-1, 1))))
         return makers
 
-    def multiply(self, region: Region, factors: np.ndarray) -> Note | LeftOut:
+    def multiply(self, region: Region, factors: np.ndarray) -> Note:
         """Multiply the inputs of a region's sites by factors, and divide their weights by them.
 
         Args:
@@ -287,7 +285,7 @@ class Rescaling(FloatChange):
             What was done, or why the factors cannot stay before the sites.
         """
         factors = np.asarray(factors, np.float32)
-        first = region.sinks[0].site
+        first = region.sites[0]
         if not (np.isfinite(factors).all() and (factors > 0).all()):
             raise ValueError(
                 f"{self.by}: the factors of the inputs of {first.name} are not all finite and above 0"
@@ -296,7 +294,7 @@ class Rescaling(FloatChange):
             scale = ChannelScale(factors.size)
             scale.put(jnp.asarray(factors))
             why = self.keep_online(first, scale)
-            return LeftOut(first.name, first.path, why) if why else self.described(region, factors)
+            return Note(first.name, first.path, reason=why) if why else self.described(region, factors)
         changes = [
             (path, partial(jnp.multiply, jnp.asarray(factors_of(labels, factors))))
             for path, labels in region.parameters.items()
@@ -306,7 +304,7 @@ class Rescaling(FloatChange):
 
     def described(self, region: Region, factors: np.ndarray) -> Note:
         """What factors do to a region, for the report."""
-        index, rules, sites = ModelIndex(self.work.model), self.work.rules, [x.site for x in region.sinks]
+        index, rules, sites = ModelIndex(self.work.model), self.work.rules, region.sites
         folded = tuple(path for path in region.parameters if path not in {site.path for site in sites})
         unruled = ", ".join(site.name for site in sites if not quantizes_weight(site, index, rules))
         what = f"{region.channels} factors from {factors.min():.3g} to {factors.max():.3g}"
@@ -326,6 +324,6 @@ def largest_of(channels: int, rows: Iterable[Rows]) -> np.ndarray:
     return per_channel(channels, ((labels, np.abs(x).max(axis=1)) for labels, x in rows), start=0)
 
 
-def left_out(region: Region, reason: str) -> list[LeftOut]:
+def left_out(region: Region, reason: str) -> list[Note]:
     """The sites of a region, left alone for a reason."""
-    return [LeftOut(member.site.name, member.site.path, reason) for member in region.sinks]
+    return [Note(site.name, site.path, reason=reason) for site in region.sites]

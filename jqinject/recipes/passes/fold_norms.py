@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.passes.float_change import Change, FloatChange
-from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut, Slot
+from jqinject.recipes.stream.flat_program import ContractionSite, Note, Slot
 from jqinject.recipes.transforms.gains_and_biases import Gain, affine, bias_of, gains_by_parameter
 from jqinject.recipes.transforms.rotations import rotated_regions
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Work
 
 
 @dataclass(frozen=True)
@@ -42,28 +42,19 @@ class FoldNorms:
 
     center: bool = False
 
-    def __call__(self, work: Work) -> list[Note | LeftOut]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
-        change = FloatChange(work, repr(self))
-        folding = _Folding(change)
-        done: list[Note | LeftOut] = []
+        change = _Folding(work, repr(self))
         for slot, gains in gains_by_parameter(change.flat).items():
-            why = gains if isinstance(gains, str) else folding.fold(slot, gains)
+            why = gains if isinstance(gains, str) else change.fold(slot, gains)
             path = change.flat.parameters[slot]
-            done.append(LeftOut(path, "", f"stays: {why}") if isinstance(why, str) else why)
+            change.done.append(Note(path, "", reason=f"stays: {why}") if isinstance(why, str) else why)
         change.finish()
-        return [*done, *centred(work, repr(self))] if self.center else done
+        return [*change.done, *(centred(work, repr(self)) if self.center else ())]
 
 
-class _Folding:
-    """Folds the gains of a float model.
-
-    Args:
-        change: of the model.
-    """
-
-    def __init__(self, change: FloatChange) -> None:
-        self.change, self.flat = change, change.flat
+class _Folding(FloatChange):
+    """Folds the gains of a float model."""
 
     def fold(self, slot: Slot, gains: list[Gain]) -> Note | str:
         """Let weights take over a parameter; why not, if they cannot."""
@@ -72,7 +63,7 @@ class _Folding:
         if line is None:
             return "its numbers go through something that is not linear"
         sinks = [sink for gain in gains for sink in gain.sinks]
-        steps = {sink.step for sink in sinks}
+        steps = {sink.index for sink in sinks}
         for sink in sinks:
             reader = self.flat.other_use(self.flat.slot_of[sink.path], steps)
             if reader is not None:
@@ -86,7 +77,7 @@ class _Folding:
         slope, start = line
         path = self.flat.parameters[slot]
         changes.append((path, lambda value: jnp.full_like(value, (1 - start) / slope)))
-        self.change.change(sinks[0].name, changes)
+        self.change(sinks[0].name, changes)
         names = ", ".join(dict.fromkeys(sink.name for sink in sinks))
         return Note(path, "", f"in {names}{f'; its bias is {how}' if how else ''}")
 
@@ -99,7 +90,7 @@ class _Folding:
         for gain, owner in zip(gains, owners, strict=True):
             numbers = self._of_channels(gain)
             for sink in gain.sinks:
-                bias = bias_of(self.flat, self.flat.steps[sink.step].outputs[0])
+                bias = bias_of(self.flat, sink.step.outputs[0])
                 if numbers is None or bias is None:
                     return self._divide(gains, owners)
                 x = gain.spread(sink.activation, numbers)
@@ -119,8 +110,7 @@ class _Folding:
     def _contracted(self, site: ContractionSite, x: np.ndarray) -> jax.Array:
         weight = jnp.asarray(self.flat.value(site.weight))
         full = jnp.broadcast_to(x, self.flat.shapes[site.activation]).astype(weight.dtype)
-        operands = (weight, full) if site.place == 0 else (full, weight)
-        return self.flat.steps[site.step].run(*operands)[0]
+        return site.contract(weight, full)
 
     def _divide(self, gains: list[Gain], owners: list[Slot]) -> tuple[str | None, list[tuple[str, Change]]]:
         pairs = [*zip(gains, owners, strict=True)]
@@ -149,17 +139,17 @@ def centred(work: Work, by: str) -> list[Note]:
         ValueError: the outputs move.
     """
     change = FloatChange(work, by)
-    done: list[Note] = []
     for site, region in rotated_regions(change.flat):
         if isinstance(region, str) or not (region.normalized and region.keeps_sums):
             continue
-        read = {sink.path for sink in change.sites if sink.name in region.sinks}
+        read = {sink.path for sink in region.sites}
         makers = [path for path in region.parameters if path not in read]
         change.change(site.name, [(path, partial(region.mapped, path, without_mean)) for path in makers])
-        what = f"centred, so that the norms before {', '.join(sorted(region.sinks))} need no mean"
-        done.append(Note(", ".join(makers), "", what))
+        sinks = ", ".join(sorted(sink.name for sink in region.sites))
+        what = f"centred, so that the norms before {sinks} need no mean"
+        change.done.append(Note(", ".join(makers), "", what))
     change.finish()
-    return done
+    return change.done
 
 
 def without_mean(blocks: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """SVDQuant: a low-rank product in float beside each weight, whose rest is quantized."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -10,7 +11,8 @@ from jqinject.model.lora.adapting import with_low_rank
 from jqinject.program import Adapter
 from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of
 from jqinject.recipes.solvers.solver import at_least, check_arguments
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.stream.flat_program import Note
+from jqinject.recipes.work import Work
 
 
 @dataclass(frozen=True)
@@ -68,23 +70,23 @@ class LowRank:
         """Find the product of one weight again, and keep the best."""
         shape, dtype = parameter.value.shape, parameter.value.dtype
         weight = parameter.value.astype(jnp.float32) + dense_update(adapter, shape)
-        best = (adapter.a.get_value(), adapter.b.get_value())
-        _put(parameter, adapter, weight, best)
-        least = error = _rounding_error(parameter)
-        for _ in range(self.iterations - 1):
-            rest = parameter.value.astype(jnp.float32)
-            nearest = nearest_factors(weight - rest + error, plan, adapter.scale)
-            factors = (nearest[0].astype(dtype), nearest[1].astype(dtype))
+        factors = best = (adapter.a.get_value(), adapter.b.get_value())
+        error, least = jnp.zeros(shape, jnp.float32), math.inf
+        for number in range(self.iterations):
+            if number:
+                rest = parameter.value.astype(jnp.float32)
+                nearest = nearest_factors(weight - rest + error, plan, adapter.scale)
+                factors = (nearest[0].astype(dtype), nearest[1].astype(dtype))
             _put(parameter, adapter, weight, factors)
-            error = _rounding_error(parameter)
-            if _size(error) < _size(least):
-                best, least = factors, error
-        if self.iterations > 1:
+            error = parameter.value.astype(jnp.float32) - parameter.nearest(parameter.value)
+            if _size(error) < least:
+                best, least = factors, _size(error)
+        if factors is not best:
             _put(parameter, adapter, weight, best)
         tiny = jnp.finfo(jnp.float32).tiny
         rest = jnp.abs(parameter.value).max() / jnp.maximum(jnp.abs(weight).max(), tiny)
         before = _size(weight - parameter.nearest(weight.astype(dtype)))
-        facts = {"rest": float(rest), "error": _size(least) / (before or 1.0)}
+        facts = {"rest": float(rest), "error": least / (before or 1.0)}
         what = (
             f"rank {plan.rank} beside it, the rest's largest number is {rest:.3g} of the weight's, "
             f"squared error {facts['error']:.3g} of that without"
@@ -101,11 +103,6 @@ def _put(
     rest = weight - dense_update(adapter, parameter.value.shape)
     parameter.holder.weight.set_value(rest.astype(parameter.value.dtype))
     parameter.proxy.init_tensor_quant(parameter.holder)
-
-
-def _rounding_error(parameter: QuantizedParameter) -> jax.Array:
-    """What the quantizer leaves of a parameter, float32."""
-    return parameter.value.astype(jnp.float32) - parameter.nearest(parameter.value)
 
 
 def _size(x: jax.Array) -> float:

@@ -1,5 +1,6 @@
 """`Rotate`: mixes channels by Hadamard matrices, so that none of them is far larger than the others."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core.transforms import Hadamard, Orthogonal, Transform
+from jqinject.model.quantizing.rules import Rule
 from jqinject.ops import hadamard
 from jqinject.recipes.passes import scores
 from jqinject.recipes.passes.float_change import FloatChange
-from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
+from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.transforms import rotations
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Work
 
 KINDS = ("R1", "R2", "R3", "R4")
 
@@ -76,20 +78,20 @@ class Rotate:
         more += ["full_size=True"] if self.full_size else []
         return f"Rotate({', '.join([*map(repr, self.kinds), *more])})"
 
-    def __call__(self, work: Work) -> list[Note | LeftOut]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         change = FloatChange(work, repr(self))
-        done: list[Note | LeftOut]
-        with_scores = "R3" in self.kinds
-        done, first = scores.rotated_scores(change.flat, work.rules, self._size) if with_scores else ([], ())
+        first: tuple[Rule, ...] = ()
+        if "R3" in self.kinds:
+            change.done, first = scores.rotated_scores(change.flat, work.rules, self._size)
         key = jax.random.key(self.seed)
         for site, region in rotations.rotated_regions(change.flat):
             if isinstance(region, str):
-                done += self._before(change, site, region)
+                change.done += self._before(change, site, region)
             elif region.kind in self.kinds:
                 key, own = jax.random.split(key)
-                done.append(self._rotated(change, site, region, own))
-        done += change.finish()
+                change.done.append(self._rotated(change, site, region, own))
+        done = change.finish()
         if first:
             work.rules, work.allow_idle = (*first, *work.rules), True
         return done
@@ -102,20 +104,26 @@ class Rotate:
         change.change(
             site.name, [(path, partial(region.mapped, path, transform)) for path in region.parameters]
         )
-        return scores.rotated(region.kind, sorted(region.sinks), size, [*region.parameters])
+        return scores.rotated(
+            region.kind, sorted(sink.name for sink in region.sites), size, [*region.parameters]
+        )
 
-    def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Note | LeftOut]:
+    def _before(self, change: FloatChange, site: ContractionSite, why: str) -> list[Note]:
         """R4 before one site, or why not."""
         source = rotations.comes_from_nonlinearity(change.flat, site)
         if not source or "R4" not in self.kinds:
-            return [LeftOut(site.name, site.path, why)] if {"R1", "R2"} & {*self.kinds} and not source else []
+            return (
+                [Note(site.name, site.path, reason=why)]
+                if {"R1", "R2"} & {*self.kinds} and not source
+                else []
+            )
         if change.online.get(site.path) is not change.work.online.get(site.path):
             return []  # in a loop: an earlier turn has placed it
         channels = site.matrices.channels
         size = self._size(channels, f"{site.name} ({site.path})")
         refused = change.keep_online(site, Hadamard(None if size == channels else size))
         if refused:
-            return [LeftOut(site.name, site.path, refused)]
+            return [Note(site.name, site.path, reason=refused)]
         return [scores.rotated("R4", (site.name,), size, (site.path,), online="its inverse")]
 
     def _size(self, channels: int, site: str) -> int:
@@ -136,11 +144,9 @@ def largest_size(channels: int) -> int:
         (48, 2, 28)
     """
     for size in sorted((size for size in range(1, channels + 1) if channels % size == 0), reverse=True):
-        try:
+        with contextlib.suppress(ValueError):
             hadamard.table_size(size)
-        except ValueError:
-            continue
-        return size
+            return size
     return 1
 
 

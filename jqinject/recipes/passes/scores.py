@@ -13,9 +13,8 @@ from jqinject.model.quantizing.rules import Rule
 from jqinject.program import operation_of, operations
 from jqinject.proxy import transform_of
 from jqinject.recipes.online import NO_RULE, rule_with_transform
-from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, LeftOut, Slot
+from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, Note, Slot
 from jqinject.recipes.transforms.rotations import Refused, followed
-from jqinject.recipes.work import Note
 
 WRITES = ("dynamic_update_slice", "scatter", "concatenate")
 # What scores go through on their way to a softmax.
@@ -63,7 +62,7 @@ class _Scores:
 
 def rotated_scores(
     flat: FlatProgram, rules: tuple[Rule, ...], size_of: Callable[[int, str], int]
-) -> tuple[list[Note | LeftOut], tuple[Rule, ...]]:
+) -> tuple[list[Note], tuple[Rule, ...]]:
     """The rules by which queries and keys go through a Hadamard matrix before they are quantized.
 
     The matrix is orthogonal, so the products stay; nothing is folded.
@@ -77,7 +76,7 @@ def rotated_scores(
         What was done, and rules that come before all others.
     """
     caches, policy = _Caches(flat), RulePolicy(rules)
-    done: list[Note | LeftOut] = []
+    done: list[Note] = []
     first: dict[str, Rule] = {}
     for scores in caches.scores:
         name, size = scores.product.site, size_of(scores.channels, scores.product.site)
@@ -87,7 +86,7 @@ def rotated_scores(
         stored: Any = policy.cache_quantizer(scores.writer, scores.cache) if scores.cache else None
         why = _why_not(took, [*sides.values(), stored], size)
         if why:
-            done.append(LeftOut(name, "", why))
+            done.append(Note(name, "", reason=why))
             continue
         transform, where = Hadamard(size), "on both operands"
         first[name] = rule_with_transform(took, name, sides, transform, scores.product.kind)

@@ -14,11 +14,11 @@ from jqinject.recipes.passes.solve import NotSolved, Solve, Solved
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.scale_search import Clip
 from jqinject.recipes.solvers.solver import among, at_least, check_arguments, squared_errors
-from jqinject.recipes.stream.flat_program import ContractionSite, LeftOut
+from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.stream.stream import Block, module_around
 from jqinject.recipes.transforms.factor_walk import factors_of
-from jqinject.recipes.transforms.regions import Member, Region, per_channel
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.transforms.regions import Region, per_channel
+from jqinject.recipes.work import Work
 
 Ranges = Literal["maxabs", "minmax"]
 """The range of numbers: their largest magnitude, or the largest less the smallest (of weights, twice their largest
@@ -105,17 +105,16 @@ class SmoothQuant:
             online=among(self.online, "never", "rest", "all"),
         )
 
-    def __call__(self, work: Work) -> list[Note | LeftOut]:
+    def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("largest", "smallest"), self.online)
-        done: list[Note | LeftOut] = []
         for region in rescaling.regions:
             high, low = (rescaling.of_inputs(region, name) for name in ("largest", "smallest"))
             weights = largest_of(region.channels, rescaling.sinks(region))
             makers = [rows for _, rows in rescaling.makers(region)] if self.with_sources else []
             scales = self._scales(high, low, weights, largest_of(region.channels, makers))
-            done.append(rescaling.multiply(region, 1 / scales))
-        return done + rescaling.finish()
+            rescaling.done.append(rescaling.multiply(region, 1 / scales))
+        return rescaling.finish()
 
     def _scales(
         self, high: np.ndarray, low: np.ndarray, weights: np.ndarray, makers: np.ndarray
@@ -217,23 +216,22 @@ class AWQ:
             error=among(self.error, "block", "outputs", "weights"),
         )
 
-    def __call__(self, work: Work) -> list[Note | LeftOut | Solved | NotSolved]:
+    def __call__(self, work: Work) -> list[Note | Solved | NotSolved]:
         """See `Pass`."""
         rescaling = Rescaling(work, repr(self), ("magnitude", "hessian"))
         quantized = work.quantized_by(work.rules)
         quantized.eval()
         search = AwqSearch(self, rescaling, quantized_parameters(quantized))
-        done: list[Note | LeftOut | Solved | NotSolved] = []
         in_blocks = search.in_blocks(work) if self.error == "block" else {}
         for region in rescaling.regions:
             if search.quantized(region):
-                scales = in_blocks.get(region.sinks[0].site.name)
+                scales = in_blocks.get(region.sites[0].name)
                 scales = search.best(region) if scales is None else scales
-                done.append(rescaling.multiply(region, 1 / scales))
+                rescaling.done.append(rescaling.multiply(region, 1 / scales))
             else:
-                done += left_out(region, "no rule quantizes its weight")
-        done += rescaling.finish()
-        return [*done, *Solve(Clip())(work)] if self.clip else done
+                rescaling.done += left_out(region, "no rule quantizes its weight")
+        done = rescaling.finish()
+        return [*done, *(Solve(Clip())(work) if self.clip else ())]
 
 
 class AwqSearch:
@@ -248,10 +246,10 @@ class AwqSearch:
     def __init__(self, awq: AWQ, rescaling: Rescaling, parameters: Mapping[str, QuantizedParameter]) -> None:
         self.awq, self.rescaling, self.parameters = awq, rescaling, parameters
 
-    def quantized(self, region: Region) -> list[tuple[Member, QuantizedParameter]]:
+    def quantized(self, region: Region) -> list[tuple[ContractionSite, QuantizedParameter]]:
         """The sites of a region whose weight a rule quantizes, each with its parameter."""
-        pairs = ((member, self.parameters.get(member.site.path)) for member in region.sinks)
-        return [(member, parameter) for member, parameter in pairs if parameter is not None]
+        pairs = ((site, self.parameters.get(site.path)) for site in region.sinks)
+        return [(site, parameter) for site, parameter in pairs if parameter is not None]
 
     def best(self, region: Region) -> np.ndarray:
         """The scales of a region with the least error of its sites."""
@@ -260,16 +258,16 @@ class AwqSearch:
     def in_blocks(self, work: Work) -> dict[str, np.ndarray]:
         """The scales with the least error of a module around several sites, by the name of the first of them."""
         regions = {
-            region.sinks[0].site.name: region
+            region.sites[0].name: region
             for region in self.rescaling.regions
-            if len(region.sinks) > 1 and module_around([member.site for member in region.sinks])
+            if len(region.sites) > 1 and module_around(region.sites)
         }
         scales: dict[str, np.ndarray] = {}
         for visit in work.stream() if regions else ():
             region = regions.get(visit.site.name)
             if region is not None:
-                sites = [member.site for member in region.sinks]
-                block = Block(visit, {site.name for site in sites}, module_around(sites))
+                names = {site.name for site in region.sites}
+                block = Block(visit, names, module_around(region.sites))
                 if block.reaches:
                     scales[visit.site.name] = self._least(region, block.error)
         return scales
@@ -295,8 +293,8 @@ class AwqSearch:
     def _error(self, region: Region, rounded: Mapping[str, jax.Array]) -> float:
         """The error of a region's sites with other parameters."""
         total = 0.0
-        for member, _ in self.quantized(region):
-            site, statistics = member.site, self.rescaling.statistics[member.site.name]
+        for site, _ in self.quantized(region):
+            statistics = self.rescaling.statistics[site.name]
             difference = site.weights(rounded[site.name] - self._value(site))
             if self.awq.error == "weights":
                 scaled = difference * statistics.mean("magnitude")[:, None]
@@ -311,15 +309,15 @@ class AwqSearch:
     def _rounded(self, region: Region, scales: np.ndarray) -> dict[str, jax.Array]:
         """The parameters of a region's sites rounded to nearest under scales, which are taken out again."""
         rounded = {}
-        for member, parameter in self.quantized(region):
-            factors = jnp.asarray(factors_of(region.parameters[member.site.path], 1 / scales))
-            rounded[member.site.name] = parameter.nearest(self._value(member.site) * factors) / factors
+        for site, parameter in self.quantized(region):
+            factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
+            rounded[site.name] = parameter.nearest(self._value(site) * factors) / factors
         return rounded
 
     def _mean_magnitudes(self, region: Region) -> np.ndarray:
         relative = [
-            (member.labels, self._relative_magnitudes(member.site, parameter))
-            for member, parameter in self.quantized(region)
+            (region.sinks[site], self._relative_magnitudes(site, parameter))
+            for site, parameter in self.quantized(region)
         ]
         total = per_channel(region.channels, ((own, x.sum(axis=1)) for own, x in relative), np.add, 0)
         rows = ((own, np.full(own.shape, x.shape[1])) for own, x in relative)

@@ -16,8 +16,9 @@ from jqinject.recipes.journal import Arrays, Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter, SiteMeasure
 from jqinject.recipes.solvers import solver
 from jqinject.recipes.solvers.solver import Solver
+from jqinject.recipes.stream.flat_program import Note
 from jqinject.recipes.stream.stream import Stream, Visit
-from jqinject.recipes.work import Note, Work
+from jqinject.recipes.work import Work
 
 
 class Solving:
@@ -57,7 +58,7 @@ class Solving:
         shape = chosen["values"].shape
 
         def written(parameter: jax.Array, name: str) -> jax.Array:
-            operand = site.as_operand(jnp.broadcast_to(chosen[name], shape))
+            operand = site.matrices.weight.array(jnp.broadcast_to(chosen[name], shape))
             # Placed as the parameter, whether it was computed or read: sums over it are then the same to the bit.
             return placed_as(site.places.put(parameter, operand), self.original)
 
@@ -224,7 +225,7 @@ class Solve:
                 continue
             if site.name == plan[path][0]:
                 begun[path] = Solving(parameters[path], visit.original, stream.updates.get(path))
-            integers = inputs.integers(site, visit.operand)
+            integers = inputs.integers(site, stream.batches[0].quantized[site.activation])
             solved.append(begun[path].solve(visit, self.solver, work.journal, integers))
             if site.name == plan[path][-1]:
                 # Nothing is held of a parameter whose last site is solved but what the model holds.
@@ -237,7 +238,7 @@ class Solve:
         self, work: Work, stream: Stream, plan: Mapping[str, list[str]]
     ) -> Iterator[Note | NotSolved]:
         parameters, inputs = work.parameters(), work.input_quantizers
-        for site in stream.sites:
+        for site in stream.flat.sites:
             path = site.path
             if site.name in plan.get(path, ()):
                 assert parameters[path].grid is not None, "or it has raised"
@@ -264,9 +265,8 @@ def _planned(
             left.append(NotSolved(path, why))
             continue
         taken, plan[path] = np.zeros(parameter.value.size, bool), []
-        for site in stream.sites:
-            if site.path == path and not site.places.all_in(taken):
-                site.places.mark(taken)
+        for site in stream.flat.sites:
+            if site.path == path and site.places.mark(taken):
                 plan[path].append(site.name)
         if not taken.all():
             why = reasons.get(path, "no call of the calibration data contracts it")

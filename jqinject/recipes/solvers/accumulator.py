@@ -156,10 +156,6 @@ class Room:
     left: jax.Array = field(repr=False)
     threshold: jax.Array = field(repr=False)
 
-    def after(self, columns: int) -> Room:
-        """The room of the later columns."""
-        return replace(self, tiles=self.tiles[:, columns:])
-
 
 def rounded(
     x: jax.Array, grid: MatrixGrid, place: ArrayLike, room: Room | None
@@ -201,10 +197,8 @@ def check_accumulator(solver: Bounded, scales: str = "original") -> None:
                 f"  cure: {name}(accumulator_bits=16, tile_size={tile_size!r})"
             )
         return
-    fits = 2 <= bits <= 32
-    check_arguments(
-        solver, accumulator_bits=(fits, "within 2 and 32", 16), tile_size=at_least(tile_size, 1, 64)
-    )
+    within = (2 <= bits <= 32, "within 2 and 32", 16)
+    check_arguments(solver, accumulator_bits=within, tile_size=at_least(tile_size, 1, 64))
     if scales != "original":
         raise ValueError(
             f"{name}: with accumulator_bits codes must stay as they are chosen, and scales={scales!r} measures "

@@ -139,11 +139,7 @@ class QEP:
         """See `Solver`."""
         hessian, cross = (problem.statistics.mean(name) for name in ("hessian", "cross"))
         corrected = corrected_weights(problem.weights, hessian, cross - hessian, self.factor, self.damping)
-        if not bool(jnp.isfinite(corrected).all()):
-            raise ValueError(
-                f"the Hessian of its inputs is not positive definite with damping={self.damping:g}.\n"
-                "  cure: more calibration data, or a larger damping"
-            )
+        greedy.check_factor(corrected, self.damping)
         return self.solver(replace(problem, weights=corrected))
 
 

@@ -1,10 +1,10 @@
 """Solvers that round column by column: GPTQ, GPFQ and Qronos; and rounding to nearest.
 
-A column's error is spread over the columns that are still to come (`round_columns`); `InOrder` is a problem whose
-columns are rounded in another order.
+`InOrder` is a problem whose columns are rounded in another order; a column's error is spread over the columns that are
+still to come (`InOrder.rounded`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -84,9 +84,8 @@ class GPTQ:
     tile_size: int | None = None
 
     def __post_init__(self) -> None:
-        solver.check_arguments(
-            self, block_size=solver.at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
-        )
+        block_size = solver.at_least(self.block_size, 1, 128)
+        solver.check_arguments(self, block_size=block_size, damping=damping_share(self.damping))
         accumulator.check_accumulator(self, self.scales)
         if self.scales == "block" and self.act_order:
             raise ValueError(
@@ -105,16 +104,7 @@ class GPTQ:
         columns = InOrder(self, problem, weights, order)
         # Scales that do not change belong to the weights as they were given, dead inputs and all.
         grid = columns.grid if self.scales == "original" else columns.measure(columns.weights)
-        rounded = round_columns(
-            columns.weights,
-            factor,
-            grid,
-            columns.measure,
-            block_size=self.block_size,
-            scales=self.scales,
-            group_size=problem.group_size,
-            room=columns.room,
-        )
+        rounded = columns.rounded(columns.weights, factor, grid, columns.room, self.block_size, self.scales)
         return columns.solution(*rounded)
 
 
@@ -136,7 +126,7 @@ def damping_share(share: float) -> solver.Expected:
 
 
 def check_factor(factor: jax.Array, damping: float) -> None:
-    """Refuse a factor of a matrix that is not positive definite.
+    """Refuse a factor of a matrix that is not positive definite, or what was computed by one.
 
     Raises:
         ValueError: it is nan.
@@ -270,9 +260,8 @@ class Qronos:
     tile_size: int | None = None
 
     def __post_init__(self) -> None:
-        solver.check_arguments(
-            self, block_size=solver.at_least(self.block_size, 1, 128), damping=damping_share(self.damping)
-        )
+        block_size = solver.at_least(self.block_size, 1, 128)
+        solver.check_arguments(self, block_size=block_size, damping=damping_share(self.damping))
         accumulator.check_accumulator(self)
 
     def __call__(self, problem: solver.Problem) -> solver.Solution:
@@ -296,56 +285,11 @@ class Qronos:
         corrected = jnp.matmul(target - head * hessian[:, :1, 1:], rest, precision=solver.HIGHEST)
         factor = jnp.linalg.cholesky(rest, upper=True)
         check_factor(factor, self.damping)
-        after, left = grid.from_column(1, weights.shape[-1] - 1), None if room is None else room.after(1)
-        values, _, _ = round_columns(
-            corrected, factor, after, columns.measure, block_size=self.block_size, room=left
-        )
+        later = None if room is None else replace(room, tiles=room.tiles[:, 1:])
+        after = grid.from_column(1, weights.shape[-1] - 1)
+        values, _, _ = columns.rounded(corrected, factor, after, later, self.block_size)
         values, working = (jnp.concatenate([x, values], axis=-1) for x in (head, first))
         return columns.solution(values, grid, working)
-
-
-def round_columns(
-    weights: jax.Array,
-    factor: jax.Array,
-    grid: solver.MatrixGrid,
-    measure: solver.Measure,
-    *,
-    block_size: int,
-    scales: ScaleRule = "original",
-    group_size: int | None = None,
-    room: accumulator.Room | None = None,
-) -> tuple[jax.Array, solver.MatrixGrid, jax.Array]:
-    """Numbers of a grid for all columns, in order; and their grid (Frantar et al., GPTQ).
-
-    `q_j` is `w_j` rounded to nearest, `e = (w_j - q_j) / U_jj`, and `w_k -= e U_jk` for `k > j`. Columns of later
-    blocks get the errors of a block at its end: that takes less time, and changes a result only where scales are
-    measured on the way.
-
-    Args:
-        weights: `(stack, rows, columns)`, float32.
-        factor: `U`, upper triangular, `(stack, columns, columns)`.
-        grid: of the weights, with a scale for each number.
-        measure: from matrices to the quantizer's grid, for scales that change.
-        block_size: columns in a block.
-        scales: when scales are measured.
-        group_size: of the quantizer; None for no groups, whose scales are measured with the first block.
-        room: what accumulators hold, for scales that do not change; None for no bound.
-
-    Returns:
-        Values, the grid that they are on, and the matrices as the last column left them: they differ from the values
-        only where scales are measured on the way.
-    """
-    if scales == "block" and group_size is None:
-        scales = "original"
-    measured = None if scales == "original" else solver.as_argument(measure)
-    size = min(block_size, weights.shape[-1])
-    working, values, last = _blocks(weights, factor, grid, room, measured, size, scales, group_size)
-    if scales == "original":
-        return values, grid, values
-    if scales == "live":
-        grid = measure(working).spread(weights.shape)
-        return grid.nearest(working), grid, working
-    return values, last, working
 
 
 _Blocks = tuple[jax.Array, jax.Array, solver.MatrixGrid, accumulator.Room | None]
@@ -363,7 +307,7 @@ def _blocks(
     scales: ScaleRule,
     group_size: int | None,
 ) -> tuple[jax.Array, jax.Array, solver.MatrixGrid]:
-    """The matrices as the last column left them, their values, and the grid, block by block: see `round_columns`.
+    """The matrices as the last column left them, their values, and the grid, block by block: see `InOrder`.
 
     `measure` is None for scales that do not change.
     """
@@ -440,6 +384,47 @@ class InOrder:
         """The quantizer's grid of matrices in this order."""
         grid = self._problem.measure(solver.ordered(working, self._back))
         return grid.spread(working.shape).ordered(self._order)
+
+    def rounded(
+        self,
+        weights: jax.Array,
+        factor: jax.Array,
+        grid: solver.MatrixGrid,
+        room: accumulator.Room | None,
+        block_size: int,
+        scales: ScaleRule = "original",
+    ) -> tuple[jax.Array, solver.MatrixGrid, jax.Array]:
+        """Round all columns, in order (Frantar et al., GPTQ).
+
+        `q_j` is `w_j` rounded to nearest, `e = (w_j - q_j) / U_jj`, and `w_k -= e U_jk` for `k > j`. Columns of later
+        blocks get the errors of a block at its end: that takes less time, and changes a result only where scales are
+        measured on the way.
+
+        Args:
+            weights: `(stack, rows, columns)`, float32: all columns, or the last ones for scales that do not change.
+            factor: `U`, upper triangular, `(stack, columns, columns)`.
+            grid: of the weights, with a scale for each number.
+            room: what accumulators hold, for scales that do not change; None for no bound.
+            block_size: columns in a block.
+            scales: when scales are measured; without groups those of "block" are those of the first block.
+
+        Returns:
+            Values, the grid that they are on, and the matrices as the last column left them: they differ from the
+            values only where scales are measured on the way.
+        """
+        group_size = self._problem.group_size
+        if scales == "original" or (scales == "block" and group_size is None):
+            measure, scales = None, "original"
+        else:
+            measure = solver.as_argument(self.measure)
+        size = min(block_size, weights.shape[-1])
+        working, values, last = _blocks(weights, factor, grid, room, measure, size, scales, group_size)
+        if scales == "original":
+            return values, grid, values
+        if scales == "live":
+            last = self.measure(working)
+            values = last.nearest(working)
+        return values, last, working
 
     def solution(self, values: jax.Array, grid: solver.MatrixGrid, working: jax.Array) -> solver.Solution:
         """The solution in the problem's order, of arrays in this one."""

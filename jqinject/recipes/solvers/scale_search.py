@@ -111,10 +111,6 @@ class _Shared:
         return x.reshape(-1)[self.first]
 
 
-NORM_OF_ZERO_POINTS, NORM_OF_SCALES = 0.5, 0.7
-"""As in the quantizers that search by themselves."""
-
-
 @dataclass(frozen=True)
 class HQO:
     """Finds zero points or scales by half-quadratic optimization, and rounds to nearest (HQQ).
@@ -172,10 +168,11 @@ class HQO:
         grid = problem.measure(weights).spread(weights.shape)
         # A grid may have room for zero points that its quantizer never uses.
         shifted = not problem.sharing.whole_zero_points and bool(jnp.any(grid.zero_point != 0))
-        norm = NORM_OF_ZERO_POINTS if shifted else NORM_OF_SCALES
+        # The norms are those of the quantizers that search by themselves.
+        zero_points, scales = ("zero_point", 0.5, _next_zero_points), ("scale", 0.7, _next_scales)
+        name, norm, following = zero_points if shifted else scales
         norm = norm if self.lp_norm is None else self.lp_norm
-        shared, name = _Shared(problem), "zero_point" if shifted else "scale"
-        following = _next_zero_points if shifted else _next_scales
+        shared = _Shared(problem)
 
         def at(candidate: jax.Array) -> MatrixGrid:
             return replace(grid, **{name: shared.spread(candidate)})
@@ -192,7 +189,7 @@ class HQO:
             beta = jnp.full_like(start, self.beta)
             return half_quadratic(start, beta, self.kappa, self.steps, fitted)[0]
 
-        grid = at(run(shared.one_of(grid.zero_point if shifted else grid.scale)))
+        grid = at(run(shared.one_of(vars(grid)[name])))
         return Solution(grid.nearest(weights), grid.scale, grid.zero_point)
 
 

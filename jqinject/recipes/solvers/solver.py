@@ -113,8 +113,7 @@ class Statistics:
 
     def merged(self, more: Statistics) -> Statistics:
         """The sums over both."""
-        merges = {name: EXTREMES.get(name, SUM)[0] for name in self.sums}
-        sums = {name: merges[name](x, more.sums[name]) for name, x in self.sums.items()}
+        sums = {name: EXTREMES.get(name, SUM)[0](x, more.sums[name]) for name, x in self.sums.items()}
         return Statistics(self.count + more.count, sums)
 
     def where_reached(self, reached: jax.Array) -> Statistics:
@@ -149,18 +148,15 @@ class Statistics:
 def _sums(names: tuple[str, ...], x: jax.Array, y: jax.Array, own: jax.Array | None) -> Statistics:
     stack, samples = x.shape[:2]
     count = jnp.full((stack,), samples, jnp.float32) if own is None else own.sum(axis=1)
+    inside = None if own is None else own[:, :, None] > 0
     compute = {
         "hessian": lambda: jnp.einsum("sni,snj->sij", y, y, precision=HIGHEST),
         "cross": lambda: jnp.einsum("sni,snj->sij", x, y, precision=HIGHEST),
         "magnitude": lambda: jnp.abs(x).sum(axis=1),
-        "largest": lambda: _within(x, own, -jnp.inf).max(axis=1, initial=-jnp.inf),
-        "smallest": lambda: _within(x, own, jnp.inf).min(axis=1, initial=jnp.inf),
+        "largest": lambda: jnp.max(x, axis=1, initial=-jnp.inf, where=inside),
+        "smallest": lambda: jnp.min(x, axis=1, initial=jnp.inf, where=inside),
     }
     return Statistics(count, {name: compute[name]() for name in names})
-
-
-def _within(x: jax.Array, own: jax.Array | None, otherwise: float) -> jax.Array:
-    return x if own is None else jnp.where(own[:, :, None] > 0, x, jnp.float32(otherwise))
 
 
 @jax.tree_util.register_dataclass

@@ -95,13 +95,9 @@ class ContractionSite:
     Attributes:
         name: the operation's, as `jqinject.coverage` names it, with the turns of loops around it: unique.
         operand: the name under which a rule's quantizer of the other operand is held.
-        turn: which turn of the loops around it this is.
         path: the parameter's path in the model, as text.
-        operation: "dot_general", "conv_general_dilated" or "ragged_dot_general".
-        step: index of the step.
-        weight: the slot of the operand that is the parameter.
-        activation: the slot of the other operand.
-        rest: slots of further operands.
+        index: of the step.
+        step: the contraction.
         place: which operand the parameter is.
         matrices: how it is a product of matrices.
         places: of the operand's numbers in the parameter.
@@ -109,47 +105,55 @@ class ContractionSite:
 
     name: str
     operand: str
-    turn: tuple[int, ...]
     path: str
-    operation: str
-    step: int
-    weight: Slot
-    activation: Slot
-    rest: tuple[Slot, ...]
+    index: int
+    step: FlatStep
     place: int
     matrices: Matrices
     places: Places = field(repr=False)
 
     @property
-    def module(self) -> str:
-        """The path of the module that contracts the parameter."""
-        return self.operand.rpartition(".")[0]
+    def weight(self) -> Slot:
+        """The slot of the operand that is the parameter."""
+        return self.step.inputs[self.place]
+
+    @property
+    def activation(self) -> Slot:
+        """The slot of the other operand."""
+        return self.step.inputs[1 - self.place]
+
+    def contract(self, weight: jax.Array, x: jax.Array, *rest: jax.Array) -> jax.Array:
+        """Contract other operands: a parameter, what it is contracted with, and further ones."""
+        return self.step.run(*((weight, x) if self.place == 0 else (x, weight)), *rest)[0]
 
     def weights(self, parameter: Any) -> Any:
         """The numbers of the parameter that are contracted here, as matrices `(stack, rows, columns)`."""
         return self.matrices.weight.matrices(self.places.taken(parameter))
 
-    def as_operand(self, matrices: jax.Array) -> jax.Array:
-        """Matrices as the operand."""
-        return self.matrices.weight.array(matrices)
+
+Fact = str | float | tuple[int, ...] | tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A contraction that a pass leaves alone.
+class Note:
+    """What a pass did, or would do, to a site, a parameter or a module; or why it left it alone.
 
     Attributes:
-        name: the operation's.
-        path: the parameter's path; empty if it is a contraction of two activations.
-        reason: why.
+        name: the site's, or the path of the parameter or module; several with commas between them.
+        path: of the parameter that the site has; empty where the name says it.
+        what: as text.
+        facts: what was measured, which parameters took something over, which channels were chosen, ..., by name.
+        reason: why it was left alone; empty if it was not.
     """
 
     name: str
     path: str
-    reason: str
+    what: str = ""
+    facts: Mapping[str, Fact] = field(default_factory=dict, repr=False)
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}{f' ({self.path})' if self.path else ''}: {self.reason}"
+        return f"{self.name}{f' ({self.path})' if self.path else ''}: {self.what or self.reason}"
 
 
 class FlatProgram:
@@ -190,7 +194,7 @@ class FlatProgram:
         self.unowned, self.discrete = set[Slot](), set[Slot]()
         self.owners = {slot: frozenset({slot} & self.parameters.keys()) for slot in self.state}
         self.sites: list[ContractionSite] = []
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[Note] = []
         self.products: list[FlatStep] = []
         self.touching = collections.defaultdict[Slot, list[int]](list)
         self._contractions: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -231,8 +235,7 @@ class FlatProgram:
     def live(self) -> set[int]:
         """The steps that an output depends on: traces keep operations whose results are not read."""
         needed, live = {*self.outputs}, set[int]()
-        for index in range(len(self.steps) - 1, -1, -1):
-            step = self.steps[index]
+        for index, step in reversed([*enumerate(self.steps)]):
             if needed & {*step.outputs}:
                 live.add(index)
                 needed.update(step.inputs)
@@ -425,24 +428,12 @@ class FlatProgram:
         matrices, places = matrices_of(step.equation, place), self._places_of(slot, owners)
         if isinstance(matrices, str) or isinstance(places, str):
             reason = matrices if isinstance(matrices, str) else str(places)
-            self.left_out += [LeftOut(name, self.parameters[owner], reason) for owner in sorted(owners)]
+            self.left_out += [Note(name, self.parameters[owner], reason=reason) for owner in sorted(owners)]
             return
-        swapped = step.kind == "einsum" and place == 0
-        site = ContractionSite(
-            name=name + "".join(f"[{turn}]" for turn in step.turn),
-            operand=name + ("_lhs" if place == 1 or swapped else "_rhs"),
-            turn=step.turn,
-            path=self.parameters[min(owners)],
-            operation=step.name,
-            step=index,
-            weight=slot,
-            activation=step.inputs[1 - place],
-            rest=step.inputs[2:],
-            place=place,
-            matrices=matrices,
-            places=places,
-        )
-        self.sites.append(site)
+        operand = name + ("_lhs" if place == 1 or step.kind == "einsum" else "_rhs")
+        name += "".join(f"[{turn}]" for turn in step.turn)
+        path = self.parameters[min(owners)]
+        self.sites.append(ContractionSite(name, operand, path, index, step, place, matrices, places))
 
     def _places_of(self, slot: Slot, owners: frozenset[Slot]) -> Places | str:
         """Where each number of an operand is in the parameter; a sentence if it is not simply one of its numbers."""

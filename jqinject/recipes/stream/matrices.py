@@ -95,17 +95,15 @@ class Places:
                 return operand.reshape(parameter.shape)
         return parameter.reshape(-1).at[self._at].set(operand).reshape(parameter.shape)
 
-    def mark(self, taken: np.ndarray) -> None:
-        """Set the places of a flat array of flags.
+    def mark(self, taken: np.ndarray) -> bool:
+        """Set the places of a flat array of flags; whether some was not set.
 
         Args:
             taken: one flag for each number of the parameter; it is changed.
         """
+        is_new = not taken[self._at].all()
         taken[self._at] = True
-
-    def all_in(self, taken: np.ndarray) -> bool:
-        """Whether the flags of all places are set."""
-        return bool(taken[self._at].all())
+        return is_new
 
 
 @dataclass(frozen=True)
@@ -195,12 +193,9 @@ def matrices_of(eqn: jaxpr.Equation, place: int) -> Matrices | str:
         layout, samples = _of_convolution(eqn, weight)
         return Matrices(layout, other.summed, channels, samples)
     layout = Moved.of(weight, (*own.batch, *own.stack), own.summed)
-    plain = partial(_all_rows, Moved.of(inputs, other.batch, other.summed))
-    return Matrices(layout, other.summed, channels, _in_groups if own.stack else plain)
-
-
-def _all_rows(layout: Moved, x: jax.Array) -> tuple[jax.Array, None]:
-    return layout.matrices(x), None
+    rows = Moved.of(inputs, other.batch, other.summed)
+    samples = _in_groups if own.stack else lambda x: (rows.matrices(x), None)
+    return Matrices(layout, other.summed, channels, samples)
 
 
 def _of_convolution(eqn: jaxpr.Equation, weight: operations.Axes) -> tuple[Moved, Samples]:
@@ -224,14 +219,11 @@ def moved_by_numpy(eqn: jaxpr.Equation, x: np.ndarray) -> np.ndarray | None:
     if eqn.name == "squeeze":
         return x.squeeze(tuple(params["dimensions"]))
     if eqn.name == "slice":
-        ends = zip(
-            params["start_indices"], params["limit_indices"], params["strides"] or x.ndim * (1,), strict=True
-        )
+        strides = params["strides"] or x.ndim * (1,)
+        ends = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
         return x[tuple(slice(*end) for end in ends)]
     if eqn.name == "broadcast_in_dim":
-        axes, shape = params["broadcast_dimensions"], params["shape"]
-        sizes = [1] * len(shape)
-        for axis, size in zip(axes, x.shape, strict=True):
-            sizes[axis] = size
-        return np.broadcast_to(x.reshape(sizes), shape)
+        shape, own = params["shape"], params["broadcast_dimensions"]
+        new = tuple(axis for axis in range(len(shape)) if axis not in own)
+        return np.broadcast_to(np.expand_dims(x, new), shape)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections import ChainMap
@@ -118,20 +119,15 @@ class Stream:
             self.batches.append(Batch(programs[key], call))
         self.flat = self.batches[0].flat
 
-    @property
-    def sites(self) -> list[ContractionSite]:
-        """The sites, in the order in which they run."""
-        return self.flat.sites
-
     def __len__(self) -> int:
         """The number of sites."""
-        return len(self.sites)
+        return len(self.flat.sites)
 
     def __iter__(self) -> Iterator[Visit]:
         """Every site in turn; after each, the values go on to the next."""
-        for index in range(len(self.sites)):
+        for index in range(len(self)):
             for batch in self.batches:
-                batch.run_to(batch.flat.sites[index].step)
+                batch.run_to(batch.flat.sites[index].index)
             visit = Visit(self, index)
             yield visit
             for batch in self.batches:
@@ -162,7 +158,7 @@ class Visit:
 
     def __init__(self, stream: Stream, index: int) -> None:
         self.stream, self.index = stream, index
-        self.site = stream.sites[index]
+        self.site = stream.flat.sites[index]
         self.correction: Callable[[Batch, jax.Array], jax.Array] | None = None
 
     @property
@@ -170,12 +166,6 @@ class Visit:
         """The float model's parameter."""
         flat = self.stream.flat
         return flat.state[flat.slot_of[self.site.path]]
-
-    @property
-    def operand(self) -> jax.Array:
-        """What the quantized model contracts in the first batch, before it is quantized."""
-        batch = self.stream.batches[0]
-        return batch.quantized[self.site.activation]
 
     def put(self, parameter: jax.Array) -> None:
         """Let the quantized model go on with another parameter.
@@ -198,15 +188,15 @@ class Visit:
         Raises:
             ValueError: they are not finite; the text names the site.
         """
-        total = None
-        for batch in self.stream.batches:
+
+        def sums(batch: Batch) -> Statistics:
             site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
-            rest = [batch.floats[slot] for slot in site.rest]
+            rest = [batch.floats[slot] for slot in site.step.inputs[2:]]
             samples, own = site.matrices.samples(floats, *rest)
-            sums = Statistics.of(samples, site.matrices.samples(quantized, *rest)[0], names, own)
-            total = sums if total is None else total.merged(sums)
-        assert total is not None, "a stream has batches"
+            return Statistics.of(samples, site.matrices.samples(quantized, *rest)[0], names, own)
+
+        total = functools.reduce(Statistics.merged, map(sums, self.stream.batches))
         if not total.is_finite():
             raise ValueError(
                 f"{self.site.name} ({self.site.path}): its inputs in the calibration data hold nan or inf, or are "
@@ -217,7 +207,7 @@ class Visit:
 
     def contract(self, batch: Batch) -> None:
         """Contract the site's operands, in both models."""
-        (slot,) = batch.flat.steps[self.site_in(batch).step].outputs
+        slot = self.site_in(batch).step.outputs[0]
         batch.floats[slot], output = self.outputs(batch, self.stream.parameters.get(self.site.path))
         batch.quantized[slot] = output if self.correction is None else output + self.correction(batch, output)
 
@@ -250,9 +240,8 @@ class Visit:
         weight = batch.floats[site.weight]
         if parameter is not None:
             weight = site.places.taken(parameter).astype(weight.dtype)
-        rest = [batch.floats[slot] for slot in site.rest]
-        operands = (weight, x) if site.place == 0 else (x, weight)
-        return batch.flat.steps[site.step].run(*operands, *rest)[0]
+        rest = [batch.floats[slot] for slot in site.step.inputs[2:]]
+        return site.contract(weight, x, *rest)
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
         floats, quantized = batch.floats[site.activation], batch.quantized[site.activation]
@@ -272,7 +261,7 @@ def module_around(sites: Sequence[ContractionSite]) -> str:
     Args:
         sites: of a program.
     """
-    paths = [site.module.split(".") for site in sites]
+    paths = [site.step.path.split(".") for site in sites]
     same = itertools.takewhile(lambda names: len({*names}) == 1, zip(*paths, strict=False))
     return ".".join(names[0] for names in same)
 
@@ -322,7 +311,7 @@ class Block:
 
     def _run_in(self, flat: FlatProgram) -> Run:
         """How steps are run: sites contract transformed inputs."""
-        transform, sites = self._transform, {flat.steps[site.step].outputs: site for site in flat.sites}
+        transform, sites = self._transform, {site.step.outputs: site for site in flat.sites}
 
         def run(step: FlatStep, operands: list[jax.Array]) -> list[jax.Array]:
             site = sites.get(step.outputs)
@@ -335,7 +324,7 @@ class Block:
 
 def _inside(visit: Visit, flat: FlatProgram, path: str) -> set[int]:
     """The steps of a module from a site on, in the turn of the loops in which the site is."""
-    begin, turn = flat.sites[visit.index].step, visit.site.turn
+    begin, turn = flat.sites[visit.index].index, visit.site.step.turn
     return {
         index
         for index, step in enumerate(flat.steps)

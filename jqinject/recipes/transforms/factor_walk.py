@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -80,9 +81,7 @@ class Channels:
         Channels with the same factor have the same new label; with opposite ones, if one must be the inverse.
         """
         pairs = np.concatenate([np.zeros((2, 0), int), *self._pairs], axis=1)
-        pairs = np.concatenate([pairs, -pairs], axis=1) + self.count
-        size = 2 * self.count + 1
-        part = _parts(size, *pairs)
+        part = _parts(2 * self.count + 1, np.concatenate([pairs, -pairs], axis=1) + self.count)
         labels = np.zeros(self.count + 1, int)
         new: dict[int, int] = {}
         for channel in range(1, self.count + 1):
@@ -96,14 +95,13 @@ class Channels:
         return labels
 
 
-def _parts(size: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The smallest of the numbers below `size` that each is connected with by pairs."""
+def _parts(size: int, pairs: np.ndarray) -> np.ndarray:
+    """The smallest of the numbers below `size` that each is connected with by pairs, `(2, pairs)`."""
     part = np.arange(size)
     while True:
-        lowest = np.minimum(part[first], part[second])
         new = part.copy()
-        np.minimum.at(new, first, lowest)
-        np.minimum.at(new, second, lowest)
+        for end in pairs:
+            np.minimum.at(new, end, part[pairs].min(axis=0))
         new = new[new]
         if (new == part).all():
             return part
@@ -125,32 +123,26 @@ def factors_of(labels: Labels, factors: np.ndarray) -> np.ndarray:
     return np.divide(1, own, out=own, where=labels < 0)
 
 
+@dataclass(eq=False)
 class Follower(Generic[L]):
     """Follows what is done to a value to all that has to have it done too: labels go from value to value.
 
-    Args:
+    Attributes:
         flat: the program.
         rules: for each operation, what the labels of some of its operands and results say about those of the others.
         start: index of the operation that the labels begin at; None if it is none.
         stops: slots beyond which labels are not followed.
-
-    Attributes:
         labels: of the values that they have come to.
         done: for messages.
     """
 
-    done = "a factor"
-
-    def __init__(
-        self,
-        flat: FlatProgram,
-        rules: Mapping[str, Callable[[Any, FlatStep], None]],
-        start: int | None = None,
-        stops: Container[Slot] = (),
-    ) -> None:
-        self.flat, self.rules, self._start, self._stops = flat, rules, start, stops
-        self.labels: dict[Slot, L] = {}
-        self._waiting: list[Slot] = []
+    done: ClassVar[str] = "a factor"
+    flat: FlatProgram
+    rules: Mapping[str, Callable[[Any, FlatStep], None]]
+    start: int | None = None
+    stops: Container[Slot] = ()
+    labels: dict[Slot, L] = field(default_factory=dict, init=False)
+    _waiting: list[Slot] = field(default_factory=list, init=False)
 
     def refuse(self, slot: Slot, why: str) -> None:
         """Nothing may be done to a value."""
@@ -160,13 +152,13 @@ class Follower(Generic[L]):
         """Follow the labels that were given to slots as far as they go."""
         while self._waiting:
             slot = self._waiting.pop()
-            if slot in self._stops:
+            if slot in self.stops:
                 continue
             self._ends(slot)
             for index in self.flat.touching[slot]:
                 step = self.flat.steps[index]
                 rule = self.rules.get(step.name)
-                if index == self._start or index not in self.flat.live:
+                if index == self.start or index not in self.flat.live:
                     continue
                 if rule is None:
                     self.refuse(slot, f"{step.name}{step.where} does not commute with {self.done}")
@@ -184,36 +176,26 @@ class Follower(Generic[L]):
             self.refuse(slot, "it is an input of the model, or state that is no parameter")
 
 
+@dataclass(eq=False)
 class Walk(Follower[Labels]):
     """Labels of the values of a program, as far as a region's factors reach.
 
     Each operation is an equation between the labels of what it reads and writes. Labels go from value to value until
     nothing is new; where two ways give a value different labels, those channels must have the same factor, and where
-    an operation does not commute with a factor, the factor must be 1.
+    an operation does not commute with a factor, the factor must be 1. It starts at the operation that makes the
+    factors, or nowhere, if values that the program has anyway are multiplied.
 
-    Args:
-        flat: the program.
-        rules: for each operation, the equation between the labels of its operands and results.
-        count: of channels.
+    Attributes:
+        channels: of the region.
         choices: result of a product -> which of the operands carries its factor, where either could.
-        start: index of the operation that makes the factors; None if values that the program has anyway are multiplied.
-        stops: slots beyond which factors are not followed.
+        reasons: why channels must have the same factor, or 1.
+        chosen: result of a product -> the operands that could carry its factor, where either could.
     """
 
-    def __init__(
-        self,
-        flat: FlatProgram,
-        rules: Mapping[str, Callable[[Walk, FlatStep], None]],
-        count: int,
-        choices: Mapping[Slot, int],
-        start: int | None = None,
-        stops: Container[Slot] = (),
-    ) -> None:
-        super().__init__(flat, rules, start, stops)
-        self.choices = choices
-        self.channels = Channels(count)
-        self.reasons: list[str] = []
-        self.chosen: dict[Slot, tuple[Slot, ...]] = {}
+    channels: Channels = field(kw_only=True)
+    choices: Mapping[Slot, int] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list, init=False)
+    chosen: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict, init=False)
 
     def has(self, slot: Slot) -> bool:
         """Whether some number of a value has a factor."""

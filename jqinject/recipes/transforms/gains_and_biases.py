@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,8 @@ def _follow(flat: FlatProgram, gain: Gain) -> str:
     """Follow the products to where they are contracted; why these cannot take the gain over, if they cannot."""
     added = set[Slot]()
     rules = LINEAR | dict.fromkeys(ADDING, partial(_added, added))
-    walk = factor_walk.Walk(flat, rules, gain.numbers.size, {}, gain.step, flat.fixed)
+    channels = factor_walk.Channels(gain.numbers.size)
+    walk = factor_walk.Walk(flat, rules, gain.step, flat.fixed, channels=channels)
     for product, labels in gain.labels.items():
         walk.give(product, labels)
     walk.run()
@@ -155,11 +156,6 @@ class Bias:
     size: int
     places: np.ndarray = field(repr=False)
     moves: tuple[FlatStep, ...] = field(repr=False)
-
-    @cached_property
-    def numbers(self) -> np.ndarray:
-        """The places of all numbers of the parameter that are added."""
-        return np.unique(self.places)
 
     def means(self, result: jax.Array) -> jax.Array:
         """The mean of the numbers that each number of the parameter is added to, float32 `(size,)`; 0 without any.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -17,39 +18,34 @@ TRIES = 16
 """How many ways to carry a factor through products are tried."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """A site of a region.
-
-    Attributes:
-        site: the site.
-        labels: of the columns of its matrices, for a site whose inputs have the factors; of the rows, for a site whose
-            outputs have them: `(stack, columns)` or `(stack, rows)`.
-    """
-
-    site: ContractionSite
-    labels: factor_walk.Labels = field(repr=False)
+SiteLabels = Mapping[ContractionSite, factor_walk.Labels]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Region:
     """Values and parameters that can be multiplied by factors, one for each channel, so that the model stays the same.
 
     Attributes:
         channels: how many.
         parameters: for each parameter that the factors reach, labels that broadcast to it.
-        sinks: sites whose inputs are multiplied by the factors, and whose weights are divided by them.
-        sources: sites whose outputs are multiplied by them.
+        sinks: sites whose inputs are multiplied by the factors, and whose weights are divided by them -> labels of the
+            columns of their matrices, `(stack, columns)`.
+        sources: sites whose outputs are multiplied by them -> labels of the rows, `(stack, rows)`.
         gains: parameters that values are multiplied by, number by number: those of norms.
         online: whether nothing that makes the inputs can have the factors, which stay before the sinks.
     """
 
     channels: int
     parameters: Mapping[str, factor_walk.Labels]
-    sinks: tuple[Member, ...]
-    sources: tuple[Member, ...]
+    sinks: SiteLabels
+    sources: SiteLabels
     gains: tuple[str, ...]
     online: bool = False
+
+    @property
+    def sites(self) -> list[ContractionSite]:
+        """The sites whose inputs have the factors."""
+        return [*self.sinks]
 
     @classmethod
     def alone(cls, sites: Sequence[ContractionSite]) -> Region:
@@ -59,12 +55,11 @@ class Region:
             sites: the parameter's.
         """
         channels = np.arange(1, sites[0].matrices.channels + 1)
-        members = []
+        sinks: dict[ContractionSite, factor_walk.Labels] = {}
         for site in sites:
             stack, _, columns = site.matrices.weight.sizes
-            labels = np.broadcast_to(channels.repeat(columns // channels.size), (stack, columns))
-            members.append(Member(site, labels))
-        return cls(channels.size, {}, tuple(members), (), (), online=True)
+            sinks[site] = np.broadcast_to(channels.repeat(columns // channels.size), (stack, columns))
+        return cls(channels.size, {}, sinks, {}, (), online=True)
 
 
 def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
@@ -78,7 +73,8 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
     reason = ""
     columns = _columns_of(flat, site)
     for choices in itertools.islice(ways, TRIES):  # further ways are appended meanwhile
-        walk = factor_walk.Walk(flat, factor_walk.RULES, int(columns.max()), choices)
+        channels = factor_walk.Channels(int(columns.max()))
+        walk = factor_walk.Walk(flat, factor_walk.RULES, channels=channels, choices=choices)
         walk.give(site.activation, columns)
         walk.run()
         region = _region(walk, site)
@@ -97,22 +93,23 @@ def _region(walk: factor_walk.Walk, site: ContractionSite) -> Region | None:
         return None
     joined = {slot: np.sign(labels) * groups[np.abs(labels)] for slot, labels in walk.labels.items()}
     labels = {slot: own for slot, own in joined.items() if own.any()}
-    sinks, sources = [], []
+    sinks: dict[ContractionSite, factor_walk.Labels] = {}
+    sources: dict[ContractionSite, factor_walk.Labels] = {}
     for member in flat.sites:
         if member.weight not in labels:
             continue
         spread = np.broadcast_to(labels[member.weight], flat.shapes[member.weight])
         matrices = np.asarray(member.matrices.weight.matrices(spread))
         if member.activation in labels:
-            sinks.append(Member(member, -matrices[:, 0]))
+            sinks[member] = -matrices[:, 0]
         else:
-            sources.append(Member(member, matrices[:, :, 0]))
-    if not any(member.site is site for member in sinks):
+            sources[member] = matrices[:, :, 0]
+    if site not in sinks:
         return None
     slots = [slot for slot in flat.parameters if slot in labels]
     parameters = {flat.parameters[slot]: labels[slot] for slot in slots}
     gains = tuple(flat.parameters[slot] for slot in slots if is_gain(flat, slot))
-    return Region(int(np.abs(groups).max()), parameters, tuple(sinks), tuple(sources), gains)
+    return Region(int(np.abs(groups).max()), parameters, sinks, sources, gains)
 
 
 def is_gain(flat: FlatProgram, slot: Slot) -> bool:
@@ -128,30 +125,37 @@ def is_gain(flat: FlatProgram, slot: Slot) -> bool:
 
 def _columns_of(flat: FlatProgram, site: ContractionSite) -> factor_walk.Labels:
     """A channel for each input of a site: labels 1, 2, ... along the axes that it contracts, and those of its stack."""
-    axes = operand_axes(flat.steps[site.step].equation)[1 - site.place].partners
+    axes = operand_axes(site.step.equation)[1 - site.place].partners
     shape = flat.shapes[site.activation]
     sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
     return np.arange(1, math.prod(sizes) + 1).reshape(sizes)
 
 
-def by_region(flat: FlatProgram) -> tuple[list[Region], dict[str, str]]:
-    """The regions of a program's sites, each once; and for each other site why it has none.
+class WithSites(Protocol):
+    """Sites that are changed together: those of a `Region`, or of what is rotated together."""
+
+    @property
+    def sites(self) -> Sequence[ContractionSite]: ...
+
+
+R = TypeVar("R", bound=WithSites)
+
+
+def by_region(
+    flat: FlatProgram, find: Callable[[FlatProgram, ContractionSite], R | str]
+) -> Iterator[tuple[ContractionSite, R | str]]:
+    """Yield the first site of each region with the region, and each site that has none with why.
 
     Args:
         flat: the program.
+        find: from the program and a site to the region of its inputs, or why it has none.
     """
-    regions: list[Region] = []
-    reasons: dict[str, str] = {}
     taken: set[str] = set()
     for site in flat.sites:
         if site.name not in taken:
-            region = region_of(flat, site)
-            if isinstance(region, str):
-                reasons[site.name] = region
-            else:
-                regions.append(region)
-                taken |= {member.site.name for member in region.sinks}
-    return regions, reasons
+            region = find(flat, site)
+            taken |= set() if isinstance(region, str) else {own.name for own in region.sites}
+            yield site, region
 
 
 def per_channel(

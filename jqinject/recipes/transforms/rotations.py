@@ -24,6 +24,7 @@ from jqinject.recipes.stream.flat_program import (
     Slot,
 )
 from jqinject.recipes.transforms import factor_walk
+from jqinject.recipes.transforms.regions import by_region
 
 NONLINEAR = (
     *("max", "min", "tanh", "logistic", "erf", "erfc", "exp", "sin", "cos", "log1p"),
@@ -85,9 +86,8 @@ def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
     params = step.params
     match step.name:
         case "reduce_sum":
-            return zip(
-                (axis for axis in range(rank) if axis not in params["axes"]), range(rank), strict=False
-            )
+            left = (axis for axis in range(rank) if axis not in params["axes"])
+            return zip(left, range(rank), strict=False)
         case "stack":
             return ((axis, axis + (axis >= params["axis"])) for axis in range(rank))
         case "cumsum":
@@ -184,14 +184,14 @@ class RotatedRegion:
     Attributes:
         block: the size of the matrix.
         parameters: path -> the axis that is rotated.
-        sinks: names of the sites whose inputs are rotated.
+        sites: those whose inputs are rotated.
         normalized: whether a norm takes the values: they are those of a residual stream.
         keeps_sums: whether the matrix has to leave sums of the channels as they are: the program subtracts a mean.
     """
 
     block: int
     parameters: dict[str, int] = field(default_factory=dict)
-    sinks: set[str] = field(default_factory=set)
+    sites: list[ContractionSite] = field(default_factory=list)
     normalized: bool = False
     keeps_sums: bool = False
 
@@ -221,18 +221,13 @@ def rotated_regions(flat: FlatProgram) -> Iterator[tuple[ContractionSite, Rotate
     Args:
         flat: the program.
     """
-    taken: set[str] = set()
-    for site in flat.sites:
-        if site.name not in taken:
-            region = _region_of(flat, site)
-            taken |= set() if isinstance(region, str) else region.sinks
-            yield site, region
+    return by_region(flat, _region_of)
 
 
 def _region_of(flat: FlatProgram, site: ContractionSite) -> RotatedRegion | str:
-    summed = _summed(flat, site)
+    summed = _summed(site)
     if not summed:
-        return f"{site.operation} is not followed"
+        return f"{site.step.name} is not followed"
     axis = summed[-1]
     block = flat.shapes[site.activation][axis]
     while True:
@@ -244,10 +239,9 @@ def _region_of(flat: FlatProgram, site: ContractionSite) -> RotatedRegion | str:
             block = refused.block
 
 
-def _summed(flat: FlatProgram, site: ContractionSite) -> tuple[int, ...]:
+def _summed(site: ContractionSite) -> tuple[int, ...]:
     """The axes of a site's input that it sums over; none if it is not followed."""
-    step = flat.steps[site.step]
-    return operand_axes(step.equation)[1 - site.place].summed if _is_followed(step) else ()
+    return operand_axes(site.step.equation)[1 - site.place].summed if _is_followed(site.step) else ()
 
 
 def _is_followed(step: FlatStep) -> bool:
@@ -279,8 +273,8 @@ class _RotationWalk(factor_walk.Follower[Rotated]):
                 self.region.parameters[path] = self.labels[slot].axis
         for site in flat.sites:
             both = site.activation in self.labels and site.weight in self.labels
-            if both and self.labels[site.activation].axis in _summed(flat, site):
-                self.region.sinks.add(site.name)
+            if both and self.labels[site.activation].axis in _summed(site):
+                self.region.sites.append(site)
 
     def refuse(self, slot: Slot, why: str) -> None:
         """See `Follower`."""
