@@ -29,7 +29,7 @@ CODE_LINES = {
     "odml": 290,
     "ops": 1659,
     "optim": 269,
-    "program": 3014,
+    "program": 3018,
     "proxy": 891,
     "quant": 1752,
     "quant_tensor": 1183,

@@ -262,6 +262,7 @@ class Program(NamedTuple):
     Attributes:
         body: the program: state and array arguments in; outputs, then the new state, out.
         inputs: its inputs, as tracked values.
+        paths: of its inputs in the state, as in `new_state`; () for the arguments.
         output_tree: the structure of the outputs.
         new_state: path and Variable of each entry of the new state; a path begins with 0 for the model, with 1 and so
             on for the modules among the arguments.
@@ -271,6 +272,7 @@ class Program(NamedTuple):
     inputs: list[Tracked]
     output_tree: Any
     new_state: list[tuple[Path, Any]]
+    paths: list[Path]
 
     def changed(self, values: list[jax.Array], state: KeptState) -> list[tuple[Path, Any, jax.Array]]:
         """Path, Variable and value of every change of the state.
@@ -336,12 +338,17 @@ def trace(
         Tracked(array, Origin.ACTIVATION, cache=dotted(place), cache_ndim=len(array.shape))
         for array, place in zip(call.arrays, places, strict=False)
     ]
+    paths = [_keys(path) for path, _ in flat]
     new_state = [(tuple(path), leaf) for path, leaf in traced["state"]]
-    return Program(Body.of(closed), inputs, traced["tree"], new_state)
+    return Program(Body.of(closed), inputs, traced["tree"], new_state, [*paths, *(() for _ in call.arrays)])
 
 
 def _value(leaf: Any) -> Any:
     return leaf.get_value() if isinstance(leaf, nnx.Variable | RecordPart) else leaf
+
+
+def _keys(path: Path) -> Path:
+    return tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
 
 
 def _stand_in(leaf: object) -> Any:
@@ -352,7 +359,7 @@ def _stand_in(leaf: object) -> Any:
 def _state_input(
     path: Path, leaf: object, variables: dict[Path, Any], modules: list[tuple[str, ...]]
 ) -> Tracked:
-    keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
+    keys = _keys(path)
     holder = next((keys[:end] for end in range(len(keys), 0, -1) if keys[:end] in variables), ())
     variable = variables.get(holder)
     state = StatePlace(dotted(keys)) if isinstance(variable, STATE) else None
