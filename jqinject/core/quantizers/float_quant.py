@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from jqinject.core import _protocols, check, clamping, component, views
 from jqinject.core.bit_width import ComputeMaxMantissa
-from jqinject.core.quantizers.quantizer import Quantized, Quantizer, Rounded, Step
+from jqinject.core.quantizers.quantizer import GridStep, Quantized, Quantizer, Rounded
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.block_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.scaling.of_memory import ConstScaling
@@ -228,9 +228,9 @@ class FloatQuant(Quantizer):
         amax = scale_of(scaling, x.astype(jnp.float32), 1.0, Search(self))
         amax, grid = jax.lax.stop_gradient(amax), self.format
         factor = float8_cast.float8_factor(amax, grid.largest, x.dtype, cast.power_of_two_factor)
-        return self._quantize(x, Step(power.divide(1.0, factor), factor=factor), grid, keep)
+        return self._quantize(x, GridStep(power.divide(1.0, factor), factor=factor), grid, keep)
 
-    def _quantize(self, x: jax.Array, step: Step, grid: Grid, keep: bool) -> Quantized:
+    def _quantize(self, x: jax.Array, step: GridStep, grid: Grid, keep: bool) -> Quantized:
         if not self.straight_through:
             return super()._quantize(x, step, grid, keep)
         if grid.is_learned:
@@ -247,7 +247,7 @@ class FloatQuant(Quantizer):
         """Whether scales are powers of two, of which subnormal ones count too."""
         return self.straight_through and self.scale_dtype == POWERS_OF_TWO
 
-    def _round(self, x: jax.Array, step: Step, grid: Any, keep: bool) -> Rounded:
+    def _round(self, x: jax.Array, step: GridStep, grid: Any, keep: bool) -> Rounded:
         scale = step.scale
         if self.cast_impl is not None:
             return self.cast_impl(x, scale, step.factor)

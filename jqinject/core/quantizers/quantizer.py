@@ -37,7 +37,7 @@ from jqinject.quant_tensor.public_tensors import int_grid as shared_int_grid
 Rounded = tuple[jax.Array, jax.Array | None]  # a value, and its payload if it is kept
 
 
-class Step(NamedTuple):
+class GridStep(NamedTuple):
     """What a tensor is rounded by.
 
     Attributes:
@@ -207,14 +207,14 @@ class Quantizer(component.Component):
                 settle = getattr(scaling, "settle", None) if x.size and searches(finder) else None
                 tried = scale if settle is None else settle(scale, threshold)
                 zero_point = self._zero_point(x32, scale, grid, Search(self, tried))
-        return self._quantize(x, Step(scale, zero_point, ends), grid, keep)
+        return self._quantize(x, GridStep(scale, zero_point, ends), grid, keep)
 
     def by_scale(
         self, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None, keep: bool = False
     ) -> Quantized:
         """Return the result for `x` with a given scale and zero point; with its payload if `keep`."""
         x = check.float_input(x, type(self).__name__)
-        return self._quantize(x, Step(scale, zero_point), self._numbers()[0], keep)
+        return self._quantize(x, GridStep(scale, zero_point), self._numbers()[0], keep)
 
     def try_candidate(self, x: jax.Array, candidate: Candidate) -> Quantized:
         """`x` quantized with a candidate in place of the searched statistic.
@@ -227,7 +227,7 @@ class Quantizer(component.Component):
         scale, of_zero = candidate.scale, candidate
         if scale is None:
             scale, of_zero = scale_of(self.scaling_impl, x, threshold, candidate), Candidate(None)
-        return self._quantize(x, Step(scale, self._zero_point(x, scale, grid, of_zero)), grid, False)
+        return self._quantize(x, GridStep(scale, self._zero_point(x, scale, grid, of_zero)), grid, False)
 
     def freeze_range(self) -> None:
         """Make constants of an averaged range, its scale and its zero point: see `RangeScaling.freeze`."""
@@ -240,7 +240,7 @@ class Quantizer(component.Component):
     def _numbers(self) -> tuple[Any, Any]:
         """The grid of this call, and which of its numbers the scale maps the statistic to; None for 1."""
 
-    def _round(self, x: jax.Array, step: Step, grid: Grid, keep: bool) -> Rounded:
+    def _round(self, x: jax.Array, step: GridStep, grid: Grid, keep: bool) -> Rounded:
         """The value of a viewed tensor in its dtype, and the payload if `keep` and there is one."""
         raise TypeError(
             f"{type(self).__name__} rounds by scales of its own, so it takes none.\n  cure: call it with the tensor"
@@ -250,7 +250,7 @@ class Quantizer(component.Component):
         finder: Any = getattr(self, "zero_point_impl", None)
         return None if _is_none(type(finder)) else zero_point_of(finder, x, scale, grid.bit_width, task)
 
-    def _quantize(self, x: jax.Array, step: Step, grid: Grid, keep: bool) -> Quantized:
+    def _quantize(self, x: jax.Array, step: GridStep, grid: Grid, keep: bool) -> Quantized:
         view, scale, zero_point = self.input_view_impl, step.scale, step.zero_point
         if type(view) is clamping.Identity:
             value, payload = self._round(x, step, grid, keep)
@@ -353,9 +353,9 @@ class IntQuant(Delayed):
         """`x` quantized and back in float, in the dtype of `x` and the layout of `input_view_impl`."""
         x = check.float_input(x, type(self).__name__)
         rounded = partial(self.rounded, grid=int_grid(self, bit_width))
-        return views.in_layout(self.input_view_impl, rounded, x, Step(scale, zero_point))[0]
+        return views.in_layout(self.input_view_impl, rounded, x, GridStep(scale, zero_point))[0]
 
-    def rounded(self, x: jax.Array, step: Step, grid: IntGrid, keep: bool = False) -> Rounded:
+    def rounded(self, x: jax.Array, step: GridStep, grid: IntGrid, keep: bool = False) -> Rounded:
         """A viewed tensor quantized and back in its dtype, and its integers.
 
         Args:
@@ -436,7 +436,7 @@ class RoundedByIntQuant(Quantizer):
         grid = int_grid(rounds, bits())
         return grid, None if steps is None else steps(grid.bit_width)
 
-    def _quantize(self, x: jax.Array, step: Step, grid: Any, keep: bool) -> Quantized:
+    def _quantize(self, x: jax.Array, step: GridStep, grid: Any, keep: bool) -> Quantized:
         rounds = self.int_quant
         in_place = isinstance(rounds, IntQuant) and type(rounds.input_view_impl) is clamping.Identity
         if not in_place or by_range(type(self.scaling_impl)):
@@ -444,7 +444,7 @@ class RoundedByIntQuant(Quantizer):
         value, payload = cast(IntQuant, rounds).rounded(x, step, grid, keep)
         return Quantized(value, step.scale, step.zero_point, grid, payload)
 
-    def _round(self, x: jax.Array, step: Step, grid: Any, keep: bool) -> Rounded:
+    def _round(self, x: jax.Array, step: GridStep, grid: Any, keep: bool) -> Rounded:
         scale, zero_point, ends, _ = step
         rounds, scaling = self.int_quant, cast(Any, self.scaling_impl)
         if not isinstance(rounds, IntQuant):

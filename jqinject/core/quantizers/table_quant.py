@@ -34,7 +34,7 @@ class _SignQuant(delay.Delayed, quantizer.Quantizer):
     def _values(self, x: jax.Array, scale: jax.Array) -> jax.Array:
         """-1, 0 and 1, float32."""
 
-    def _round(self, x: jax.Array, step: quantizer.Step, grid: Grid, keep: bool) -> quantizer.Rounded:
+    def _round(self, x: jax.Array, step: quantizer.GridStep, grid: Grid, keep: bool) -> quantizer.Rounded:
         y = (self._values(x.astype(jnp.float32), step.scale) * step.scale).astype(x.dtype)
         return y if self.delay is None else self.delay(x, y), None
 
@@ -179,7 +179,7 @@ class CodebookQuant(quantizer.Quantizer):
     def _numbers(self) -> tuple[Codebook, float]:
         return self.codebook, self.codebook.largest
 
-    def _round(self, x: jax.Array, step: quantizer.Step, grid: Grid, keep: bool) -> quantizer.Rounded:
+    def _round(self, x: jax.Array, step: quantizer.GridStep, grid: Grid, keep: bool) -> quantizer.Rounded:
         scale = step.scale
         steps = power.divide(x.astype(jnp.float32), scale)
         inside = self.tensor_clamp_impl(steps, *grid.bounds)
