@@ -23,7 +23,7 @@ CODE_LINES = {
     "export": 631,
     "formats": 3451,
     "inject": 1310,
-    "model": 4775,
+    "model": 4777,
     "native": 201,
     "nn": 3532,
     "odml": 290,

@@ -241,6 +241,8 @@ def test_what_can_not_be_loaded_into_is_refused():
         TypeError, match=r"load_state takes an nnx.State, a nested dict of arrays or a module, got list"
     ):
         jqinject.load_state(QuantIdentity(), [1, 2])
+    with pytest.raises(TypeError, match=r"got str\.\n  cure: jqinject\.formats\.load\(model, path\)"):
+        jqinject.load_state(QuantIdentity(), "model.safetensors")
     abstract = nnx.eval_shape(lambda: QuantLinear(2, 2, rngs=nnx.Rngs(0)))
     with pytest.raises(
         ValueError, match=r"bias: is missing from the state .*build it without nnx\.eval_shape"

@@ -1,5 +1,6 @@
 """A user's state as a mapping from paths to values, and what is wrong with these."""
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Protocol, runtime_checkable
@@ -38,9 +39,11 @@ def flat_entries(state: object) -> dict[Path, Any]:
     if isinstance(state, nnx.Module):
         return {entry.path: entry.variable.get_value() for entry in ModelIndex(state).variables}
     if not isinstance(state, Mapping):
+        of_file = isinstance(state, str | os.PathLike)
+        cure = "nnx.state(model), or nnx.to_pure_dict(nnx.state(model))"
         raise TypeError(
             "load_state takes an nnx.State, a nested dict of arrays or a module, "
-            f"got {type(state).__name__}.\n  cure: nnx.state(model), or nnx.to_pure_dict(nnx.state(model))"
+            f"got {type(state).__name__}.\n  cure: {'jqinject.formats.load(model, path)' if of_file else cure}"
         )
     return dict(_flatten(state, ()))
 
