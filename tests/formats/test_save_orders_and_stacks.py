@@ -49,7 +49,8 @@ def layer(matrix: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("method", "is_layer"), [("compressed-tensors", True), ("compressed-tensors", False), ("jqinject", True)]
+    ("method", "is_layer"),
+    [("compressed-tensors", True), ("compressed-tensors", False), ("jqinject", True), ("jqinject", False)],
 )
 def test_columns_in_activation_order_are_written_in_their_own_order(
     method: str, is_layer: bool, tmp_path: Path
