@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     goals = "\n".join(f"  {name}\n    {goal.aim}" for name, goal in GOALS.items())
     listing = commands.add_parser(
         "list",
-        help="the ready-command quantizers, filtered",
+        help="the ready-made quantizers, filtered",
         epilog=f"goals:\n{goals}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

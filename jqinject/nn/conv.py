@@ -16,6 +16,7 @@ from jqinject.nn import base
 from jqinject.nn.base import keywords
 from jqinject.ops.sharding import asked, with_sharding
 from jqinject.program.jaxpr import Body, Equation
+from jqinject.program.operations import contraction_arguments
 from jqinject.quant_tensor import AnyQuantTensor, as_array
 
 
@@ -252,18 +253,6 @@ def _each(sizes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     return (sizes or 1,) * rank if isinstance(sizes, int | None) else tuple(sizes)
 
 
-ARGUMENTS = (
-    "window_strides",
-    "padding",
-    "lhs_dilation",
-    "rhs_dilation",
-    "dimension_numbers",
-    "feature_group_count",
-    "batch_group_count",
-    "preferred_element_type",
-)
-
-
 def with_convolution(
     convolve: Callable[..., jax.Array], forward: Callable[..., jax.Array], *arrays: object
 ) -> jax.Array:
@@ -290,7 +279,8 @@ def with_convolution(
 def _evaluated(body: Body, inputs: Sequence[object], convolve: Callable[..., jax.Array]) -> list[Any]:
     def step(eqn: Equation, values: list[object]) -> list[Any]:
         if eqn.name == "conv_general_dilated":
-            return [convolve(*values, **{name: eqn.params[name] for name in ARGUMENTS})]
+            dtype = eqn.params["preferred_element_type"]
+            return [convolve(*values, **contraction_arguments(eqn), preferred_element_type=dtype)]
         if eqn.name == "jit" and _convolves(eqn.bodies[0]):
             return _evaluated(eqn.bodies[0], values, convolve)
         return eqn.bind(values)

@@ -71,37 +71,15 @@ def low_bit_states(
         (dtype('uint8'), dtype('float32'))
     """
 
-    def stored(form: BlockFormat, tree: object) -> LowBitMoment:
-        def encode(path: tuple[Any, ...], leaf: jax.Array | nnx.Variable[Any]) -> LowBitMoment:
-            x = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
-            codes, scale = x, jnp.zeros((), jnp.float32)
-            fits = x.size >= smallest and x.size % form.block_size == 0
-            if fits and not keep_float(jax.tree_util.keystr(path, simple=True, separator="/")):
-                blocks = form.encode(x)
-                codes, scale = blocks.codes, blocks.scale
-            # In the Variable of the parameter, with its sharding, if they have its shape.
-            if isinstance(leaf, nnx.Variable) and codes.shape == x.shape:
-                codes = leaf.replace(codes)
-            return LowBitMoment(codes, scale)
-
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)
-        moments = [encode(path, leaf) for path, leaf in leaves]
-        codes, scales = ([getattr(moment, name) for moment in moments] for name in LowBitMoment._fields)
-        return LowBitMoment(treedef.unflatten(codes), treedef.unflatten(scales))
-
     def encoded(state: Any) -> Any:
-        return state._replace(**{name: stored(form, getattr(state, name)) for name, form in formats.items()})
+        moments = {
+            name: _encoded(form, getattr(state, name), smallest, keep_float) for name, form in formats.items()
+        }
+        return state._replace(**moments)
 
     def decoded(state: Any, like: Any) -> Any:
-        def moment(name: str, form: BlockFormat) -> Any:
-            def decode(x: jax.Array, codes: jax.Array, scale: jax.Array) -> jax.Array:
-                return (
-                    StoredBlocks(codes, scale, form, x.shape).decoded() if codes.dtype == jnp.uint8 else codes
-                )
-
-            return jax.tree.map(decode, like, *getattr(state, name))
-
-        return state._replace(**{name: moment(name, form) for name, form in formats.items()})
+        moments = {name: _decoded(form, getattr(state, name), like) for name, form in formats.items()}
+        return state._replace(**moments)
 
     def init(params: object) -> Any:
         state = inner.init(jax.tree.map(float32_of, params))
@@ -121,6 +99,36 @@ def low_bit_states(
         return updates, encoded(after)
 
     return optax.GradientTransformation(init, update)
+
+
+def _encoded(form: BlockFormat, tree: object, smallest: int, keep_float: KeepFloat) -> LowBitMoment:
+    """A moment in blocks, but for the arrays that stay float32."""
+
+    def encode(path: tuple[Any, ...], leaf: jax.Array | nnx.Variable[Any]) -> LowBitMoment:
+        x = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+        codes, scale = x, jnp.zeros((), jnp.float32)
+        fits = x.size >= smallest and x.size % form.block_size == 0
+        if fits and not keep_float(jax.tree_util.keystr(path, simple=True, separator="/")):
+            blocks = form.encode(x)
+            codes, scale = blocks.codes, blocks.scale
+        # In the Variable of the parameter, with its sharding, if they have its shape.
+        if isinstance(leaf, nnx.Variable) and codes.shape == x.shape:
+            codes = leaf.replace(codes)
+        return LowBitMoment(codes, scale)
+
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)
+    moments = [encode(path, leaf) for path, leaf in leaves]
+    codes, scales = [moment.codes for moment in moments], [moment.scale for moment in moments]
+    return LowBitMoment(treedef.unflatten(codes), treedef.unflatten(scales))
+
+
+def _decoded(form: BlockFormat, moment: LowBitMoment, like: object) -> Any:
+    """The float32 arrays of a moment, in the shapes of `like`."""
+
+    def decode(x: jax.Array, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        return StoredBlocks(codes, scale, form, x.shape).decoded() if codes.dtype == jnp.uint8 else codes
+
+    return jax.tree.map(decode, like, *moment)
 
 
 def float32_of(x: jax.Array) -> jax.Array:

@@ -90,10 +90,9 @@ def mark_modules(model: nnx.Module, is_leaf: Callable[[object], bool] | None = N
         if path and "__call__" in dir(type(module)):
             name, region = ".".join(map(str, path)), None if is_leaf is None else region_of(module, is_leaf)
             intercept(module, Bound(_in_module, (name, region)))
+            # Without a region: the output of this method is not the layer's.
             if region in LAYERS and callable(getattr(type(module), ATTEND, None)):
-                intercept(
-                    module, Bound(_in_module, (name, None)), ATTEND
-                )  # no region: its output is not the layer's
+                intercept(module, Bound(_in_module, (name, None)), ATTEND)
 
 
 def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> contextlib.AbstractContextManager[object]:

@@ -117,10 +117,13 @@ class ParamFromRuntimePercentileIntervalScaling(ExtendedInjector):
     scaling_min_val = 1e-10
 
 
-class ParamFromRuntimeMinMaxScaling(ParamFromRuntimePercentileScaling):
+class ParamFromRuntimeMinMaxScaling(ExtendedInjector):
     """A learned scale that starts from the range of x over the first 300 training batches."""
 
+    scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS
     scaling_stats_op = enums.StatsOp.MIN_MAX
+    collect_stats_steps = 300
+    scaling_min_val = 1e-10
 
 
 class LearnedStepFromWeight(ExtendedInjector):
@@ -249,10 +252,11 @@ class MSESymmetricScaleSubInjector(_MSESubInjector):
     bipolar_search = (this << 1).bipolar_search
 
 
-class MSEAsymmetricScaleSubInjector(MSESymmetricScaleSubInjector):
+class MSEAsymmetricScaleSubInjector(_MSESubInjector):
     """The search of a scale beside a zero point, from max x - min(min x, 0)."""
 
     mse_init_op = core.AbsMinMax
+    bipolar_search = (this << 1).bipolar_search
 
 
 class MSEZeroPointSubInjector(_MSESubInjector):

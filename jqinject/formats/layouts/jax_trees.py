@@ -197,11 +197,8 @@ def matrix_of_arrays(
     if zero is not None:
         zero_dtype = np.int32 if "int" in zero.dtype.name else np.float32
         by_row["zero_point"] = zero.map(lambda x: in_rows(x).astype(zero_dtype))
-    layout, block, by_row = (
-        f"tree of {label_of(grid, scale_dtype)}",
-        (1, tile or columns),
-        {**arrays, **by_row},
-    )
+    layout, block = f"tree of {label_of(grid, scale_dtype)}", (1, columns if tile is None else tile)
+    by_row = {**arrays, **by_row}
     return StoredMatrix(name, (rows, columns), grid, layout, block, by_row, axes=axes, parameter_shape=shape)
 
 

@@ -178,7 +178,7 @@ def rules_of(model: nnx.Module, low_bits: list[Assignment]) -> list[Rule]:
     return rules
 
 
-def found_in_calls(
+def shown_by_calls(
     model: nnx.Module, low_bits: list[Assignment], caches: Sequence[CacheScale]
 ) -> tuple[str, ...]:
     """Return the paths of matrices that no layer contracts, and of caches: a call of the model shows how it does."""

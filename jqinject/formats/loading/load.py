@@ -50,7 +50,7 @@ def explain_load(
     plan = plan_of(model, opened, names, ignore, layer_rules.cache_proxies(model))
     if inputs is not None or is_adapted(model):
         return plan
-    return replace(plan, needs_inputs=layer_rules.found_in_calls(model, _low_bits(plan, True), plan.caches))
+    return replace(plan, needs_inputs=layer_rules.shown_by_calls(model, _low_bits(plan, True), plan.caches))
 
 
 def load(
@@ -144,7 +144,7 @@ def load(
         )
     if over_base:
         return _with_numbers(model, opened, plan, low_bits)
-    needs = () if inputs is not None else layer_rules.found_in_calls(model, low_bits, plan.caches)
+    needs = () if inputs is not None else layer_rules.shown_by_calls(model, low_bits, plan.caches)
     if needs:
         raise CheckpointError(
             f"{opened.path} has low-bit numbers for {listed(needs)}, which the model contracts without a layer: how, "
