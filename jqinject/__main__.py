@@ -1,5 +1,5 @@
-"""`python -m jqinject`: the main job; with `list`, `explain` or `catalogue`, the ready-made quantizers; with `inspect`,
-a checkpoint."""
+"""`python -m jqinject`: the main job; with `list` or `explain`, the ready-made quantizers; with `inspect`, a
+checkpoint."""
 
 import sys
 

@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 189,
-    "catalogue": 512,
+    "catalogue": 428,
     "core": 4330,
     "demo": 356,
     "dot": 4111,
@@ -35,7 +35,7 @@ CODE_LINES = {
     "quant_tensor": 1183,
     "recipes": 4461,
 }
-NUMBER_OF_FILES = 326
+NUMBER_OF_FILES = 325
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {

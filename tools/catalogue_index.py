@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from catalogue_pages import HEIGHT, MARGIN, WIDTH
 from jqinject.catalogue import index
 from jqinject.catalogue.entries import entry_from_wiring, ready_made
 from jqinject.catalogue.examples import CHANNELS, OUT_FEATURES, Example, example_of
-from jqinject.catalogue.pages import HEIGHT, MARGIN, WIDTH
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 Curve: TypeAlias = tuple[ArrayLike, ArrayLike]

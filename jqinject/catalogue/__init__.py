@@ -1,6 +1,6 @@
-"""Finds and explains the ready-made quantizers: `python -m jqinject list`, `explain NAME`, `catalogue FOLDER`.
+"""Finds and explains the ready-made quantizers: `python -m jqinject list`, `explain NAME`.
 
-`index`, `pages` and `catalogue_command` import no JAX. `entries` and `examples` read the quantizers
+`index` and `catalogue_command` import no JAX. `entries` and `examples` read the quantizers
 themselves.
 """
 
@@ -8,4 +8,3 @@ from jqinject.catalogue.index import Entry as Entry
 from jqinject.catalogue.index import all_entries as all_entries
 from jqinject.catalogue.index import entry_of as entry_of
 from jqinject.catalogue.index import find as find
-from jqinject.catalogue.pages import write_catalogue as write_catalogue

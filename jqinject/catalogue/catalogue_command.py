@@ -1,4 +1,4 @@
-"""The command line of the catalogue: `list`, `explain`, `catalogue`.
+"""The command line of the catalogue: `list` and `explain`.
 
 It answers from the index; JAX is imported for overrides and for quantizers of your own alone.
 """
@@ -6,18 +6,16 @@ It answers from the index; JAX is imported for overrides and for quantizers of y
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from jqinject.catalogue.index import FILTERS, GOALS, Entry, entry_of, find
-from jqinject.catalogue.pages import described, write_catalogue
+from jqinject.catalogue.index import FILTERS, GOALS, Entry, described, entry_of, find
 from jqinject.inject import DependencyError
 from jqinject.terminal import table
 
-COMMANDS = ("list", "explain", "catalogue")
+COMMANDS = ("list", "explain")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the three commands."""
+    """Return the parser of both commands."""
     command = argparse.ArgumentParser(prog="python -m jqinject", description=__doc__)
     commands = command.add_subparsers(dest="command", required=True)
     goals = "\n".join(f"  {name}\n    {goal.aim}" for name, goal in GOALS.items())
@@ -38,14 +36,11 @@ def parser() -> argparse.ArgumentParser:
     explaining.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="names declared anew; none are needed"
     )
-    pages = commands.add_parser("catalogue", help="write pages of all quantizers")
-    pages.add_argument("folder", type=Path, help="where to")
-    pages.add_argument("--golden", type=Path, help="a manifest of reference cases to name")
     return command
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one of the commands.
+    """Run one of both commands.
 
     Args:
         arguments: the command line without the program's name.
@@ -58,12 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "list":
             criteria = {name: vars(options)[name] for name in ("text", "goal", *FILTERS)}
             print(*_listed(find(**criteria), options.goal), sep="\n")
-        elif options.command == "explain":
-            print(explained(options.name, options.overrides))
         else:
-            files = write_catalogue(options.folder, golden=options.golden)
-            print(f"{len(files)} files in {options.folder}")
-    except (ValueError, TypeError, DependencyError, OSError) as error:
+            print(explained(options.name, options.overrides))
+    except (ValueError, TypeError, DependencyError) as error:
         print(f"python -m jqinject {options.command}: {error}", file=sys.stderr)
         return 2
     return 0

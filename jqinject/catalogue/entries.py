@@ -11,7 +11,7 @@ import numpy as np
 
 import jqinject.core
 import jqinject.quant
-from jqinject.catalogue import examples, index, pages
+from jqinject.catalogue import examples, index
 from jqinject.dot import Scheme
 from jqinject.inject import ExtendedInjector, Node, errors, explain
 from jqinject.ops import NF4, Codebook
@@ -171,7 +171,7 @@ def explained_anew(name: str, overrides: Sequence[str]) -> str:
     quantizer = _imported(name) if ":" in name else index.entry_of(name).quantizer
     values = dict(_override(text) for text in overrides)
     changed = ", ".join(f"{name}={errors.brief(value)}" for name, value in values.items())
-    return pages.described(entry_from_wiring(name, quantizer, values), changed)
+    return index.described(entry_from_wiring(name, quantizer, values), changed)
 
 
 def _imported(name: str) -> type[ExtendedInjector]:

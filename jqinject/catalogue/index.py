@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jqinject.inject import ExtendedInjector, errors
+from jqinject.terminal import wrapped, wrapped_tree
 
 FILTERS = ("kind", "format", "granularity", "scaling")
 
@@ -239,3 +240,32 @@ def find(
 
 def _is_of(fact: str, text: str) -> bool:
     return fact.lower().startswith(text.lower())
+
+
+def described(entry: Entry, changed: str = "") -> str:
+    """One quantizer for the terminal: docstring, facts, formulas and wiring.
+
+    Args:
+        entry: its entry, with the overrides.
+        changed: the names that the reader redeclared, as text; the docstring describes the quantizer without them.
+    """
+    width = max(map(len, FILTERS))
+    facts = [f"  {name.ljust(width)}  {fact}" for name, fact in entry.facts.items()]
+    several = ", " in changed
+    return "\n".join(
+        [
+            f"{entry.name} with {changed}" if changed else entry.name,
+            "",
+            wrapped(f"Without {'them' if several else 'it'}: {entry.about}" if changed else entry.about),
+            "",
+            *facts,
+            "",
+            "Formulas",
+            "",
+            *(wrapped(formula, hang="  ") for formula in entry.formulas),
+            "",
+            "Wiring",
+            "",
+            wrapped_tree(entry.wiring),
+        ]
+    )

@@ -1,4 +1,9 @@
-"""The catalogue: Markdown pages with the wiring, formulas, reference cases and curve of every quantizer."""
+"""Writes `docs/catalogue`: Markdown pages with the wiring, formulas, reference cases and curve of every quantizer.
+
+    python tools/catalogue_pages.py
+
+It reads the index, which `tools/catalogue_index.py` makes first.
+"""
 
 import json
 from collections.abc import Iterable
@@ -6,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 
 from jqinject.catalogue.index import FILTERS, Entry, all_entries
-from jqinject.terminal import wrapped, wrapped_tree
 
+ROOT = Path(__file__).parents[1]
 CURVES = "curves"
 WIDTH, HEIGHT, MARGIN = 240, 160, 10
 
@@ -63,7 +68,7 @@ def index_page(entries: Iterable[Entry]) -> str:
         [
             "# Ready-made quantizers",
             "",
-            "Made by `python -m jqinject catalogue docs/catalogue`. `python -m jqinject list` searches it, and",
+            "Made by `python tools/catalogue_pages.py`. `python -m jqinject list` searches it, and",
             "`python -m jqinject explain NAME [key=value ...]` shows one with overrides.",
             "",
             "| quantizer | " + " | ".join(FILTERS) + " |",
@@ -108,35 +113,6 @@ def golden_cases(manifest: Path | None) -> dict[str, list[str]]:
     return ids
 
 
-def described(entry: Entry, changed: str = "") -> str:
-    """One quantizer for the terminal: docstring, facts, formulas and wiring.
-
-    Args:
-        entry: its entry, with the overrides.
-        changed: the names that the reader redeclared, as text; the docstring describes the quantizer without them.
-    """
-    width = max(map(len, FILTERS))
-    facts = [f"  {name.ljust(width)}  {fact}" for name, fact in entry.facts.items()]
-    several = ", " in changed
-    return "\n".join(
-        [
-            f"{entry.name} with {changed}" if changed else entry.name,
-            "",
-            wrapped(f"Without {'them' if several else 'it'}: {entry.about}" if changed else entry.about),
-            "",
-            *facts,
-            "",
-            "Formulas",
-            "",
-            *(wrapped(formula, hang="  ") for formula in entry.formulas),
-            "",
-            "Wiring",
-            "",
-            wrapped_tree(entry.wiring),
-        ]
-    )
-
-
 def line_svg(points: str, title: str) -> str:
     """A curve as a small picture, with the identity line behind it.
 
@@ -151,3 +127,13 @@ def line_svg(points: str, title: str) -> str:
         f'<line x1="{MARGIN}" y1="{HEIGHT - MARGIN}" x2="{WIDTH - MARGIN}" y2="{MARGIN}" stroke="#bbbbbb"/>'
         f'<polyline fill="none" stroke="#1f5fa8" stroke-width="1.5" points="{points}"/></svg>\n'
     )
+
+
+def main() -> None:
+    """Write the pages of this repository."""
+    golden = ROOT / "tests" / "golden" / "brevitas" / "manifest.json"
+    write_catalogue(ROOT / "docs" / "catalogue", golden=golden)
+
+
+if __name__ == "__main__":
+    main()
