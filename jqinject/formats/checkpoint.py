@@ -1,7 +1,7 @@
 """`read_checkpoint`: another library's checkpoint as matrices in low bits and plain arrays."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,13 +152,13 @@ def read_checkpoint(path: str | Path | jax_trees.Tree) -> Checkpoint:
     """
     if isinstance(path, Mapping):
         method, matrices, arrays = jax_trees.read_tree(path)
-        return Checkpoint("the tree", method, _by_name(matrices), arrays, {}, is_tree=True)
+        return Checkpoint("the tree", method, matrices, arrays, {}, is_tree=True)
     place = existing(path)
     if place.is_dir() and not any(place.glob("*.safetensors")) and len(files := [*place.glob("*.gguf")]) == 1:
         place = files[0]
     if place.is_file() and file_kind(place) == "GGUF":
         matrices, arrays, values = gguf_blocks.read_gguf(place)
-        return Checkpoint(str(place), "gguf", _by_name(matrices), arrays, values)
+        return Checkpoint(str(place), "gguf", matrices, arrays, values)
     tensors = open_safetensors(place)
     if not tensors.by_name:
         raise CheckpointError(
@@ -168,17 +168,14 @@ def read_checkpoint(path: str | Path | jax_trees.Tree) -> Checkpoint:
     config = _json(folder / "config.json")
     method, settings = _method(config, folder, tensors)
     caches = cache_format(method, settings)
-    by_name = _by_name(METHODS[method].read(tensors, settings) if method != "float" else [])
+    matrices = METHODS[method].read(tensors, settings) if method != "float" else []
+    by_name = {matrix.name: matrix for matrix in matrices}
     _refuse_lost(tensors, method)
     rest = tensors.rest()
     clash = sorted(by_name.keys() & rest.keys())
     if clash:
         raise CheckpointError(f"{place} has {clash[0]} twice: in low bits and as floats")
     return Checkpoint(str(path), method, by_name, rest, config, method == "jqinject", caches)
-
-
-def _by_name(matrices: Iterable[StoredMatrix]) -> dict[str, StoredMatrix]:
-    return {matrix.name: matrix for matrix in matrices}
 
 
 def _json(path: Path) -> Values:

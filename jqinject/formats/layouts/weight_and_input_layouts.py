@@ -50,12 +50,7 @@ def _nvfp4(tensors: Tensors, module: str, size: int) -> StoredMatrix:
         "scale": tensors.take_blocks(f"{module}.weight_scale", shape, block, "float8_e4m3fn"),
         "factor": tensors.take_number(f"{module}.weight_scale_2", "one scale of the tensor"),
     }
-    # The other way around in compressed-tensors, whose global scale this is.
-    scale = _input_scale(tensors, module)
-    inputs = None
-    if scale is not None:
-        unit = np.float32(1) / scale
-        inputs = InputFormat("float", 4, strategy="tensor_group", group_size=size, global_scale=unit)
+    inputs = _with_scale(tensors, module, InputFormat("float", 4, strategy="tensor_group", group_size=size))
     return StoredMatrix(f"{module}.weight", shape, E2M1, "ModelOpt NVFP4", block, arrays, inputs)
 
 
@@ -67,17 +62,22 @@ def _eight_bits(tensors: Tensors, module: str) -> StoredMatrix:
     arrays = {"codes": codes, "scale": tensors.take_blocks(name, codes.shape, block)}
     is_float = codes.dtype.name != "int8"
     grid, layout = (E4M3, "ModelOpt FP8") if is_float else (IntGrid(8), "ModelOpt INT8")
-    scale = _input_scale(tensors, module)
-    inputs = InputFormat("float" if is_float else "int", 8, dynamic=False, scale=scale)
-    return StoredMatrix(
-        f"{module}.weight", codes.shape, grid, layout, block, arrays, None if scale is None else inputs
-    )
+    inputs = _with_scale(tensors, module, InputFormat("float" if is_float else "int", 8, dynamic=False))
+    return StoredMatrix(f"{module}.weight", codes.shape, grid, layout, block, arrays, inputs)
 
 
-def _input_scale(tensors: Tensors, module: str) -> np.ndarray | None:
-    """Return the scale of an input; None if the checkpoint has none."""
+def _with_scale(tensors: Tensors, module: str, inputs: InputFormat) -> InputFormat | None:
+    """Return how an input is quantized, with its scale; None if the checkpoint has none."""
     name = f"{module}.input_scale"
-    return tensors.take_number(name, "one scale of the input").floats() if name in tensors else None
+    if name not in tensors:
+        return None
+    scale = tensors.take_number(name, "one scale of the input").floats()
+    # That of groups is the other way around in compressed-tensors, whose global scale it is.
+    return (
+        replace(inputs, global_scale=np.float32(1) / scale)
+        if inputs.dynamic
+        else replace(inputs, scale=scale)
+    )
 
 
 def read_fp8_blocks(tensors: Tensors, config: Settings) -> list[StoredMatrix]:

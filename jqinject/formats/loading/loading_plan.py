@@ -165,24 +165,19 @@ class LoadPlan:
         Warns:
             IdleNameWarning: all are, but a rule of `names` is for no tensor.
         """
-        idle = [f"names: no tensor is called {rule}" for rule in self.idle]
-        if not self.unknown and not self.missing:
-            if idle:
-                shown = "\n  ".join(idle)
-                warnings.warn(
-                    f"{checkpoint.path}:\n  {shown}\n  cure: correct them, or leave them out",
-                    IdleNameWarning,
-                    stacklevel=3,
-                )
-            return
-        lines = idle + [f"no parameter of the model is for {name}" for name in self.unknown]
-        lines += [f"no tensor is for the parameter {path}" for path in self.missing]
-        shown = "\n  ".join(lines[:12] + ([f"and {len(lines) - 12} more"] if len(lines) > 12 else []))
-        raise CheckpointError(
-            f"{checkpoint.path} does not fit the model:\n  {shown}\n"
-            "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them, or a ready table "
-            "(formats.FUSED, TUNIX, TUNIX_GEMMA3); ignore=['file.name.*'] for tensors that the model does not need"
-        )
+        lines = [f"names: no tensor is called {rule}" for rule in self.idle]
+        if self.unknown or self.missing:
+            lines += [f"no parameter of the model is for {name}" for name in self.unknown]
+            lines += [f"no tensor is for the parameter {path}" for path in self.missing]
+            shown = "\n  ".join(lines[:12] + ([f"and {len(lines) - 12} more"] if len(lines) > 12 else []))
+            raise CheckpointError(
+                f"{checkpoint.path} does not fit the model:\n  {shown}\n"
+                "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them, or a ready table "
+                "(formats.FUSED, TUNIX, TUNIX_GEMMA3); ignore=['file.name.*'] for tensors that the model does not need"
+            )
+        if lines:
+            text = "\n  ".join([f"{checkpoint.path}:", *lines, "cure: correct them, or leave them out"])
+            warnings.warn(text, IdleNameWarning, stacklevel=3)
 
 
 class Match(NamedTuple):
