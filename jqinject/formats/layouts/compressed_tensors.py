@@ -15,7 +15,13 @@ import numpy as np
 
 from jqinject.formats.bits import pack_stream, unpack_padded_words, unpack_stream, words_of
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
-from jqinject.formats.layouts.layout_settings import E8M0, Settings, checked_groups, exponents, stated_format
+from jqinject.formats.layouts.layout_settings import (
+    E8M0,
+    Settings,
+    columns_in_groups,
+    exponents,
+    stated_format,
+)
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, SavedMatrix, StoredMatrix
 from jqinject.ops import FloatGrid, IntGrid
@@ -192,12 +198,9 @@ class _Reader:
     def _groups(self, columns: int, size: int) -> dict[str, Tensor]:
         """Return the groups of columns that are not consecutive; nothing otherwise."""
         name = f"{self.start}weight_g_idx"
-        if name not in self.tensors:
-            return {}
-        order = self.tensors.take(name, (columns,), dtype=("int32", "int64"))
-        if np.all(order.read() == -1):  # the package's mark of columns in order
-            return {}
-        return {"group_of_column": checked_groups(order, name, math.ceil(columns / size))}
+        if name in self.tensors and np.all(self.tensors.take(name).read() == -1):
+            return {}  # the package's mark of columns in order
+        return columns_in_groups(self.tensors, name, columns, size)
 
 
 def _input_format(tensors: Tensors, module: str, settings: Settings | None) -> InputFormat | None:

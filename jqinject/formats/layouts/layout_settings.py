@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -162,20 +163,28 @@ def exponents(scale: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(scale).view(E8M0)
 
 
-def checked_groups(tensor: safetensors_files.Tensor, name: str, groups: int) -> safetensors_files.Tensor:
-    """Return a tensor of a group for each column, if every one of them exists.
+def columns_in_groups(
+    tensors: safetensors_files.Tensors, name: str, columns: int, size: int
+) -> dict[str, safetensors_files.Tensor]:
+    """Return the group of each column, as a part of a matrix; nothing where groups are consecutive columns.
 
     Args:
-        tensor: of the groups.
-        name: its name.
-        groups: how many there are.
+        tensors: of the checkpoint.
+        name: of the tensor; without it groups are consecutive.
+        columns: how many there are.
+        size: of a group.
 
     Raises:
-        CheckpointError: a column is in none.
+        CheckpointError: a column is in none of the groups.
     """
-    numbers = tensor.read()
-    wrong = np.flatnonzero((numbers < 0) | (numbers >= groups))
+    if name not in tensors:
+        return {}
+    tensor = tensors.take(name, (columns,), dtype=("int32", "int64"))
+    groups, count = tensor.read(), math.ceil(columns / size)
+    wrong = np.flatnonzero((groups < 0) | (groups >= count))
     if wrong.size:
         at = int(wrong[0])
-        raise CheckpointError(f"{name}[{at}] is {numbers[at]}, expected 0 to {groups - 1}{CONTRADICTION}")
-    return tensor
+        raise CheckpointError(f"{name}[{at}] is {groups[at]}, expected 0 to {count - 1}{CONTRADICTION}")
+    if np.array_equal(groups, np.arange(columns) // size):
+        return {}
+    return {"group_of_column": tensor.map(lambda x: x.astype(np.int32))}

@@ -25,7 +25,7 @@ from jqinject.formats import stored_matrix
 from jqinject.formats.bits import pack_stream, unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
-from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format
+from jqinject.formats.layouts.layout_settings import Settings, columns_in_groups, stated_format
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, SavedMatrix, StoredMatrix
 from jqinject.ops import Grid, IntGrid
@@ -79,15 +79,10 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
         grid = stored_matrix.table_grid(table.read(), f"{name}.table")
     arrays["codes"] = _codes(tensors, f"{name}.codes", grid, bits, shape)
     matrix = matrix_of_arrays(name, arrays, grid, group)
-    arrays, order = dict(matrix.arrays), f"{name}.g_idx"
-    if order in tensors:
-        columns = matrix.shape[1]
-        count = 1 if group is None else -(-columns // group)
-        arrays["group_of_column"] = checked_groups(
-            tensors.take(order, (columns,), dtype="int32"), order, count
-        )
+    columns = matrix.shape[1]
+    by_name = {**matrix.arrays, **columns_in_groups(tensors, f"{name}.g_idx", columns, group or columns)}
     inputs = _input_format(settings.below("input"))
-    return replace(matrix, arrays=arrays, input_format=inputs, keeps_unsigned=True)
+    return replace(matrix, arrays=by_name, input_format=inputs, keeps_unsigned=True)
 
 
 def _codes(tensors: Tensors, name: str, grid: Grid, bits: int, shape: tuple[int, ...]) -> Tensor:
