@@ -19,7 +19,6 @@ from jqinject.formats.layouts.compressed_tensors import (
 from jqinject.formats.layouts.layout_settings import Settings
 from jqinject.formats.layouts.weight_and_input_layouts import (
     fp8_settings,
-    is_torchao,
     read_fp8_blocks,
     read_modelopt,
     read_torchao,
@@ -197,7 +196,7 @@ def _method(config: Mapping[str, Any], folder: Path, tensors: Tensors) -> tuple[
         return "modelopt", Settings(optimizer["quantization"], "hf_quant_config.json: quantization")
     section = next((name for name in SECTIONS if config.get(name)), None)
     if section is None:
-        if is_torchao(tensors):
+        if "tensor_names" in tensors.metadata:
             return "torchao", Settings({}, "no settings")
         older = _json(folder / "quantize_config.json")
         if older:  # of GPTQ, before configs named the method

@@ -126,8 +126,6 @@ def write_gguf(path: Path, tensors: Mapping[str, np.ndarray | Block], values: Ma
 
 
 def _value_type(kinds: Any, value: str | bool | int | float) -> Any:
-    if isinstance(value, bool):
-        return kinds.BOOL
-    if isinstance(value, int):
-        return kinds.UINT32 if 0 <= value < 2**32 else kinds.INT64
-    return kinds.STRING if isinstance(value, str) else kinds.FLOAT32
+    if isinstance(value, bool) or not isinstance(value, int):
+        return kinds.get_type(value)
+    return kinds.UINT32 if 0 <= value < 2**32 else kinds.INT64

@@ -82,7 +82,7 @@ def read_compressed_tensors(tensors: Tensors, config: Settings) -> list[StoredMa
         if any(value for key, value in values.items() if (key, value) != ("format", DENSE)):
             raise CheckpointError(f"{config.where}.{name} is {values!r}, which is not read")
     form = config.choice("format", (*FORMATS, MIXED, DENSE), DENSE)
-    groups = config.below("config_groups") or Settings({}, config.where)
+    groups = config.within("config_groups")
     settings = [Settings(values, f"{groups.where}.{name}") for name, values in groups.values.items()]
     for group in settings:
         if group.values.get("output_activations") is not None:

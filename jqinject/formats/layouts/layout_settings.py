@@ -39,16 +39,16 @@ class Settings:
         """
         stated = self.values.get(name)
         value = default if stated is None else stated
-        if not any(value == choice and type(value) is type(choice) for choice in choices):
-            alike = next((choice for choice in choices if str(choice) == str(value)), None)
-            if alike is not None:
-                kinds = type(value).__name__, type(alike).__name__
-                raise CheckpointError(
-                    f"{self.where}: {name} is {value!r}, a {kinds[0]}; expected the {kinds[1]} {alike!r}"
-                )
-            expected = ", ".join(map(repr, choices)) + nearest(str(value), map(str, choices))
-            raise CheckpointError(f"{self.where}: {name} is {value!r}; known are {expected}")
-        return next(choice for choice in choices if choice == value and type(choice) is type(value))
+        alike = [choice for choice in choices if str(choice) == str(value)]
+        if alike and type(alike[0]) is type(value):
+            return alike[0]
+        if alike:
+            kinds = type(value).__name__, type(alike[0]).__name__
+            raise CheckpointError(
+                f"{self.where}: {name} is {value!r}, a {kinds[0]}; expected the {kinds[1]} {alike[0]!r}"
+            )
+        expected = ", ".join(map(repr, choices)) + nearest(str(value), map(str, choices))
+        raise CheckpointError(f"{self.where}: {name} is {value!r}; known are {expected}")
 
     def integer(self, name: str, lowest: int = 1, default: int | None = None) -> int:
         """Return a setting that is an integer.
@@ -104,6 +104,10 @@ class Settings:
         """Return settings within these; None if absent."""
         values = self.values.get(name)
         return None if values is None else Settings(values, f"{self.where}.{name}")
+
+    def within(self, name: str) -> Settings:
+        """Return settings within these; empty ones if absent."""
+        return self.below(name) or Settings({}, f"{self.where}.{name}")
 
     def only(self, names: Sequence[str]) -> Settings:
         """Return the settings themselves, if all have one of these names.

@@ -159,8 +159,9 @@ def static_format(proxy: ActQuantProxyFromInjector) -> InputFormat | None:
     return unsigned if is_integer else None
 
 
-def rules_of(model: nnx.Module, low_bits: list[Assignment]) -> list[Rule]:
-    """Return a rule for each matrix: of its layer, if this is one that quantizers go into; else of the parameter.
+def rules_of(model: nnx.Module, low_bits: list[Assignment], caches: Mapping[str, InputFormat]) -> list[Rule]:
+    """Return a rule for each matrix: of its layer, if this is one that quantizers go into; else of the parameter. And
+    one for each cache, by name.
 
     Raises:
         CheckpointError: the checkpoint quantizes an input in a way that no quantizer here does.
@@ -175,7 +176,8 @@ def rules_of(model: nnx.Module, low_bits: list[Assignment]) -> list[Rule]:
             inputs = (inputs or quant.NoneActQuant).let(pre_transform=declared)
         pattern = re.escape(module if module in layers else assignment.path)
         rules.append(Rule(pattern, weight_quant=quant.Int8WeightPerChannelFloat, input_quant=inputs))
-    return rules
+    by_name = {name: input_quantizer(inputs, name) for name, inputs in caches.items()}
+    return rules + [Rule(re.escape(name), cache_quant=quantizer) for name, quantizer in by_name.items()]
 
 
 def shown_by_calls(
@@ -303,14 +305,6 @@ def _scale(checkpoint: Checkpoint, name: str) -> np.ndarray:
     if scale.size != 1 or not np.isfinite(scale).all() or scale[0] <= 0:
         raise CheckpointError(f"{name} is {scale.tolist()}, expected one scale above 0")
     return scale
-
-
-def cache_rules(scales: Sequence[CacheScale], formats: Mapping[str, InputFormat]) -> list[Rule]:
-    """Return a rule for each cache that is no attention layer's."""
-    targets = [cache.target for cache in scales if not cache.is_proxy]
-    return [
-        Rule(re.escape(target), cache_quant=input_quantizer(formats[target], target)) for target in targets
-    ]
 
 
 def with_cache_scales(

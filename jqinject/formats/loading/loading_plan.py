@@ -248,11 +248,9 @@ def _roots(module: str) -> set[str]:
     return {f"{prefix}{path}".strip(".") for path in bare for prefix in PREFIXES}
 
 
-def idle_rules(names: Iterable[str], rules: Iterable[Name]) -> tuple[str, ...]:
+def idle_rules(names: Collection[str], rules: Iterable[Name]) -> tuple[str, ...]:
     """Return the patterns of rules that no tensor has, each with the nearest tensor; ready tables are left out."""
-    stored = [
-        called for name in names for called in dict.fromkeys((name, parameter_names.published_name(name)))
-    ]
+    stored = {*names, *map(parameter_names.published_name, names)}
     idle = [
         pattern
         for rule in rules

@@ -229,8 +229,9 @@ GGUF = _table("""
     blk.{i}.ffn_<gate|up|down>      *.mlp.<gate|up|down>_proj
 """)
 TO_GGUF = tuple(Name(rule.model, rule.file) for rule in GGUF)
-# What holds the number of heads whose two rotated halves llama.cpp keeps in turn, row by row.
-HEADS = {"blk.{i}.attn_q": "llama.attention.head_count", "blk.{i}.attn_k": "llama.attention.head_count_kv"}
+# Tensors of heads whose two rotated halves llama.cpp keeps in turn, row by row; and what holds their number.
+OF_HEADS = re.compile(r"blk\.([^.]+)\.attn_([qk])\.[^.]*")
+HEADS = {"q": "llama.attention.head_count", "k": "llama.attention.head_count_kv"}
 
 
 def published_name(gguf: str) -> str:
@@ -271,22 +272,19 @@ def heads_in_turn(gguf: str, values: Mapping[str, object]) -> int:
     Raises:
         CheckpointError: the number of heads is not there.
     """
-    if values.get("general.architecture") != "llama":
+    match = OF_HEADS.fullmatch(gguf)
+    if match is None or values.get("general.architecture") != "llama":
         return 0
-    for pattern, key in HEADS.items():
-        match = compiled(pattern).fullmatch(gguf.rpartition(".")[0])
-        if match is None:
-            continue
-        heads = values.get(key, values.get(HEADS["blk.{i}.attn_q"]))
-        if isinstance(heads, list | tuple) and match["i"].isdigit() and int(match["i"]) < len(heads):
-            heads = heads[int(match["i"])]
-        if not isinstance(heads, int) or heads < 1:
-            raise CheckpointError(
-                f"{gguf} has rows in the order of Llama's heads, but {key} is {heads!r}.\n"
-                f"  cure: names={{{gguf!r}: ...}}, which takes them as they lie"
-            )
-        return heads
-    return 0
+    layer, key = match[1], HEADS[match[2]]
+    heads = values.get(key, values.get(HEADS["q"]))
+    if isinstance(heads, list | tuple) and layer.isdigit() and int(layer) < len(heads):
+        heads = heads[int(layer)]
+    if not isinstance(heads, int) or heads < 1:
+        raise CheckpointError(
+            f"{gguf} has rows in the order of Llama's heads, but {key} is {heads!r}.\n"
+            f"  cure: names={{{gguf!r}: ...}}, which takes them as they lie"
+        )
+    return heads
 
 
 def published_order(rows: int, heads: int, name: str) -> np.ndarray:
