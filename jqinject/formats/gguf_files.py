@@ -64,14 +64,12 @@ def gguf_shape(tensor: Any) -> tuple[int, ...]:
     return tuple(int(length) for length in reversed(tensor.shape.tolist()))
 
 
-def check_gguf(tensors: Mapping[str, np.ndarray | Block], values: Mapping[str, Any], path: Path) -> None:
+def check_gguf(tensors: Mapping[str, np.ndarray | Block], values: Mapping[str, Any]) -> None:
     """Raise if GGUF has no such file.
 
     Raises:
         CheckpointError: a value or a tensor of another kind, or without a name that it allows.
-        MissingLibraryError: the library gguf is not installed.
     """
-    library("gguf", path)
     if not isinstance(values.get(ARCHITECTURE), str):
         raise CheckpointError(
             f"a GGUF file says what its model is.\n  cure: config={{{ARCHITECTURE!r}: 'llama', ...}}"

@@ -196,11 +196,9 @@ class Matrix:
         """The number of rows, as of an array."""
         return self.codes.shape[0]
 
-    def cut(self, rows: slice | np.ndarray) -> Matrix:
-        """Return some of its rows, or all of them in another order; `matrix[rows]`, as of an array."""
+    def __getitem__(self, rows: slice | np.ndarray) -> Matrix:
+        """Return some of its rows, or all of them in another order, as of an array."""
         return self.by_row().map(lambda x: x[..., rows, :], "codes", "scale", "zero_point")
-
-    __getitem__ = cut
 
 
 @dataclass(frozen=True)

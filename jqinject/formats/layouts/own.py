@@ -141,10 +141,7 @@ def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
         "group": matrix.group if matrix.group < codes.size else None,
     }
     if inputs is not None:  # what is absent, or false by default, is left out
-        stated = {
-            name: value for name, value in vars(inputs).items() if value is not None and name != "unsigned"
-        }
-        stated |= {"unsigned": True} if inputs.unsigned else {}
+        stated = {name: x for name, x in vars(inputs).items() if x is not None and (name != "unsigned" or x)}
         settings["input"] = {name: x.tolist() if name in ARRAYS else x for name, x in stated.items()}
     return {f"{saved.name}.{end}": array for end, array in tensors.items() if array is not None}, settings
 

@@ -408,7 +408,11 @@ def _assignment(
             f"{first}, {source}, does not fit {path}, {inner}: {error}.\n"
             "  cure: a model of the checkpoint's sizes, or a Name with other axes"
         ) from None
-    heads = {_heads(checkpoint, rule, name) for name in names}
+    # Rows are turned back where a rule has the published name of a GGUF file's tensor.
+    turned = [name for name in names if checkpoint.method == "gguf" and rule.matches(name) is None]
+    heads = {
+        parameter_names.heads_in_turn(name, checkpoint.config) if name in turned else 0 for name in names
+    }
     if len(heads) > 1:
         raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
     low = tuple(checkpoint.matrices[name] for name in names if name in checkpoint.matrices)
@@ -432,13 +436,6 @@ def _depth(path: str, shape: tuple[int, ...], places: Sequence[Place], joined: i
     if shape[: len(depth)] != depth:
         raise CheckpointError(f"{path} has the shape {shape}, but {depth} tensors are stacked for it")
     return depth
-
-
-def _heads(checkpoint: Checkpoint, rule: Name, name: str) -> int:
-    """Return heads whose rows are turned back: those of a GGUF file for which a rule has the published name."""
-    if checkpoint.method != "gguf" or rule.matches(name) is not None:
-        return 0
-    return parameter_names.heads_in_turn(name, checkpoint.config)
 
 
 def _own_rows(
