@@ -123,9 +123,8 @@ def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
     codes, grid, bits = matrix.codes, matrix.grid, int(matrix.grid.bit_width)
     if matrix.factor is not None and matrix.factor.size != 1:
         raise CheckpointError(f"{saved.path}: a factor of scales for each layer is not written")
-    flat = codes if bits == 8 else codes.view(np.uint8).reshape(-1) & np.uint8(2**bits - 1)
     tensors = {
-        "codes": flat if bits == 8 else pack_stream(flat, bits),
+        "codes": codes if bits == 8 else pack_stream(codes.view(np.uint8).reshape(-1) & (2**bits - 1), bits),
         "scale": matrix.scale,
         "zero_point": matrix.zero_point,
         "scale_factor": None if matrix.factor is None else matrix.factor.reshape(()),

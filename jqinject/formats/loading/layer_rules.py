@@ -99,10 +99,8 @@ def _range(inputs: InputFormat) -> tuple[float, float | None]:
     begins."""
     assert inputs.scale is not None, "static"
     scale = np.float32(inputs.scale[0])
-    if inputs.kind == "float":
-        return _times(scale, LARGEST), None
-    if inputs.zero_point is None:
-        return _times(scale, BELOW_ZERO), None
+    if inputs.kind == "float" or inputs.zero_point is None:
+        return _times(scale, LARGEST if inputs.kind == "float" else BELOW_ZERO), None
     steps = 2 * BELOW_ZERO - 1 if inputs.unsigned else BELOW_ZERO
     return _times(scale, steps), (float(inputs.zero_point[0]) + BELOW_ZERO) * float(scale)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -82,12 +83,10 @@ class Name:
             >>> Name("model.{i}.moe.{e}.weight", "layers.{i}.experts").filled({"i": 3})
             Name(file='model.3.moe.{e}.weight', model='layers.3.experts', axes=None, sizes={}, rows=None)
         """
-        texts = {place: f"{{{place}}}" for place in PLACE.findall(" ".join(self.files))} | {**texts}
-        files, models = (
-            side.format(**texts) if isinstance(side, str) else tuple(name.format(**texts) for name in side)
-            for side in (self.file, self.model)
-        )
-        return replace(self, file=files, model=models)
+        fill = partial(PLACE.sub, lambda place: str(texts.get(place[1], place[0])))
+        sides = (self.file, self.model)
+        file, model = (fill(side) if isinstance(side, str) else tuple(map(fill, side)) for side in sides)
+        return replace(self, file=file, model=model)
 
     def stacked(self) -> tuple[str, ...]:
         """Return the places that number the matrices of a stack."""
