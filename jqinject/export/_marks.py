@@ -19,18 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.core import Tracer
 from jax.interpreters import batching
 
 from jqinject.core._protocols import is_nearest
 from jqinject.core.quantizers.delay import DelayWrapper
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.ops import FloatGrid, float8_cast, max_int, min_int
+from jqinject.ops import FloatGrid, IntGrid, float8_cast, max_int, min_int
 from jqinject.ops.processes import ONE_DEVICE
 from jqinject.program import intercept
 from jqinject.program.jaxpr import Body, Equation, Primitive
 from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant_tensor import QuantTensor, as_array, on_integers, on_minifloats
+from jqinject.quant_tensor import QuantTensor, as_array, is_concrete, on_integers, on_minifloats
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 # Hints for XLA that do not change any number.
@@ -66,11 +65,11 @@ def evaluate(
         inlined = equation.bodies[0] if equation.name == ONE_DEVICE.name else equation.call
         if inlined is not None:
             return evaluate(inlined, operands, rules, computes)
-        if equation.branches and is_known(operands[0]):
+        if equation.branches and is_concrete(operands[0]):
             number = int(np.clip(operands[0], 0, len(equation.branches) - 1))
             return evaluate(equation.branches[number], operands[1:], rules, computes)
         sizes = (size for result in equation.outputs for size in result.shape)
-        if computes and is_known(*operands) and all(isinstance(size, int) for size in sizes):
+        if computes and is_concrete(*operands) and all(isinstance(size, int) for size in sizes):
             with jax.ensure_compile_time_eval():
                 return equation.bind(operands)
         equation = equation.with_bodies(lambda part, values: evaluate(part, values, rules, computes=False))
@@ -84,11 +83,6 @@ def evaluate(
         return [*results[: scan.carries], *(jnp.flip(stacked, 0) for stacked in results[scan.carries :])]
 
     return body.used().run(inputs, run, lambda value: value)
-
-
-def is_known(*values: object) -> bool:
-    """Whether none of the values is a tracer."""
-    return not any(isinstance(value, Tracer) for value in values)
 
 
 OPERATOR = Primitive("jqinject_onnx_operator")
@@ -139,10 +133,8 @@ class _Grid:
 
 def container(bits: int, signed: bool, opset: int) -> np.dtype | None:
     """The dtype that holds integers of this bit width; None if the opset has none."""
-    if bits <= 8:
-        return np.dtype(np.int8 if signed else np.uint8)
-    if bits <= 16 and opset >= OPSET_OF_16_BITS:
-        return np.dtype(np.int16 if signed else np.uint16)
+    if bits <= 8 or (bits <= 16 and opset >= OPSET_OF_16_BITS):
+        return IntGrid(bits, signed).storage
     return np.dtype(np.int32) if bits <= 32 else None
 
 
@@ -277,12 +269,12 @@ def rules(opset: int) -> dict[str, Rule]:
 def _integers(operands: Sequence[jax.Array], facts: Parameters, opset: int) -> jax.Array:
     """A quantized value as stored integers or through both operations; the computation if they cannot express it."""
     x, value, *parts = operands
-    if not is_known(*parts):
+    if not is_concrete(*parts):
         return value
     scale, zero_point, bits = (np.asarray(part, np.float32) for part in parts)
     dtype = container(int(bits), facts["signed"], opset)
     grid = grid_of(scale, zero_point, x.ndim)
-    if is_known(value):
+    if is_concrete(value):
         steps = np.asarray(value, np.float32) / scale + zero_point
         integers = np.rint(steps)
         off_grid = not np.all(np.abs(steps - integers) <= OFF_GRID)
@@ -313,7 +305,7 @@ def _minifloats(operands: Sequence[jax.Array], facts: Parameters, opset: int) ->
     """A known value as stored 8-bit floats and DequantizeLinear, if ONNX has such floats; any other, computed."""
     x, value, scale = operands
     form, dtype = facts["format"], facts["format"].dtype
-    if not is_known(value, scale):
+    if not is_concrete(value, scale):
         return rounded(x.astype(jnp.float32), scale, form).astype(value.dtype) if facts["nearest"] else value
     stated, scale = np.asarray(value), np.asarray(scale, np.float32)
     grid = grid_of(scale, np.zeros((), np.float32), value.ndim)

@@ -1,8 +1,9 @@
-"""Integers of a few bits, as checkpoints pack them: nibbles, dense little-endian streams, words."""
+"""Integers of a few bits, as checkpoints pack them: nibbles, dense little-endian streams, words.
+
+Eight numbers of `n` bits are `n` bytes of a stream: they are packed and unpacked as one integer of 64 bits.
+"""
 
 import numpy as np
-
-_AT_ONCE = 1 << 22  # numbers that are unpacked at a time: one byte is needed for each of their bits
 
 
 def unpack_stream(words: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -26,20 +27,18 @@ def unpack_stream(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     raw = np.ascontiguousarray(words).view(np.uint8)
     if raw.shape[-1] * 8 < count * bits:
         raise ValueError(f"{count} numbers of {bits} bits need {count * bits} bits, got {raw.shape[-1] * 8}")
-    if 8 % bits == 0:
-        share = 8 // bits
-        needed = raw[..., : -(-count // share), None]
-        numbers = (needed >> (bits * np.arange(share, dtype=np.uint8))) & np.uint8(2**bits - 1)
-        return np.ascontiguousarray(numbers.reshape(*raw.shape[:-1], -1)[..., :count])
-    rows = raw.reshape(-1, raw.shape[-1])
-    numbers = np.empty((rows.shape[0], count), np.uint8)
-    step = max(1, _AT_ONCE // max(count, 1))
-    for start in range(0, rows.shape[0], step):
-        stop = start + step
-        single = np.unpackbits(rows[start:stop], axis=-1, count=count * bits, bitorder="little")
-        packed = np.packbits(single.reshape(-1, count, bits), axis=-1, bitorder="little")
-        numbers[start:stop] = packed[..., 0]
-    return numbers.reshape(*raw.shape[:-1], count)
+    eights = _in_rows(_in_rows(raw[..., : -(-count * bits // 8)], bits), 8).view(np.uint64)[..., 0, 0]
+    numbers = np.empty((*eights.shape, 8), np.uint8)
+    for at in range(8):
+        numbers[..., at] = eights >> np.uint64(at * bits)
+    numbers &= np.uint8(2**bits - 1)
+    return np.ascontiguousarray(numbers.reshape(*raw.shape[:-1], eights.shape[-1] * 8)[..., :count])
+
+
+def _in_rows(x: np.ndarray, size: int) -> np.ndarray:
+    """Return the last axis as rows of a size, the last of which is filled with zeros."""
+    filled = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % size)])
+    return filled.reshape(*x.shape[:-1], filled.shape[-1] // size, size)
 
 
 def unpack_padded_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -54,10 +53,7 @@ def unpack_padded_words(words: np.ndarray, bits: int, count: int) -> np.ndarray:
         >>> unpack_padded_words(np.array([[1 | 2 << 3, 7]], np.uint32), 3, 11).tolist()
         [[1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 7]]
     """
-    share, length = 32 // bits, words.shape[-1]
-    if length * share < count:
-        raise ValueError(f"{count} numbers of {bits} bits need {-(-count // share)} words, got {length}")
-    numbers = unpack_stream(words[..., None], bits, share).reshape(*words.shape[:-1], -1)
+    numbers = unpack_stream(words[..., None], bits, 32 // bits).reshape(*words.shape[:-1], -1)
     return np.ascontiguousarray(numbers[..., :count])
 
 
@@ -85,13 +81,10 @@ def pack_stream(numbers: np.ndarray, bits: int) -> np.ndarray:
         >>> unpack_stream(pack_stream(np.arange(8, dtype=np.uint8), 3), 3, 8).tolist()
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    count = numbers.shape[-1]
-    rows = numbers.astype(np.uint8).reshape(-1, count)
-    length = -(-count * bits // 32) * 4
-    words = np.zeros((rows.shape[0], length), np.uint8)
-    step = max(1, _AT_ONCE // max(count, 1))
-    for start in range(0, rows.shape[0], step):
-        single = np.unpackbits(rows[start : start + step, :, None], axis=-1, count=bits, bitorder="little")
-        packed = np.packbits(single.reshape(-1, count * bits), axis=-1, bitorder="little")
-        words[start : start + step, : packed.shape[-1]] = packed
-    return words.view(np.int32).reshape(*numbers.shape[:-1], length // 4)
+    rows = _in_rows(_in_rows(numbers.astype(np.uint8), 32), 8)
+    eights = np.zeros((*rows.shape[:-1], 1), np.uint64)
+    for at in range(8):
+        eights |= rows[..., at : at + 1].astype(np.uint64) << np.uint64(at * bits)
+    raw = np.ascontiguousarray(eights.view(np.uint8)[..., :bits])
+    words = raw.reshape(*numbers.shape[:-1], rows.shape[-3] * 4 * bits).view(np.int32)
+    return np.ascontiguousarray(words[..., : words_of(numbers.shape[-1], bits)[0]])

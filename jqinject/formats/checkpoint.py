@@ -1,7 +1,7 @@
 """`read_checkpoint`: another library's checkpoint as matrices in low bits and plain arrays."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from jqinject.formats.layouts.compressed_tensors import (
 from jqinject.formats.layouts.layout_settings import Settings
 from jqinject.formats.layouts.weight_and_input_layouts import (
     fp8_settings,
-    is_torchao,
     read_fp8_blocks,
     read_modelopt,
     read_torchao,
@@ -152,13 +151,13 @@ def read_checkpoint(path: str | Path | jax_trees.Tree) -> Checkpoint:
     """
     if isinstance(path, Mapping):
         method, matrices, arrays = jax_trees.read_tree(path)
-        return Checkpoint("the tree", method, _by_name(matrices), arrays, {}, is_tree=True)
+        return Checkpoint("the tree", method, matrices, arrays, {}, is_tree=True)
     place = existing(path)
     if place.is_dir() and not any(place.glob("*.safetensors")) and len(files := [*place.glob("*.gguf")]) == 1:
         place = files[0]
     if place.is_file() and file_kind(place) == "GGUF":
         matrices, arrays, values = gguf_blocks.read_gguf(place)
-        return Checkpoint(str(place), "gguf", _by_name(matrices), arrays, values)
+        return Checkpoint(str(place), "gguf", matrices, arrays, values)
     tensors = open_safetensors(place)
     if not tensors.by_name:
         raise CheckpointError(
@@ -168,17 +167,14 @@ def read_checkpoint(path: str | Path | jax_trees.Tree) -> Checkpoint:
     config = _json(folder / "config.json")
     method, settings = _method(config, folder, tensors)
     caches = cache_format(method, settings)
-    by_name = _by_name(METHODS[method].read(tensors, settings) if method != "float" else [])
+    matrices = METHODS[method].read(tensors, settings) if method != "float" else []
+    by_name = {matrix.name: matrix for matrix in matrices}
     _refuse_lost(tensors, method)
     rest = tensors.rest()
     clash = sorted(by_name.keys() & rest.keys())
     if clash:
         raise CheckpointError(f"{place} has {clash[0]} twice: in low bits and as floats")
     return Checkpoint(str(path), method, by_name, rest, config, method == "jqinject", caches)
-
-
-def _by_name(matrices: Iterable[StoredMatrix]) -> dict[str, StoredMatrix]:
-    return {matrix.name: matrix for matrix in matrices}
 
 
 def _json(path: Path) -> Values:
@@ -200,7 +196,7 @@ def _method(config: Mapping[str, Any], folder: Path, tensors: Tensors) -> tuple[
         return "modelopt", Settings(optimizer["quantization"], "hf_quant_config.json: quantization")
     section = next((name for name in SECTIONS if config.get(name)), None)
     if section is None:
-        if is_torchao(tensors):
+        if "tensor_names" in tensors.metadata:
             return "torchao", Settings({}, "no settings")
         older = _json(folder / "quantize_config.json")
         if older:  # of GPTQ, before configs named the method

@@ -64,14 +64,12 @@ def gguf_shape(tensor: Any) -> tuple[int, ...]:
     return tuple(int(length) for length in reversed(tensor.shape.tolist()))
 
 
-def check_gguf(tensors: Mapping[str, np.ndarray | Block], values: Mapping[str, Any], path: Path) -> None:
+def check_gguf(tensors: Mapping[str, np.ndarray | Block], values: Mapping[str, Any]) -> None:
     """Raise if GGUF has no such file.
 
     Raises:
         CheckpointError: a value or a tensor of another kind, or without a name that it allows.
-        MissingLibraryError: the library gguf is not installed.
     """
-    library("gguf", path)
     if not isinstance(values.get(ARCHITECTURE), str):
         raise CheckpointError(
             f"a GGUF file says what its model is.\n  cure: config={{{ARCHITECTURE!r}: 'llama', ...}}"
@@ -126,8 +124,6 @@ def write_gguf(path: Path, tensors: Mapping[str, np.ndarray | Block], values: Ma
 
 
 def _value_type(kinds: Any, value: str | bool | int | float) -> Any:
-    if isinstance(value, bool):
-        return kinds.BOOL
-    if isinstance(value, int):
-        return kinds.UINT32 if 0 <= value < 2**32 else kinds.INT64
-    return kinds.STRING if isinstance(value, str) else kinds.FLOAT32
+    if isinstance(value, bool) or not isinstance(value, int):
+        return kinds.get_type(value)
+    return kinds.UINT32 if 0 <= value < 2**32 else kinds.INT64

@@ -85,7 +85,8 @@ class AxesOfLayout:
         for _ in terms:
             for names, size in terms:
                 _fill(sizes, names, size)
-        if len(shape) != len(self.target) or not all(_makes(sizes, names, size) for names, size in terms):
+        fits = (math.prod(sizes.get(name, 0) for name in names) == size for names, size in terms)
+        if len(shape) != len(self.target) or not {*self._flat} <= sizes.keys() or not all(fits):
             raise ValueError(f"{self} does not make {shape}{f' of {source}' if source else ''}")
         return sizes
 
@@ -153,10 +154,6 @@ def _fill(sizes: dict[str, int], names: Sequence[str], size: int) -> None:
     rest = math.prod(sizes[name] for name in names if name in sizes)
     if len(free) == 1 and rest and size % rest == 0:
         sizes[free[0]] = size // rest
-
-
-def _makes(sizes: Mapping[str, int], names: Sequence[str], size: int) -> bool:
-    return all(name in sizes for name in names) and math.prod(sizes[name] for name in names) == size
 
 
 BY_LEAF = {"kernel": TRANSPOSED, "embedding": AS_ROWS, "weight": AS_ROWS}

@@ -181,12 +181,10 @@ class Matrix:
         """Return integers without a sign as integers with one, less half of their range; others as they are."""
         if not self.grid.is_integer or self.grid.signed:
             return self
-        half, zero = 1 << (self.grid.bit_width - 1), self.zero_point
-        zero = np.zeros(self.scale.shape, np.int8) if zero is None else zero
-        if np.issubdtype(zero.dtype, np.integer):
-            zero = (zero.astype(np.int16) - half).astype(np.int8)
-        else:
-            zero = zero.astype(np.float32) - np.float32(half)
+        half = 1 << (self.grid.bit_width - 1)
+        zero = np.zeros(self.scale.shape, np.int8) if self.zero_point is None else self.zero_point
+        zero_dtype = np.int8 if np.issubdtype(zero.dtype, np.integer) else np.float32
+        zero = (zero.astype(np.float32) - half).astype(zero_dtype)
         codes = (self.codes.astype(np.int16) - half).astype(np.int8)
         return replace(self, codes=codes, zero_point=zero, grid=IntGrid(self.grid.bit_width))
 
@@ -198,11 +196,9 @@ class Matrix:
         """The number of rows, as of an array."""
         return self.codes.shape[0]
 
-    def cut(self, rows: slice | np.ndarray) -> Matrix:
-        """Return some of its rows, or all of them in another order; `matrix[rows]`, as of an array."""
+    def __getitem__(self, rows: slice | np.ndarray) -> Matrix:
+        """Return some of its rows, or all of them in another order, as of an array."""
         return self.by_row().map(lambda x: x[..., rows, :], "codes", "scale", "zero_point")
-
-    __getitem__ = cut
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,13 @@ import numpy as np
 
 from jqinject.formats.bits import pack_stream, unpack_padded_words, unpack_stream, words_of
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
-from jqinject.formats.layouts.layout_settings import E8M0, Settings, checked_groups, exponents, stated_format
+from jqinject.formats.layouts.layout_settings import (
+    E8M0,
+    Settings,
+    columns_in_groups,
+    exponents,
+    stated_format,
+)
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import E2M1, E2M3, E4M3, InputFormat, Matrix, SavedMatrix, StoredMatrix
 from jqinject.ops import FloatGrid, IntGrid
@@ -76,7 +82,7 @@ def read_compressed_tensors(tensors: Tensors, config: Settings) -> list[StoredMa
         if any(value for key, value in values.items() if (key, value) != ("format", DENSE)):
             raise CheckpointError(f"{config.where}.{name} is {values!r}, which is not read")
     form = config.choice("format", (*FORMATS, MIXED, DENSE), DENSE)
-    groups = config.below("config_groups") or Settings({}, config.where)
+    groups = config.within("config_groups")
     settings = [Settings(values, f"{groups.where}.{name}") for name, values in groups.values.items()]
     for group in settings:
         if group.values.get("output_activations") is not None:
@@ -192,12 +198,9 @@ class _Reader:
     def _groups(self, columns: int, size: int) -> dict[str, Tensor]:
         """Return the groups of columns that are not consecutive; nothing otherwise."""
         name = f"{self.start}weight_g_idx"
-        if name not in self.tensors:
-            return {}
-        order = self.tensors.take(name, (columns,), dtype=("int32", "int64"))
-        if np.all(order.read() == -1):  # the package's mark of columns in order
-            return {}
-        return {"group_of_column": checked_groups(order, name, math.ceil(columns / size))}
+        if name in self.tensors and np.all(self.tensors.take(name).read() == -1):
+            return {}  # the package's mark of columns in order
+        return columns_in_groups(self.tensors, name, columns, size)
 
 
 def _input_format(tensors: Tensors, module: str, settings: Settings | None) -> InputFormat | None:
@@ -245,12 +248,9 @@ def write_compressed_tensors(saved: SavedMatrix) -> tuple[dict[str, np.ndarray],
     Raises:
         CheckpointError: the format has no such numbers.
     """
-    matrix, inputs = saved.matrix, saved.inputs
-    written = None
-    if not matrix.grid.is_table and matrix.codes.shape[1] % max(matrix.group, 1) == 0:
-        of_integers = matrix.grid.is_integer
-        written = _integers(matrix.signed(), inputs is not None) if of_integers else _minifloats(matrix)
-    if written is None or (matrix.group_of_column is not None and written[1] != PACKED_INTEGERS):
+    matrix, inputs = saved.matrix.signed(), saved.inputs
+    form = _form_of(matrix, inputs is not None)
+    if form is None or (matrix.group_of_column is not None and form != PACKED_INTEGERS):
         raise saved.refused(
             "compressed-tensors",
             "integers of 2 to 8 bits, whose zero points are such integers too; e4m3, with a scale for tensors to "
@@ -260,92 +260,75 @@ def write_compressed_tensors(saved: SavedMatrix) -> tuple[dict[str, np.ndarray],
             "Fp8e4m3OCPWeightPerChannelFloat, MXFloat4e2m1Weight, NVFP4Weight; method='bitsandbytes' for NF4; or "
             "method='jqinject'",
         )
-    arrays, form, settings = written
-    if matrix.group_of_column is not None:
-        arrays["weight_g_idx"], settings["actorder"] = matrix.group_of_column, "group"
-    if inputs is not None:
-        static = {"scale": inputs.scale, "zero_point": inputs.zero_point, "global_scale": inputs.global_scale}
-        for end, array in static.items():
-            if array is not None:
-                arrays[f"input_{end}"] = array.astype(np.int8) if end == "zero_point" else array
-    of_input = None if inputs is None else settings_of_input(inputs)
-    scheme = {"format": form, "weights": settings, "input_activations": of_input}
-    return {f"{saved.module}.{end}": array for end, array in arrays.items()}, scheme
-
-
-Written = tuple[dict[str, np.ndarray], str, Values]
-"""Tensors by the ends of their names, the name of their layout, and the `weights` settings."""
-
-
-def _minifloats(matrix: Matrix) -> Written | None:
-    """Return what is written of minifloats; None if the format has no such ones."""
-    bits, scale_dtype = matrix.grid.bit_width, matrix.scale.dtype.name
-    special = "uint8" if scale_dtype == E8M0.name else scale_dtype
-    lies = matrix.grid, special, matrix.group
-    form = next((form for form, of in LAYOUTS.items() if (of.grid, of.scale, of.group) == lies), "")
-    settings = _settings(matrix, "float")
-    if matrix.grid == E4M3 and special != "uint8" and matrix.zero_point is None:
-        scale, structure = _of_blocks(matrix)
-        return {"weight": matrix.codes, "weight_scale": scale}, "float-quantized", settings | structure
-    if not form or matrix.zero_point is not None or (special == E4M3_SCALES and matrix.factor is None):
-        return None
-    layout, codes, strategy = LAYOUTS[form], matrix.codes, "group"
-    if layout.packed:
+    layout, codes, bits, zero = LAYOUTS[form], matrix.codes, matrix.grid.bit_width, matrix.zero_point
+    kind = "int" if layout.grid is None else "float"
+    settings: Values = {"num_bits": bits, "type": kind, "symmetric": zero is None, "dynamic": False}
+    scale, sharing = _scales(matrix, layout)
+    arrays = {layout.end: codes, "weight_scale": scale, "weight_g_idx": matrix.group_of_column}
+    if form == PACKED_INTEGERS:
+        half = 1 << (bits - 1)
+        arrays[layout.end] = pack_stream(codes.astype(np.int16) + half, bits)
+        arrays["weight_shape"] = np.asarray(codes.shape, np.int64)
+        if zero is not None:
+            down = np.broadcast_to(zero, (codes.shape[0], zero.shape[1])).astype(np.int16).T + half
+            arrays["weight_zero_point"] = np.ascontiguousarray(pack_stream(down, bits).T)
+    elif layout.packed:
         size = -(-codes.shape[1] * bits // 8)
-        codes = np.ascontiguousarray(pack_stream(codes, bits).view(np.uint8)[:, :size])
-    tensors = {layout.end: codes, "weight_scale": matrix.scale.view(special)}
-    if matrix.factor is not None:
-        strategy = "tensor_group"
-        tensors["weight_global_scale"] = np.asarray([1 / np.float64(matrix.factor)], np.float32)
-    in_groups = {"strategy": strategy, "group_size": layout.group, "scale_dtype": f"torch.{special}"}
-    return tensors, form, settings | in_groups
+        arrays[layout.end] = np.ascontiguousarray(pack_stream(codes, bits).view(np.uint8)[:, :size])
+    if layout.scale and matrix.factor is not None:
+        arrays["weight_global_scale"] = np.asarray([1 / np.float64(matrix.factor)], np.float32)
+    if matrix.group_of_column is not None:
+        settings["actorder"] = "group"
+    if inputs is not None:
+        zero = None if inputs.zero_point is None else inputs.zero_point.astype(np.int8)
+        arrays |= {
+            "input_scale": inputs.scale,
+            "input_zero_point": zero,
+            "input_global_scale": inputs.global_scale,
+        }
+    of_input = None if inputs is None else settings_of_input(inputs)
+    scheme = {"format": form, "weights": settings | sharing, "input_activations": of_input}
+    return {f"{saved.module}.{end}": array for end, array in arrays.items() if array is not None}, scheme
 
 
-def _integers(matrix: Matrix, has_inputs: bool) -> Written | None:
-    """Return what is written of integers with a sign; None if the format has no such ones."""
-    bits, half = matrix.grid.bit_width, 1 << (matrix.grid.bit_width - 1)
-    codes, zero = matrix.codes, matrix.zero_point
-    if bits < 2 or (zero is not None and np.any((zero != np.round(zero)) | (np.abs(zero + 0.5) > half))):
+def _form_of(matrix: Matrix, has_inputs: bool) -> str | None:
+    """Return the name of the layout that holds a matrix; None if none does."""
+    grid, zero = matrix.grid, matrix.zero_point
+    if grid.is_table or matrix.codes.shape[1] % max(matrix.group, 1):
         return None
-    settings = _settings(matrix, "int") | {"symmetric": zero is None}
-    if has_inputs and bits == 8 and zero is None and matrix.scale.shape[1] == 1:
-        scale, structure = _of_blocks(matrix)
-        return {"weight": codes, "weight_scale": scale}, "int-quantized", settings | structure
-    tensors = {
-        "weight_packed": pack_stream(codes.astype(np.int16) + half, bits),
-        "weight_scale": _scale(matrix),
-        "weight_shape": np.asarray(codes.shape, np.int64),
-    }
-    if zero is not None:
-        down = np.broadcast_to(zero, (codes.shape[0], zero.shape[1])).astype(np.int16).T + half
-        tensors["weight_zero_point"] = np.ascontiguousarray(pack_stream(down, bits).T)
-    return tensors, PACKED_INTEGERS, settings
+    if grid.is_integer:
+        most = 1 << (grid.bit_width - 1)
+        are_codes = zero is None or np.all((zero == np.round(zero)) & (np.abs(zero + 0.5) <= most))
+        if grid.bit_width < 2 or not are_codes:
+            return None
+        is_plain = has_inputs and grid.bit_width == 8 and zero is None and matrix.scale.shape[1] == 1
+        return "int-quantized" if is_plain else PACKED_INTEGERS
+    dtype = matrix.scale.dtype
+    lies = grid, "uint8" if dtype == E8M0 else dtype.name, matrix.group
+    with_bytes = next((form for form, of in LAYOUTS.items() if (of.grid, of.scale, of.group) == lies), None)
+    form = "float-quantized" if grid == E4M3 and dtype != E8M0 else with_bytes
+    lacks_factor = form is not None and LAYOUTS[form].scale == E4M3_SCALES and matrix.factor is None
+    return None if zero is not None or lacks_factor else form
 
 
-def _settings(matrix: Matrix, kind: str) -> Values:
-    settings = {"num_bits": matrix.grid.bit_width, "type": kind, "symmetric": True, "dynamic": False}
-    if matrix.scale.shape[1] > 1 or matrix.group < matrix.codes.shape[1]:
-        return settings | {"strategy": "group", "group_size": matrix.group}
-    return settings | {"strategy": "channel"}
-
-
-def _of_blocks(matrix: Matrix) -> tuple[np.ndarray, Values]:
-    """Return the scales of a tensor, of blocks of rows, or of rows, whichever they are; and their settings."""
-    scale = _scale(matrix)
+def _scales(matrix: Matrix, layout: FormatLayout) -> tuple[np.ndarray, Values]:
+    """Return scales, and the settings of what shares each: a group, a row, a block of rows, or the tensor."""
+    if layout.scale:
+        strategy = "group" if matrix.factor is None else "tensor_group"
+        in_bytes = {"strategy": strategy, "group_size": layout.group, "scale_dtype": f"torch.{layout.scale}"}
+        return matrix.scale.view(layout.scale), in_bytes
+    scale = matrix.scale if matrix.scale.dtype.itemsize > 1 and matrix.factor is None else matrix.scales()
+    scale = np.ascontiguousarray(np.broadcast_to(scale, (matrix.codes.shape[0], scale.shape[1])))
+    in_groups = {"strategy": "group", "group_size": matrix.group}
+    by_row = in_groups if scale.shape[1] > 1 else {"strategy": "channel"}
     changes = np.flatnonzero(np.any(scale[1:] != scale[:-1], axis=1)) + 1
-    height = math.gcd(*map(int, changes)) if changes.size else scale.shape[0]
-    if scale.shape[1] == 1 and not changes.size:
+    if scale.shape[1] == 1 and not changes.size and not layout.packed:
         return scale[0], {"strategy": "tensor"}
+    height = math.gcd(*map(int, changes)) if changes.size else scale.shape[0]
     if height == 1 or matrix.grid.is_integer:
-        return scale, {}
+        return scale, by_row
     structure = {"strategy": "block", "group_size": None, "block_structure": [height, matrix.group]}
     return np.ascontiguousarray(scale[::height]), structure
-
-
-def _scale(matrix: Matrix) -> np.ndarray:
-    """Return a scale for each row, or each of its groups."""
-    wide = matrix.scale if matrix.scale.dtype.itemsize > 1 and matrix.factor is None else matrix.scales()
-    return np.ascontiguousarray(np.broadcast_to(wide, (matrix.codes.shape[0], wide.shape[1])))
 
 
 def settings_of_input(inputs: InputFormat) -> Values:

@@ -129,7 +129,7 @@ TYPES = {
 PLAIN = ("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64")
 
 
-def read_gguf(path: Path) -> tuple[list[StoredMatrix], dict[str, Tensor], Values]:
+def read_gguf(path: Path) -> tuple[dict[str, StoredMatrix], dict[str, Tensor], Values]:
     """Return the low-bit matrices of a GGUF file, its other tensors, and the values that it carries with them.
 
     Raises:
@@ -137,19 +137,18 @@ def read_gguf(path: Path) -> tuple[list[StoredMatrix], dict[str, Tensor], Values
         MissingLibraryError: the library gguf is not installed.
     """
     reader = gguf_reader(path)
-    names = [str(tensor.name) for tensor in reader.tensors]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise CheckpointError(f"{path.name} has two tensors {twice}.\n  cure: fetch or write it again")
-    matrices: list[StoredMatrix] = []
+    matrices: dict[str, StoredMatrix] = {}
     arrays: dict[str, Tensor] = {}
-    for name, tensor in zip(names, reader.tensors, strict=True):
+    for tensor in reader.tensors:
+        name = str(tensor.name)
+        if name in matrices or name in arrays:
+            raise CheckpointError(f"{path.name} has two tensors {name}.\n  cure: fetch or write it again")
         data, shape, kind = np.asarray(tensor.data), gguf_shape(tensor), tensor.tensor_type.name
         if kind in PLAIN:
             data = data.view(ml_dtypes.bfloat16) if kind == "BF16" else data
             arrays[name] = Tensor(data.dtype, shape, path.name, lambda data=data: data)
         elif kind in TYPES:
-            matrices.append(gguf_matrix(name, kind, shape, data))
+            matrices[name] = gguf_matrix(name, kind, shape, data)
         else:
             raise CheckpointError(f"{name} is {kind}; known are {', '.join((*TYPES, *PLAIN))}")
     values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}

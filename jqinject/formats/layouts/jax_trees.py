@@ -49,7 +49,7 @@ class _QuantizedArray(Protocol):
     scale: Node
 
 
-def read_tree(tree: Mapping[str, Node]) -> tuple[str, list[StoredMatrix], dict[str, Tensor]]:
+def read_tree(tree: Mapping[str, Node]) -> tuple[str, dict[str, StoredMatrix], dict[str, Tensor]]:
     """Return the quantized arrays of a tree and its other arrays, by their paths; and which library made it.
 
     Args:
@@ -76,7 +76,7 @@ def read_tree(tree: Mapping[str, Node]) -> tuple[str, list[StoredMatrix], dict[s
         raise CheckpointError("the tree has quantized arrays of Qwix and of AQT")
     # AQT may leave the float kernel next to what it froze.
     rest = {name: array for name, array in arrays.items() if name not in matrices}
-    return (methods.pop() if methods else "float"), list(matrices.values()), rest
+    return (methods.pop() if methods else "float"), matrices, rest
 
 
 def _tensor(x: Array) -> Tensor:

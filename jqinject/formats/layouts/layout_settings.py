@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -38,16 +39,16 @@ class Settings:
         """
         stated = self.values.get(name)
         value = default if stated is None else stated
-        if not any(value == choice and type(value) is type(choice) for choice in choices):
-            alike = next((choice for choice in choices if str(choice) == str(value)), None)
-            if alike is not None:
-                kinds = type(value).__name__, type(alike).__name__
-                raise CheckpointError(
-                    f"{self.where}: {name} is {value!r}, a {kinds[0]}; expected the {kinds[1]} {alike!r}"
-                )
-            expected = ", ".join(map(repr, choices)) + nearest(str(value), map(str, choices))
-            raise CheckpointError(f"{self.where}: {name} is {value!r}; known are {expected}")
-        return next(choice for choice in choices if choice == value and type(choice) is type(value))
+        alike = [choice for choice in choices if str(choice) == str(value)]
+        if alike and type(alike[0]) is type(value):
+            return alike[0]
+        if alike:
+            kinds = type(value).__name__, type(alike[0]).__name__
+            raise CheckpointError(
+                f"{self.where}: {name} is {value!r}, a {kinds[0]}; expected the {kinds[1]} {alike[0]!r}"
+            )
+        expected = ", ".join(map(repr, choices)) + nearest(str(value), map(str, choices))
+        raise CheckpointError(f"{self.where}: {name} is {value!r}; known are {expected}")
 
     def integer(self, name: str, lowest: int = 1, default: int | None = None) -> int:
         """Return a setting that is an integer.
@@ -103,6 +104,10 @@ class Settings:
         """Return settings within these; None if absent."""
         values = self.values.get(name)
         return None if values is None else Settings(values, f"{self.where}.{name}")
+
+    def within(self, name: str) -> Settings:
+        """Return settings within these; empty ones if absent."""
+        return self.below(name) or Settings({}, f"{self.where}.{name}")
 
     def only(self, names: Sequence[str]) -> Settings:
         """Return the settings themselves, if all have one of these names.
@@ -162,20 +167,28 @@ def exponents(scale: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(scale).view(E8M0)
 
 
-def checked_groups(tensor: safetensors_files.Tensor, name: str, groups: int) -> safetensors_files.Tensor:
-    """Return a tensor of a group for each column, if every one of them exists.
+def columns_in_groups(
+    tensors: safetensors_files.Tensors, name: str, columns: int, size: int
+) -> dict[str, safetensors_files.Tensor]:
+    """Return the group of each column, as a part of a matrix; nothing where groups are consecutive columns.
 
     Args:
-        tensor: of the groups.
-        name: its name.
-        groups: how many there are.
+        tensors: of the checkpoint.
+        name: of the tensor; without it groups are consecutive.
+        columns: how many there are.
+        size: of a group.
 
     Raises:
-        CheckpointError: a column is in none.
+        CheckpointError: a column is in none of the groups.
     """
-    numbers = tensor.read()
-    wrong = np.flatnonzero((numbers < 0) | (numbers >= groups))
+    if name not in tensors:
+        return {}
+    tensor = tensors.take(name, (columns,), dtype=("int32", "int64"))
+    groups, count = tensor.read(), math.ceil(columns / size)
+    wrong = np.flatnonzero((groups < 0) | (groups >= count))
     if wrong.size:
         at = int(wrong[0])
-        raise CheckpointError(f"{name}[{at}] is {numbers[at]}, expected 0 to {groups - 1}{CONTRADICTION}")
-    return tensor
+        raise CheckpointError(f"{name}[{at}] is {groups[at]}, expected 0 to {count - 1}{CONTRADICTION}")
+    if np.array_equal(groups, np.arange(columns) // size):
+        return {}
+    return {"group_of_column": tensor.map(lambda x: x.astype(np.int32))}

@@ -25,7 +25,7 @@ from jqinject.formats import stored_matrix
 from jqinject.formats.bits import pack_stream, unpack_stream
 from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import matrix_of_arrays
-from jqinject.formats.layouts.layout_settings import Settings, checked_groups, stated_format
+from jqinject.formats.layouts.layout_settings import Settings, columns_in_groups, stated_format
 from jqinject.formats.safetensors_files import Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import MINIFLOATS, InputFormat, SavedMatrix, StoredMatrix
 from jqinject.ops import Grid, IntGrid
@@ -79,15 +79,10 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
         grid = stored_matrix.table_grid(table.read(), f"{name}.table")
     arrays["codes"] = _codes(tensors, f"{name}.codes", grid, bits, shape)
     matrix = matrix_of_arrays(name, arrays, grid, group)
-    arrays, order = dict(matrix.arrays), f"{name}.g_idx"
-    if order in tensors:
-        columns = matrix.shape[1]
-        count = 1 if group is None else -(-columns // group)
-        arrays["group_of_column"] = checked_groups(
-            tensors.take(order, (columns,), dtype="int32"), order, count
-        )
+    columns = matrix.shape[1]
+    by_name = {**matrix.arrays, **columns_in_groups(tensors, f"{name}.g_idx", columns, group or columns)}
     inputs = _input_format(settings.below("input"))
-    return replace(matrix, arrays=arrays, input_format=inputs, keeps_unsigned=True)
+    return replace(matrix, arrays=by_name, input_format=inputs, keeps_unsigned=True)
 
 
 def _codes(tensors: Tensors, name: str, grid: Grid, bits: int, shape: tuple[int, ...]) -> Tensor:
@@ -128,9 +123,8 @@ def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
     codes, grid, bits = matrix.codes, matrix.grid, int(matrix.grid.bit_width)
     if matrix.factor is not None and matrix.factor.size != 1:
         raise CheckpointError(f"{saved.path}: a factor of scales for each layer is not written")
-    flat = codes if bits == 8 else codes.view(np.uint8).reshape(-1) & np.uint8(2**bits - 1)
     tensors = {
-        "codes": flat if bits == 8 else pack_stream(flat, bits),
+        "codes": codes if bits == 8 else pack_stream(codes.view(np.uint8).reshape(-1) & (2**bits - 1), bits),
         "scale": matrix.scale,
         "zero_point": matrix.zero_point,
         "scale_factor": None if matrix.factor is None else matrix.factor.reshape(()),
@@ -146,10 +140,7 @@ def write_own(saved: SavedMatrix) -> tuple[dict[str, np.ndarray], Values]:
         "group": matrix.group if matrix.group < codes.size else None,
     }
     if inputs is not None:  # what is absent, or false by default, is left out
-        stated = {
-            name: value for name, value in vars(inputs).items() if value is not None and name != "unsigned"
-        }
-        stated |= {"unsigned": True} if inputs.unsigned else {}
+        stated = {name: x for name, x in vars(inputs).items() if x is not None and (name != "unsigned" or x)}
         settings["input"] = {name: x.tolist() if name in ARRAYS else x for name, x in stated.items()}
     return {f"{saved.name}.{end}": array for end, array in tensors.items() if array is not None}, settings
 

@@ -50,12 +50,7 @@ def _nvfp4(tensors: Tensors, module: str, size: int) -> StoredMatrix:
         "scale": tensors.take_blocks(f"{module}.weight_scale", shape, block, "float8_e4m3fn"),
         "factor": tensors.take_number(f"{module}.weight_scale_2", "one scale of the tensor"),
     }
-    # The other way around in compressed-tensors, whose global scale this is.
-    scale = _input_scale(tensors, module)
-    inputs = None
-    if scale is not None:
-        unit = np.float32(1) / scale
-        inputs = InputFormat("float", 4, strategy="tensor_group", group_size=size, global_scale=unit)
+    inputs = _with_scale(tensors, module, InputFormat("float", 4, strategy="tensor_group", group_size=size))
     return StoredMatrix(f"{module}.weight", shape, E2M1, "ModelOpt NVFP4", block, arrays, inputs)
 
 
@@ -67,17 +62,22 @@ def _eight_bits(tensors: Tensors, module: str) -> StoredMatrix:
     arrays = {"codes": codes, "scale": tensors.take_blocks(name, codes.shape, block)}
     is_float = codes.dtype.name != "int8"
     grid, layout = (E4M3, "ModelOpt FP8") if is_float else (IntGrid(8), "ModelOpt INT8")
-    scale = _input_scale(tensors, module)
-    inputs = InputFormat("float" if is_float else "int", 8, dynamic=False, scale=scale)
-    return StoredMatrix(
-        f"{module}.weight", codes.shape, grid, layout, block, arrays, None if scale is None else inputs
-    )
+    inputs = _with_scale(tensors, module, InputFormat("float" if is_float else "int", 8, dynamic=False))
+    return StoredMatrix(f"{module}.weight", codes.shape, grid, layout, block, arrays, inputs)
 
 
-def _input_scale(tensors: Tensors, module: str) -> np.ndarray | None:
-    """Return the scale of an input; None if the checkpoint has none."""
+def _with_scale(tensors: Tensors, module: str, inputs: InputFormat) -> InputFormat | None:
+    """Return how an input is quantized, with its scale; None if the checkpoint has none."""
     name = f"{module}.input_scale"
-    return tensors.take_number(name, "one scale of the input").floats() if name in tensors else None
+    if name not in tensors:
+        return None
+    scale = tensors.take_number(name, "one scale of the input").floats()
+    # That of groups is the other way around in compressed-tensors, whose global scale it is.
+    return (
+        replace(inputs, global_scale=np.float32(1) / scale)
+        if inputs.dynamic
+        else replace(inputs, scale=scale)
+    )
 
 
 def read_fp8_blocks(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
@@ -160,11 +160,6 @@ KINDS = {"QuantizeTensorToInt8Kwargs": "int", "QuantizeTensorToFloat8Kwargs": "f
 STRATEGIES = {"PerRow": "token", "PerTensor": "tensor"}
 
 
-def is_torchao(tensors: Tensors) -> bool:
-    """Return whether the file's metadata describe tensors of torchao."""
-    return "tensor_names" in tensors.metadata
-
-
 def read_torchao(tensors: Tensors, config: Settings | None) -> list[StoredMatrix]:
     """Return the matrices of torchao's flattened tensors: `matrix = (qdata - zero_point) * scale`.
 
@@ -201,7 +196,7 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
             arrays[part] = tensors.take_blocks(f"{start}{part}", codes.shape, (height, width), None)
     bits = 8
     if kind == UNPACKED:
-        target = _below(data, "target_dtype").choice("_data", [f"int{bits}" for bits in range(1, 9)])
+        target = data.within("target_dtype").choice("_data", [f"int{bits}" for bits in range(1, 9)])
         bits = int(target.removeprefix("int"))
     grid = E4M3 if kind == FLOAT8 else IntGrid(bits)
     inputs = _input_format(tensors, start, data)
@@ -227,24 +222,16 @@ def _input_format(tensors: Tensors, start: str, data: Settings) -> InputFormat |
     keywords = data.below("act_quant_kwargs")
     if keywords is None:
         return None
-    kind, settings = KINDS[keywords.choice("_type", tuple(KINDS))], _below(keywords, "_data")
+    kind, settings = KINDS[keywords.choice("_type", tuple(KINDS))], keywords.within("_data")
     settings.choice("reduce_range", (False,), False)
     for bound in ("hp_value_lb", "hp_value_ub"):
         settings.choice(bound, (None,))
-    _below(settings, "float8_dtype").choice("_data", ("float8_e4m3fn",), "float8_e4m3fn")
-    mapping = _below(settings, "mapping_type").choice("_data", ("SYMMETRIC", "ASYMMETRIC"), "SYMMETRIC")
-    granularity = _below(settings, "granularity").choice("_type", tuple(STRATEGIES), "PerRow")
+    settings.within("float8_dtype").choice("_data", ("float8_e4m3fn",), "float8_e4m3fn")
+    mapping = settings.within("mapping_type").choice("_data", ("SYMMETRIC", "ASYMMETRIC"), "SYMMETRIC")
+    granularity = settings.within("granularity").choice("_type", tuple(STRATEGIES), "PerRow")
     inputs = InputFormat(kind, 8, mapping == "SYMMETRIC", STRATEGIES[granularity])
-    return _static(tensors, start, inputs) if f"{start}act_quant_scale" in tensors else inputs
-
-
-def _below(settings: Settings, name: str) -> Settings:
-    """Return the metadata of an object; nothing where they leave it out."""
-    return settings.below(name) or Settings({}, f"{settings.where}.{name}")
-
-
-def _static(tensors: Tensors, start: str, inputs: InputFormat) -> InputFormat:
-    """Return the same with the scale that the file has for all inputs."""
+    if f"{start}act_quant_scale" not in tensors:
+        return inputs
     if inputs.strategy != "tensor":
         raise CheckpointError(f"{start}act_quant_scale: static scales of rows are not read")
 

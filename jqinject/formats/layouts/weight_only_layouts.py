@@ -14,7 +14,7 @@ import numpy as np
 
 from jqinject.formats.bits import unpack_stream
 from jqinject.formats.checkpoint_errors import CONTRADICTION, CheckpointError
-from jqinject.formats.layouts.layout_settings import Settings, checked_groups, parsed
+from jqinject.formats.layouts.layout_settings import Settings, columns_in_groups, parsed
 from jqinject.formats.safetensors_files import FLOATS, Tensor, Tensors, Values
 from jqinject.formats.stored_matrix import SavedMatrix, StoredMatrix, table_grid
 from jqinject.ops import NF4, IntGrid
@@ -68,14 +68,12 @@ def _input_major(
     size = config.integer("group_size", lowest=-1, default=-1)
     words = tensors.take(f"{module}.qweight", (None, None), dtype=WORDS)
     order = f"{module}.g_idx"
-    column = None
     if less is None:
         inputs, outputs = words.shape[0], words.shape[1] * 8
         codes, zero_points = words.map(_awq_codes), _awq_codes
     else:
         outputs = words.shape[1]
-        column = tensors.take(order, (None,), dtype=("int32", "int64")) if order in tensors else None
-        inputs = words.shape[0] * 32 // bits if column is None else column.shape[0]
+        inputs = tensors.take(order, (None,)).shape[0] if order in tensors else words.shape[0] * 32 // bits
         length = math.ceil(inputs * bits / 32)
         tensors.take(f"{module}.qweight", (length, outputs), why=f"words of {inputs} inputs of {bits} bits")
         codes = words.map(lambda x: unpack_stream(x.T, bits, inputs))
@@ -89,10 +87,8 @@ def _input_major(
         "zero_point": tensors.take(f"{module}.qzeros", zeros, dtype="int32", why=why).map(zero_points),
     }
     group = inputs if size == -1 else size
-    if column is not None:
-        checked_groups(column, order, groups)
-        if not np.array_equal(column.read(), np.arange(inputs) // group):
-            arrays["group_of_column"] = column.map(lambda x: x.astype(np.int32))
+    if less is not None:
+        arrays |= columns_in_groups(tensors, order, inputs, group)
     grid, layout = IntGrid(bits, signed=False), "AWQ gemm" if less is None else "GPTQ"
     return StoredMatrix(f"{module}.weight", (outputs, inputs), grid, layout, (1, group), arrays)
 

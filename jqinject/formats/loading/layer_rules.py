@@ -99,10 +99,8 @@ def _range(inputs: InputFormat) -> tuple[float, float | None]:
     begins."""
     assert inputs.scale is not None, "static"
     scale = np.float32(inputs.scale[0])
-    if inputs.kind == "float":
-        return _times(scale, LARGEST), None
-    if inputs.zero_point is None:
-        return _times(scale, BELOW_ZERO), None
+    if inputs.kind == "float" or inputs.zero_point is None:
+        return _times(scale, LARGEST if inputs.kind == "float" else BELOW_ZERO), None
     steps = 2 * BELOW_ZERO - 1 if inputs.unsigned else BELOW_ZERO
     return _times(scale, steps), (float(inputs.zero_point[0]) + BELOW_ZERO) * float(scale)
 
@@ -159,8 +157,9 @@ def static_format(proxy: ActQuantProxyFromInjector) -> InputFormat | None:
     return unsigned if is_integer else None
 
 
-def rules_of(model: nnx.Module, low_bits: list[Assignment]) -> list[Rule]:
-    """Return a rule for each matrix: of its layer, if this is one that quantizers go into; else of the parameter.
+def rules_of(model: nnx.Module, low_bits: list[Assignment], caches: Mapping[str, InputFormat]) -> list[Rule]:
+    """Return a rule for each matrix: of its layer, if this is one that quantizers go into; else of the parameter. And
+    one for each cache, by name.
 
     Raises:
         CheckpointError: the checkpoint quantizes an input in a way that no quantizer here does.
@@ -175,7 +174,8 @@ def rules_of(model: nnx.Module, low_bits: list[Assignment]) -> list[Rule]:
             inputs = (inputs or quant.NoneActQuant).let(pre_transform=declared)
         pattern = re.escape(module if module in layers else assignment.path)
         rules.append(Rule(pattern, weight_quant=quant.Int8WeightPerChannelFloat, input_quant=inputs))
-    return rules
+    by_name = {name: input_quantizer(inputs, name) for name, inputs in caches.items()}
+    return rules + [Rule(re.escape(name), cache_quant=quantizer) for name, quantizer in by_name.items()]
 
 
 def shown_by_calls(
@@ -303,14 +303,6 @@ def _scale(checkpoint: Checkpoint, name: str) -> np.ndarray:
     if scale.size != 1 or not np.isfinite(scale).all() or scale[0] <= 0:
         raise CheckpointError(f"{name} is {scale.tolist()}, expected one scale above 0")
     return scale
-
-
-def cache_rules(scales: Sequence[CacheScale], formats: Mapping[str, InputFormat]) -> list[Rule]:
-    """Return a rule for each cache that is no attention layer's."""
-    targets = [cache.target for cache in scales if not cache.is_proxy]
-    return [
-        Rule(re.escape(target), cache_quant=input_quantizer(formats[target], target)) for target in targets
-    ]
 
 
 def with_cache_scales(

@@ -151,7 +151,8 @@ def load(
             "only a call shows.\n  cure: load(model, checkpoint, inputs=...), the model's arguments: arrays or "
             "jax.ShapeDtypeStructs"
         )
-    rules = [*layer_rules.rules_of(model, low_bits), *layer_rules.cache_rules(plan.caches, caches)]
+    by_name = {cache.target: caches[cache.target] for cache in plan.caches if not cache.is_proxy}
+    rules = layer_rules.rules_of(model, low_bits, by_name)
     if not rules:
         return _with_numbers(model, opened, plan, [])
     graphdef, state = nnx.split(model, graph=True)
@@ -202,23 +203,21 @@ def _low_bits(plan: LoadPlan, may_permute: bool) -> list[Assignment]:
 
 def _warn_of_floats(checkpoint: Checkpoint, floats: Sequence[Assignment]) -> None:
     """Warn of tensors in low bits that become floats."""
-    low = [part for part in floats if any(name in checkpoint.matrices for name, _ in part.sources)]
-    for are_joined, why, cure in (
-        (
-            False,
-            "the groups of {} follow no axis of the weight, so it became floats",
-            "a checkpoint with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of "
-            "several orders are joined, or adapters lie above",
-        ),
-        (
-            True,
-            "{} is joined from tensors in low bits and floats, so it became floats",
-            "a checkpoint that has all of these tensors in low bits, or a model with a parameter for each of them",
-        ),
-    ):
-        if paths := [part.path for part in low if part.is_low is not are_joined]:
-            text = f"load: {why.format(listed(paths))}.\n  cure: {cure}"
-            warnings.warn(text, DequantizedWarning, stacklevel=3)
+    texts = []
+    if across := [part.path for part in floats if part.is_low]:
+        texts.append(
+            f"the groups of {listed(across)} follow no axis of the weight, so it became floats.\n  cure: a checkpoint "
+            "with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several orders are "
+            "joined, or adapters lie above"
+        )
+    low = [part.path for part in floats if any(name in checkpoint.matrices for name, _ in part.sources)]
+    if joined := [path for path in low if path not in across]:
+        texts.append(
+            f"{listed(joined)} is joined from tensors in low bits and floats, so it became floats.\n  cure: a "
+            "checkpoint that has all of these tensors in low bits, or a model with a parameter for each of them"
+        )
+    for text in texts:
+        warnings.warn(f"load: {text}", DequantizedWarning, stacklevel=3)
 
 
 def _arrays(

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -37,6 +37,8 @@ CACHE_SCALE = re.compile(r"(?P<module>.*?)(?:\.[kv]_proj)?\.(?P<which>[kv])_scal
 PROXIES = {"k": "k_transposed_quant", "v": "v_quant"}
 """The quantizers of an attention layer through which keys and values go into its cache."""
 
+# Of a tensor: its place in the parameter's stack, and among the tensors that are joined.
+Place = tuple[tuple[int | str, ...], int]
 Parameters = Mapping[str, jax.ShapeDtypeStruct]
 """The model's parameters by their paths."""
 
@@ -165,51 +167,28 @@ class LoadPlan:
         Warns:
             IdleNameWarning: all are, but a rule of `names` is for no tensor.
         """
-        idle = [f"names: no tensor is called {rule}" for rule in self.idle]
-        if not self.unknown and not self.missing:
-            if idle:
-                shown = "\n  ".join(idle)
-                warnings.warn(
-                    f"{checkpoint.path}:\n  {shown}\n  cure: correct them, or leave them out",
-                    IdleNameWarning,
-                    stacklevel=3,
-                )
-            return
-        lines = idle + [f"no parameter of the model is for {name}" for name in self.unknown]
-        lines += [f"no tensor is for the parameter {path}" for path in self.missing]
-        shown = "\n  ".join(lines[:12] + ([f"and {len(lines) - 12} more"] if len(lines) > 12 else []))
-        raise CheckpointError(
-            f"{checkpoint.path} does not fit the model:\n  {shown}\n"
-            "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them, or a ready table "
-            "(formats.FUSED, TUNIX, TUNIX_GEMMA3); ignore=['file.name.*'] for tensors that the model does not need"
-        )
+        lines = [f"names: no tensor is called {rule}" for rule in self.idle]
+        if self.unknown or self.missing:
+            lines += [f"no parameter of the model is for {name}" for name in self.unknown]
+            lines += [f"no tensor is for the parameter {path}" for path in self.missing]
+            shown = "\n  ".join(lines[:12] + ([f"and {len(lines) - 12} more"] if len(lines) > 12 else []))
+            raise CheckpointError(
+                f"{checkpoint.path} does not fit the model:\n  {shown}\n"
+                "  cure: names={'file.name.{i}.weight': 'model.path.{i}.kernel'}, for each of them, or a ready table "
+                "(formats.FUSED, TUNIX, TUNIX_GEMMA3); ignore=['file.name.*'] for tensors that the model does not need"
+            )
+        if lines:
+            text = "\n  ".join([f"{checkpoint.path}:", *lines, "cure: correct them, or leave them out"])
+            warnings.warn(text, IdleNameWarning, stacklevel=3)
 
 
-class Match(NamedTuple):
-    """A parameter that a tensor is for.
-
-    Attributes:
-        name: of the tensor.
-        path: of the parameter.
-        stack: its place in the parameter's stack.
-        part: its place among the tensors that are joined.
-        rule: that says so, for this parameter.
-    """
-
-    name: str
-    path: str
-    stack: tuple[int | str, ...]
-    part: int
-    rule: Name
-
-
-def by_rules(name: str, rules: Iterable[Name], parameters: Parameters) -> list[Match]:
-    """Return the parameters that rules have for a tensor.
+def by_rules(name: str, rules: Iterable[Name], parameters: Parameters) -> Iterator[tuple[str, Place, Name]]:
+    """Return the parameters that rules have for a tensor: the path of each, the tensor's place in it, and the rule with
+    the parts of its name.
 
     Raises:
         ValueError: a rule names a parameter that does not exist.
     """
-    matches = []
     for rule in rules:
         match = rule.matches(name) or rule.matches(parameter_names.published_name(name))
         if match is None:
@@ -223,8 +202,7 @@ def by_rules(name: str, rules: Iterable[Name], parameters: Parameters) -> list[M
                     f"which is not a parameter of the model{nearest(path, parameters)}"
                 )
                 raise ValueError(f"names: {name} is for {path}, {why}")
-            matches.append(Match(name, path, stack, at, filled))
-    return matches
+            yield path, (stack, at), filled
 
 
 def _deeper(model: str, places: Mapping[str, str], parameters: Parameters) -> str:
@@ -270,11 +248,9 @@ def _roots(module: str) -> set[str]:
     return {f"{prefix}{path}".strip(".") for path in bare for prefix in PREFIXES}
 
 
-def idle_rules(names: Iterable[str], rules: Iterable[Name]) -> tuple[str, ...]:
+def idle_rules(names: Collection[str], rules: Iterable[Name]) -> tuple[str, ...]:
     """Return the patterns of rules that no tensor has, each with the nearest tensor; ready tables are left out."""
-    stored = [
-        called for name in names for called in dict.fromkeys((name, parameter_names.published_name(name)))
-    ]
+    stored = {*names, *map(parameter_names.published_name, names)}
     idle = [
         pattern
         for rule in rules
@@ -360,7 +336,7 @@ def plan_of(
         if not isinstance(variable, nnx.LoRAParam)
     }
     rules, patterns = None if names is None else parameter_names.checked_names(names), _patterns(ignore)
-    matches: dict[str, dict[tuple[object, ...], Match]] = {}
+    matches: dict[str, dict[Place, tuple[str, Name]]] = {}
     caches: dict[str, list[str]] = {}
     left, unknown = [], []
     for name in checkpoint.names:
@@ -373,17 +349,16 @@ def plan_of(
             left.append(name)
             continue
         of_name = likely_rules(name, parameters, checkpoint) if rules is None else rules
-        fitting = by_rules(name, of_name, parameters)
+        fitting = [*by_rules(name, of_name, parameters)]
         if not fitting:
             unknown.append(name)
-        for match in fitting:
-            of_path = matches.setdefault(match.path, {})
-            first = of_path.setdefault((match.stack, match.part), match)
-            if first is not match:
-                raise CheckpointError(f"both {first.name} and {name} map to parameter {match.path}")
+        for path, place, rule in fitting:
+            tensor = name, rule
+            first = matches.setdefault(path, {}).setdefault(place, tensor)
+            if first is not tensor:
+                raise CheckpointError(f"both {first[0]} and {name} map to parameter {path}")
     assignments = tuple(
-        _assignment(checkpoint, parameters, [parts[place] for place in sorted(parts)])  # pyright: ignore
-        for _, parts in sorted(matches.items())
+        _assignment(checkpoint, parameters, path, parts) for path, parts in sorted(matches.items())
     )
     missing = tuple(path for path in parameters if path not in matches)
     scales = tuple(CacheScale(target, tuple(names), target in proxies) for target, names in caches.items())
@@ -399,24 +374,25 @@ def _patterns(ignore: Iterable[str]) -> list[re.Pattern[str]]:
         raise ValueError(f"ignore is {ignore!r}, expected regular expressions: {error}") from None
 
 
-def _assignment(checkpoint: Checkpoint, parameters: Parameters, ordered: Sequence[Match]) -> Assignment:
+def _assignment(
+    checkpoint: Checkpoint, parameters: Parameters, path: str, tensors: Mapping[Place, tuple[str, Name]]
+) -> Assignment:
     """Return what a parameter is made of: tensors in the order of its stack and, within, of its rows."""
-    first, path, *_, rule = ordered[0]
+    places = sorted(tensors)  # pyright: ignore
+    names, (first, rule) = [tensors[place][0] for place in places], tensors[places[0]]
     shape, dtype = parameters[path].shape, np.dtype(parameters[path].dtype)
-    depth = _depth(path, shape, ordered)
+    depth = _depth(path, shape, places, len(rule.files))
     inner = shape[len(depth) :]
-    names = [match.name for match in ordered]
     stored = [checkpoint.shape_of(name) for name in names]
-    for match in ordered if rule.rows else ():
-        shape_in_file, stated = checkpoint.shape_of(match.name), (rule.rows or ())[match.part]
-        if shape_in_file[:1] != (stated,):
+    for name, in_file, (_, part) in zip(names, stored, places, strict=True):
+        if rule.rows and in_file[:1] != rule.rows[part : part + 1]:
             raise CheckpointError(
-                f"{match.name} has the shape {shape_in_file}; its Name for {path} says {stated} rows"
+                f"{name} has the shape {in_file}; its Name for {path} says {rule.rows[part]} rows"
             )
     rows = sum(sizes[0] for sizes in stored[: len(rule.files)]) if stored[0] else 1
     own_rows = None
     if len(rule.models) > 1:
-        own_rows = _own_rows(checkpoint, ordered[0], parameters)
+        own_rows = _own_rows(first, stored[0], path, rule, parameters)
         rows = own_rows[1] - own_rows[0]
     matrix = checkpoint.matrices.get(first)
     source = (rows, *stored[0][1:])
@@ -432,7 +408,11 @@ def _assignment(checkpoint: Checkpoint, parameters: Parameters, ordered: Sequenc
             f"{first}, {source}, does not fit {path}, {inner}: {error}.\n"
             "  cure: a model of the checkpoint's sizes, or a Name with other axes"
         ) from None
-    heads = {_heads(checkpoint, rule, name) for name in names}
+    # Rows are turned back where a rule has the published name of a GGUF file's tensor.
+    turned = [name for name in names if checkpoint.method == "gguf" and rule.matches(name) is None]
+    heads = {
+        parameter_names.heads_in_turn(name, checkpoint.config) if name in turned else 0 for name in names
+    }
     if len(heads) > 1:
         raise CheckpointError(f"{path} is made of tensors whose rows lie in different orders: {first}, ...")
     low = tuple(checkpoint.matrices[name] for name in names if name in checkpoint.matrices)
@@ -443,37 +423,30 @@ def _assignment(checkpoint: Checkpoint, parameters: Parameters, ordered: Sequenc
     return Assignment(path, shape, dtype, sources, depth, axes, sizes, label, matrices, heads.pop())
 
 
-def _depth(path: str, shape: tuple[int, ...], matches: Sequence[Match]) -> tuple[int, ...]:
-    """Return the sizes of the stack that matrices make up.
+def _depth(path: str, shape: tuple[int, ...], places: Sequence[Place], joined: int) -> tuple[int, ...]:
+    """Return the sizes of the stack that matrices make up, or as many joined ones each.
 
     Raises:
         CheckpointError: some are missing, or the parameter has another shape.
     """
-    stacks = sorted({match.stack for match in matches})  # pyright: ignore
-    depth = tuple(len({stack[at] for stack in stacks}) for at in range(len(stacks[0])))
-    needed = math.prod(depth) * len(matches[0].rule.files)
-    if len(matches) != needed:
-        raise CheckpointError(f"{path} is made of {needed} tensors, of which there are {len(matches)}")
+    depth = tuple(len({*axis}) for axis in zip(*(stack for stack, _ in places), strict=True))
+    needed = math.prod(depth) * joined
+    if len(places) != needed:
+        raise CheckpointError(f"{path} is made of {needed} tensors, of which there are {len(places)}")
     if shape[: len(depth)] != depth:
         raise CheckpointError(f"{path} has the shape {shape}, but {depth} tensors are stacked for it")
     return depth
 
 
-def _heads(checkpoint: Checkpoint, rule: Name, name: str) -> int:
-    """Return heads whose rows are turned back: those of a GGUF file for which a rule has the published name."""
-    if checkpoint.method != "gguf" or rule.matches(name) is not None:
-        return 0
-    return parameter_names.heads_in_turn(name, checkpoint.config)
-
-
-def _own_rows(checkpoint: Checkpoint, match: Match, parameters: Parameters) -> tuple[int, int]:
+def _own_rows(
+    name: str, source: tuple[int, ...], path: str, rule: Name, parameters: Parameters
+) -> tuple[int, int]:
     """Return the rows of one of the parameters that divide a tensor: as many for each as it has numbers."""
-    source, paths = checkpoint.shape_of(match.name), match.rule.models
-    sizes = [math.prod(parameters[path].shape) // math.prod(source[1:]) for path in paths]
+    sizes = [math.prod(parameters[model].shape) // math.prod(source[1:]) for model in rule.models]
     if sum(sizes) != source[0]:
         needed = " + ".join(map(str, sizes))
-        raise CheckpointError(f"{match.name} has {source[0]} rows; its parameters need {needed}")
-    part = paths.index(match.path)
+        raise CheckpointError(f"{name} has {source[0]} rows; its parameters need {needed}")
+    part = rule.models.index(path)
     return sum(sizes[:part]), sum(sizes[: part + 1])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -82,12 +83,10 @@ class Name:
             >>> Name("model.{i}.moe.{e}.weight", "layers.{i}.experts").filled({"i": 3})
             Name(file='model.3.moe.{e}.weight', model='layers.3.experts', axes=None, sizes={}, rows=None)
         """
-        texts = {place: f"{{{place}}}" for place in PLACE.findall(" ".join(self.files))} | {**texts}
-        files, models = (
-            side.format(**texts) if isinstance(side, str) else tuple(name.format(**texts) for name in side)
-            for side in (self.file, self.model)
-        )
-        return replace(self, file=files, model=models)
+        fill = partial(PLACE.sub, lambda place: str(texts.get(place[1], place[0])))
+        sides = (self.file, self.model)
+        file, model = (fill(side) if isinstance(side, str) else tuple(map(fill, side)) for side in sides)
+        return replace(self, file=file, model=model)
 
     def stacked(self) -> tuple[str, ...]:
         """Return the places that number the matrices of a stack."""
@@ -229,8 +228,9 @@ GGUF = _table("""
     blk.{i}.ffn_<gate|up|down>      *.mlp.<gate|up|down>_proj
 """)
 TO_GGUF = tuple(Name(rule.model, rule.file) for rule in GGUF)
-# What holds the number of heads whose two rotated halves llama.cpp keeps in turn, row by row.
-HEADS = {"blk.{i}.attn_q": "llama.attention.head_count", "blk.{i}.attn_k": "llama.attention.head_count_kv"}
+# Tensors of heads whose two rotated halves llama.cpp keeps in turn, row by row; and what holds their number.
+OF_HEADS = re.compile(r"blk\.([^.]+)\.attn_([qk])\.[^.]*")
+HEADS = {"q": "llama.attention.head_count", "k": "llama.attention.head_count_kv"}
 
 
 def published_name(gguf: str) -> str:
@@ -271,22 +271,19 @@ def heads_in_turn(gguf: str, values: Mapping[str, object]) -> int:
     Raises:
         CheckpointError: the number of heads is not there.
     """
-    if values.get("general.architecture") != "llama":
+    match = OF_HEADS.fullmatch(gguf)
+    if match is None or values.get("general.architecture") != "llama":
         return 0
-    for pattern, key in HEADS.items():
-        match = compiled(pattern).fullmatch(gguf.rpartition(".")[0])
-        if match is None:
-            continue
-        heads = values.get(key, values.get(HEADS["blk.{i}.attn_q"]))
-        if isinstance(heads, list | tuple) and match["i"].isdigit() and int(match["i"]) < len(heads):
-            heads = heads[int(match["i"])]
-        if not isinstance(heads, int) or heads < 1:
-            raise CheckpointError(
-                f"{gguf} has rows in the order of Llama's heads, but {key} is {heads!r}.\n"
-                f"  cure: names={{{gguf!r}: ...}}, which takes them as they lie"
-            )
-        return heads
-    return 0
+    layer, key = match[1], HEADS[match[2]]
+    heads = values.get(key, values.get(HEADS["q"]))
+    if isinstance(heads, list | tuple) and layer.isdigit() and int(layer) < len(heads):
+        heads = heads[int(layer)]
+    if not isinstance(heads, int) or heads < 1:
+        raise CheckpointError(
+            f"{gguf} has rows in the order of Llama's heads, but {key} is {heads!r}.\n"
+            f"  cure: names={{{gguf!r}: ...}}, which takes them as they lie"
+        )
+    return heads
 
 
 def published_order(rows: int, heads: int, name: str) -> np.ndarray:

@@ -155,7 +155,7 @@ def _gguf(weights: list[Weight], place: Path, values: Values, round_scales: bool
         block = np.ascontiguousarray(numbers) if isinstance(numbers, np.ndarray) else None
         block = gguf_blocks(replace(saved, numbers=numbers), round_scales) if block is None else block
         _add(tensors, {name: block})
-    check_gguf(tensors, values, place)
+    check_gguf(tensors, values)
     place.mkdir(parents=True, exist_ok=True)
     write_gguf(place / GGUF, tensors, values)
     return place

@@ -157,11 +157,9 @@ def caches_of(
 
 
 def _by_rule(path: str, rules: tuple[Name, ...] | None) -> str | None:
-    for rule in rules or ():
-        match = rule.matches_path(path) if CACHE_SCALE.fullmatch(rule.files[0]) else None
-        if match is not None and not rule.stacked():
-            return rule.files[0].format(**match[1])
-    return None
+    of_caches = (rule for rule in rules or () if CACHE_SCALE.fullmatch(rule.files[0]) and not rule.stacked())
+    matches = ((rule, rule.matches_path(path)) for rule in of_caches)
+    return next((rule.files[0].format(**match[1]) for rule, match in matches if match is not None), None)
 
 
 def refuse_other_quantizers(

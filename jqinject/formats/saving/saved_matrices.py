@@ -55,11 +55,6 @@ class Weight:
     proxy: ActQuantProxyFromInjector | None = None
     order: np.ndarray | None = None
 
-    @property
-    def name(self) -> str:
-        """The only name, or the first."""
-        return self.rule.files[0]
-
     def sizes(self) -> dict[str, int]:
         """Return the size of each axis of the file's matrix.
 
@@ -323,16 +318,16 @@ def matrices_of(weights: Iterable[Weight]) -> Iterator[SavedMatrix]:
     """
     waiting: dict[str, list[Weight]] = {}
     for weight in weights:
-        parts = waiting.setdefault(weight.name, [])
+        parts = waiting.setdefault(weight.rule.files[0], [])
         parts.append(weight)
         parts.sort(key=lambda part: part.rule.models.index(part.path))
         if len(parts) < len(weight.rule.models):
             continue
-        del waiting[weight.name]
+        del waiting[weight.rule.files[0]]
         numbers, inputs = _joined(parts)
         path, files = parts[0].path, parts[0].rule.files
         if len(files) == 1:
-            yield SavedMatrix(weight.name, path, numbers, inputs)
+            yield SavedMatrix(files[0], path, numbers, inputs)
             continue
         start = 0
         for name, rows in zip(files, _rows(parts[0], len(numbers)), strict=True):
@@ -352,14 +347,14 @@ def _joined(weights: Sequence[Weight]) -> tuple[Matrix | np.ndarray, InputFormat
     formats = [input_format_of(weight.proxy, weight.path, weight.order is not None) for weight in weights]
     inputs = _shared(weights, formats, "how their inputs are quantized")
     numbers = [weight.numbers() for weight in weights]
-    return stored_matrix.gathered(numbers, f"{weights[0].name} of {_paths(weights)}"), inputs
+    return stored_matrix.gathered(numbers, f"{weights[0].rule.files[0]} of {_paths(weights)}"), inputs
 
 
 def _shared(weights: Sequence[Weight], values: Sequence[T], what: str) -> T:
     """Return what all weights of a matrix have in common."""
     if any(not _same(value, values[0]) for value in values[1:]):
         raise CheckpointError(
-            f"{_paths(weights)} are one matrix, {weights[0].name}, but differ in {what}.\n"
+            f"{_paths(weights)} are one matrix, {weights[0].rule.files[0]}, but differ in {what}.\n"
             "  cure: one rule for all of them, or a Name for each"
         )
     return values[0]
