@@ -299,6 +299,23 @@ def test_a_tensor_is_divided_among_parameters(tmp_path: Path) -> None:
     np.testing.assert_array_equal(jnp.concatenate([net.q.kernel[...], net.k.kernel[...]], axis=1), whole)
 
 
+class Noisy(Two):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__()
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+
+def test_random_streams_stay_those_of_the_model(tmp_path: Path) -> None:
+    found = read_checkpoint(bytes_of_rows(tmp_path, q=np.ones((4, 8)), k=np.ones((2, 8))))
+    model, x = Noisy(nnx.Rngs(7)), jnp.ones(64)
+    first = model.drop(x)
+    net = load(model, found)
+    net.train()
+    second = model.drop(x)
+    np.testing.assert_array_equal(net.drop(x), second)
+    assert (first != second).any()
+
+
 # --- what does not fit
 
 

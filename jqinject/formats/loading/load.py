@@ -155,11 +155,12 @@ def load(
     rules = layer_rules.rules_of(model, low_bits, by_name)
     if not rules:
         return _with_numbers(model, opened, plan, [])
-    graphdef, state = nnx.split(model, graph=True)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+    graphdef, streams, others = nnx.split(model, nnx.RngState, ..., graph=True)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), others)
 
     def make() -> Model:
-        floats = nnx.merge(graphdef, jax.tree.map(_zeros, shapes))
+        # No file has random numbers: their streams stay those of the model.
+        floats = nnx.merge(graphdef, jax.tree.map(_stream, streams), jax.tree.map(_zeros, shapes))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LowCoverageWarning)  # the checkpoint decides what is quantized
             return quantize(floats, rules, inputs=inputs)
@@ -237,9 +238,14 @@ def _arrays(
             yield assignment.path, floats_of(checkpoint, assignment)
 
 
+def _stream(leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.split(jax.random.key(0), leaf.shape) if is_key else _zeros(leaf)
+
+
 def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(0), leaf.shape)
     return jnp.zeros(leaf.shape, leaf.dtype)
 
 
