@@ -241,7 +241,7 @@ def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
         return proxy(weight)
     stack: Any = proxy, weight
 
-    def one(layer: Any, _: None) -> tuple[Any, jax.Array | None, object]:
+    def one(layer: Any, _: object) -> tuple[Any, jax.Array | None, object]:
         quantizer, weight = layer
         quantized = quantizer(weight)
         # The integers that evaluation keeps are no part of the pytree.
