@@ -14,7 +14,6 @@ from jqinject.nn.base import keywords
 from jqinject.ops import packing, tensor_clamp
 from jqinject.quant_tensor import (
     AnyQuantTensor,
-    FloatQuantTensor,
     as_array,
     is_grouped,
     is_quantized,
@@ -397,7 +396,9 @@ def _kept_small(x: jax.Array, quantized: object) -> jax.Array:
         groups = quantized.groups
         return groups.join(_kept_small(groups.split(x), quantized.grouped))
     if on_minifloats(quantized):
-        return _kept_floats(x, quantized)
+        _check_few_bits(quantized.bit_width)
+        assert not quantized.format.is_learned, "a learned format has no constant bits"
+        return packing.saved(x, quantized.narrow_numbers(), quantized.scale, None, quantized.format)
     if not on_integers(quantized):
         raise ValueError(
             "QuantCheckpoint: act_quant is switched off or does not quantize, so nothing would be kept small.\n"
@@ -409,13 +410,6 @@ def _kept_small(x: jax.Array, quantized: object) -> jax.Array:
     integers = jnp.round(pre_round_integers(value, quantized.scale, quantized.zero_point))
     payload = jax.lax.stop_gradient(integers).astype("int8" if quantized.signed else "uint8")
     return packing.saved(x, payload, quantized.scale, quantized.zero_point, quantized.grid)
-
-
-def _kept_floats(x: jax.Array, quantized: FloatQuantTensor) -> jax.Array:
-    _check_few_bits(quantized.bit_width)
-    form = quantized.format
-    assert not form.is_learned, "a learned format has no constant bits"
-    return packing.saved(x, quantized.narrow_numbers(), quantized.scale, None, form)
 
 
 def _check_few_bits(bits: object) -> None:

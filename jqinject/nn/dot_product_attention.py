@@ -1,6 +1,6 @@
 """Scaled dot-product attention between quantizers, as a function and as layers, and its float twin."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack, final
 
 import jax
@@ -20,6 +20,22 @@ Q_SCALED, K_TRANSPOSED, V = base.act_slot("q_scaled_"), base.act_slot("k_transpo
 SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS = base.act_slot("softmax_input_"), base.act_slot("attn_output_weights_")
 # In the order in which attention computes.
 IN_ATTENTION = (Q_SCALED, K_TRANSPOSED, SOFTMAX_INPUT, ATTN_OUTPUT_WEIGHTS, V)
+
+
+class QuantAttentionLayer(base.QuantLayer[base.Out]):
+    """Abstract: a layer with places for quantizers within attention.
+
+    Attributes:
+        contraction: in which numbers operands are contracted.
+    """
+
+    q_scaled_quant = Q_SCALED
+    k_transposed_quant = K_TRANSPOSED
+    softmax_input_quant = SOFTMAX_INPUT
+    attn_output_weights_quant = ATTN_OUTPUT_WEIGHTS
+    v_quant = V
+    options = (base.RETURN, base.CONTRACTION)
+    contraction: base.ContractionKind = "auto"
 
 
 class AttentionCall(NamedTuple):
@@ -50,15 +66,15 @@ class AttentionCall(NamedTuple):
 
 
 def attention(
-    query: jax.Array, key: Operand, value: Operand, proxies: Mapping[str, Any], call: AttentionCall
+    layer: QuantAttentionLayer[Any], query: jax.Array, key: Operand, value: Operand, call: AttentionCall
 ) -> jax.Array:
     """`softmax(q k^T) v` with quantizers of scaled queries, products and weights.
 
     Args:
+        layer: whose quantizers these are.
         query: (*batch, queries, heads, features), not scaled yet.
         key, value: (*batch, keys, kv_heads, features), arrays or QuantTensors, quantized already; `kv_heads` divides
             `heads`.
-        proxies: by slot name, or None.
         call: the rest.
 
     Returns:
@@ -68,8 +84,7 @@ def attention(
         ValueError: shapes that do not fit; dropout without a key.
     """
     _check(query, key, value, call)
-    weights = _weights(query, key, proxies, call)
-    weights = base.through(proxies.get("attn_output_weights_quant"), weights)
+    weights = base.through(layer.attn_output_weights_quant, _weights(layer, query, key, call))
     if call.module is not None:
         call.module.sow(nnx.Intermediate, "attention_weights", as_array(weights))
     *_, kv_heads, features = value.shape
@@ -80,7 +95,9 @@ def attention(
     return out.reshape(*query.shape[:-1], features)
 
 
-def _weights(query: jax.Array, key: Operand, proxies: Mapping[str, Any], call: AttentionCall) -> jax.Array:
+def _weights(
+    layer: QuantAttentionLayer[Any], query: jax.Array, key: Operand, call: AttentionCall
+) -> jax.Array:
     """(*batch, heads, queries, keys), softmax in at least float32, then in the dtype of the query."""
     dtype, features = query.dtype, query.shape[-1]
     scaled = (
@@ -88,7 +105,7 @@ def _weights(query: jax.Array, key: Operand, proxies: Mapping[str, Any], call: A
         if call.scale is None
         else query * jnp.asarray(call.scale, dtype)
     )
-    q = base.through(proxies.get("q_scaled_quant"), scaled)
+    q = base.through(layer.q_scaled_quant, scaled)
     wide = dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
     if query.shape[-2] == key.shape[-2]:
         logits = _contract("...qhd,...khd->...hqk", q, key, wide, call)
@@ -98,7 +115,7 @@ def _weights(query: jax.Array, key: Operand, proxies: Mapping[str, Any], call: A
     if call.bias is not None:
         logits = logits + call.bias.astype(wide)
     # Before the mask: masked products must not enter a range.
-    logits = as_array(base.through(proxies.get("softmax_input_quant"), logits))
+    logits = as_array(base.through(layer.softmax_input_quant, logits))
     allowed = _allowed(call, logits.shape)
     if allowed is not None:
         logits = jnp.where(allowed, logits, jnp.finfo(dtype).min.astype(wide))
@@ -230,7 +247,7 @@ class ScaledDotProductAttention(nnx.Module):
 
 
 @final
-class QuantScaledDotProductAttention(base.QuantLayer[base.Out]):
+class QuantScaledDotProductAttention(QuantAttentionLayer[base.Out]):
     """Scaled dot-product attention with quantizers of all it contracts.
 
     `out_q(w_q(softmax(s_q(q_q(q / sqrt(d)) k_q(k)^T))) v_q(v))`, with the quantizers named below. In evaluation,
@@ -268,14 +285,7 @@ class QuantScaledDotProductAttention(base.QuantLayer[base.Out]):
         ((1, 5, 2, 8), 4)
     """
 
-    q_scaled_quant = Q_SCALED
-    k_transposed_quant = K_TRANSPOSED
-    softmax_input_quant = SOFTMAX_INPUT
-    attn_output_weights_quant = ATTN_OUTPUT_WEIGHTS
-    v_quant = V
     sdpa_output_quant = SDPA_OUTPUT
-    options = (base.RETURN, base.CONTRACTION)
-    contraction: base.ContractionKind
 
     _results: "base.Results[QuantScaledDotProductAttention[jax.Array], QuantScaledDotProductAttention[AnyQuantTensor]]"
 
@@ -352,9 +362,8 @@ class QuantScaledDotProductAttention(base.QuantLayer[base.Out]):
         else:
             query, key, value = promote_dtype((query, key, value), dtype=dtype)
             call = AttentionCall(**options, scale=scale, contraction=self.contraction)
-            proxies = {slot.name: slot.__get__(self) for slot in IN_ATTENTION}
             key, value = base.through(self.k_transposed_quant, key), base.through(self.v_quant, value)
-            out = attention(query, key, value, proxies, call)
+            out = attention(self, query, key, value, call)
         out = base.through(self.sdpa_output_quant, out)
         return out if self.return_quant_tensor else as_array(out)
 

@@ -23,6 +23,7 @@ from jqinject.quant_tensor import (
     on_minifloats,
     on_table,
     reshape,
+    shaping,
 )
 
 
@@ -122,13 +123,9 @@ class QuantEmbed(base.QuantWeightLayer[base.Out], nnx.Embed):
             )
 
         def looked_up(metadata: jax.Array) -> jax.Array:
-            by_row = metadata.ndim == 2 and metadata.shape[0] > 1
-            return jnp.take(metadata, x, axis=0) if by_row else metadata
+            return jnp.take(metadata, x, axis=0) if metadata.shape[0] > 1 else metadata
 
-        moved = {"value": y, "scale": looked_up(weight.scale)}
-        if on_integers(weight):
-            moved["zero_point"] = looked_up(weight.zero_point)
-        return weight.set(**moved)
+        return shaping.map_metadata(weight, y, looked_up)
 
 
 @cache

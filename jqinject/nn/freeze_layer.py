@@ -28,6 +28,25 @@ from jqinject.quant_tensor import QuantTensor, is_concrete, is_grouped, on_integ
 SLICED_FROM = 2**20  # bytes
 
 
+class Axes(NamedTuple):
+    """What is static in how a weight is stored.
+
+    Attributes:
+        summed: the axes that contractions sum over, stored last.
+        of_sums: the axes along which a contraction of integers needs sums; None if it needs none.
+        cut: the groups, if they cross shards; else None.
+    """
+
+    summed: tuple[int, ...]
+    of_sums: tuple[int, ...] | None
+    cut: Cut | None = None
+
+    @property
+    def uncut(self) -> tuple[int, ...]:
+        """The axes that no slices are cut along: sums are taken over them."""
+        return (*self.summed, *(self.of_sums or ()))
+
+
 def numbers_of(layer: ServedLayer, sliced_from: int = SLICED_FROM) -> Any:
     """The low-bit numbers of a layer or a site, to be handed to `frozen_param`; None of a stack of layers.
 
@@ -48,10 +67,10 @@ def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM
     if stack:
         if layer.weight_quant.requires_quant_input and layer.input_quant is None:
             layer.weight_quant.kept_input()  # raises if it is not known, which cannot be told under `vmap`
-        cut = _cut(layer, stack)
+        axes = _axes(layer, stack)
         slices = slices_of(layer.weight[...], sliced_from)
         frozen = map_stack(
-            lambda layers, _: _eager_numbers(layers[0], cut),
+            lambda layers, _: _eager_numbers(layers[0], axes),
             beside_weights((layer,)),
             stack,
             one_by_one=slices > 1,
@@ -64,21 +83,13 @@ def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM
 
 def _numbers(layer: Any, sliced_from: int) -> tuple[Any, Any]:
     graphdef, state = nnx.split(layer.weight_quant, graph=True)
-    weight, summed, axes = layer.weight[...], layer.summed_axes, layer.axes_of_sums()
-    static = (graphdef, summed, axes, _cut(layer, ()), slices_of(weight, sliced_from))
-    return compiled_numbers(state, weight, _known_input(layer), *static)
+    weight, slices = layer.weight[...], slices_of(layer.weight[...], sliced_from)
+    return compiled_numbers(state, weight, _known_input(layer), graphdef, _axes(layer), slices)
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
+@partial(jax.jit, static_argnums=(3, 4, 5))
 def compiled_numbers(
-    state: Any,
-    weight: jax.Array,
-    known_input: Any,
-    graphdef: Any,
-    summed: tuple[int, ...],
-    axes_of_sums: tuple[int, ...] | None,
-    cut: Cut | None,
-    slices: int,
+    state: Any, weight: jax.Array, known_input: Any, graphdef: Any, axes: Axes, slices: int
 ) -> tuple[Any, Any]:
     """The `FrozenParam`, and whether it is what the quantizer made; compiled once for all layers that are alike.
 
@@ -90,17 +101,17 @@ def compiled_numbers(
         quantized = _quantized(proxy, weight, known_input)
         integers = quantized
         if is_grouped(quantized):
-            integers = quantized.grouped if cut is None else without_groups(quantized, cut)
+            integers = quantized.grouped if axes.cut is None else without_groups(quantized, axes.cut)
         is_integer = on_integers(integers)
         if is_integer and not is_concrete(integers.bit_width):
             return quantized, True
         valid = integers.is_valid if is_integer else True
-        return _frozen(proxy, quantized, summed, axes_of_sums, cut), valid
+        return _frozen(proxy, quantized, axes), valid
 
     proxy = nnx.merge(graphdef, state)
     sliced = None
-    if slices > 1 and known_input is None and cut is None:
-        sliced = in_slices(make, proxy, weight, slices, (*summed, *(axes_of_sums or ())))
+    if slices > 1 and known_input is None and axes.cut is None:
+        sliced = in_slices(make, proxy, weight, slices, axes.uncut)
     return make(proxy, weight) if sliced is None else sliced
 
 
@@ -108,11 +119,15 @@ def _checked(layer: object, numbers: tuple[Any, Any]) -> dot.FrozenParam:
     """The numbers; numbers that are not the quantizer's own raise its error."""
     frozen, valid = numbers
     usable = isinstance(frozen, dot.FrozenParam) and (not is_concrete(valid) or bool(valid))
-    return frozen if usable else _eager_numbers(layer, _cut(layer, ()))
+    return frozen if usable else _eager_numbers(layer, _axes(layer))
+
+
+def _axes(layer: Any, stack: tuple[int, ...] = ()) -> Axes:
+    """How the weight of a layer, or of each layer of a stack, is stored."""
+    return Axes(layer.summed_axes, layer.axes_of_sums(), _cut(layer, stack))
 
 
 def _cut(layer: Any, stack: tuple[int, ...]) -> Cut | None:
-    """The groups of a layer's weight if they cross its shards; else None."""
     metadata, weight = layer.weight_quant.quant_metadata, layer.weight.get_value()
     size, dim = metadata.group_size, metadata.group_dim
     if size is None or dim is None or not (isinstance(weight, jax.Array) and is_concrete(weight)):
@@ -123,25 +138,18 @@ def _cut(layer: Any, stack: tuple[int, ...]) -> Cut | None:
     return None if cut is None else replace(cut, axis=axis)
 
 
-def _eager_numbers(layer: Any, cut: Cut | None) -> dot.FrozenParam:
-    proxy = layer.weight_quant
-    quantized = _quantized(proxy, layer.weight[...], _known_input(layer))
-    return _frozen(proxy, quantized, layer.summed_axes, layer.axes_of_sums(), cut)
+def _eager_numbers(layer: Any, axes: Axes) -> dot.FrozenParam:
+    quantized = _quantized(layer.weight_quant, layer.weight[...], _known_input(layer))
+    return _frozen(layer.weight_quant, quantized, axes)
 
 
 def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
     return proxy(weight) if known_input is None else proxy(weight, known_input)
 
 
-def _frozen(
-    proxy: Any,
-    quantized: QuantTensor,
-    summed: tuple[int, ...],
-    axes_of_sums: tuple[int, ...] | None,
-    cut: Cut | None,
-) -> dot.FrozenParam:
-    forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
-    return dot.FrozenParam.of(quantized, summed, None, proxy.has_zero_point, axes_of_sums, forms, cut)
+def _frozen(proxy: Any, quantized: QuantTensor, axes: Axes) -> dot.FrozenParam:
+    forms, summed = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points), axes.summed
+    return dot.FrozenParam.of(quantized, summed, None, proxy.has_zero_point, axes.of_sums, forms, axes.cut)
 
 
 def _known_input(layer: Any) -> Any:
@@ -356,17 +364,16 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
         return None
     like = jax.ShapeDtypeStruct(array.shape, layer.weight.dtype)
     scale = jax.eval_shape(lambda x: Committed.of(proxy.tensor_quant, x).record[...]["scale"], like)
-    uncut = (*layer.summed_axes, *(layer.axes_of_sums() or ()))
+    axes = Axes(layer.summed_axes, layer.axes_of_sums())
     number = min(max(FEWEST, 1 << (array.nbytes // BYTES_OF_LARGE_SLICE).bit_length()), MOST)
-    cutting = cutting_of(array.shape, scale.shape, None, uncut, number)
+    cutting = cutting_of(array.shape, scale.shape, None, axes.uncut, number)
     extremes = _extremes(array, scale.shape)
     if cutting is None or extremes is None or not np.isfinite(extremes).all():
         return None
-    static = (layer.summed_axes, layer.axes_of_sums(), None, 1)
 
     def numbers_of_part(scales: object, part: object) -> Any:
         graphdef, state = nnx.split(scales, graph=True)
-        return compiled_numbers(state, part, None, graphdef, *static)
+        return compiled_numbers(state, part, None, graphdef, axes, 1)
 
     proxy.record = Committed.of(proxy.tensor_quant, jnp.asarray(extremes, like.dtype)).record
     frozen, _ = jax.eval_shape(partial(numbers_of_part, proxy), like)

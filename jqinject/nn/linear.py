@@ -360,10 +360,8 @@ class QuantEinsum(QuantWeightLayer[Out], nnx.Einsum):
         if "..." in of_kernel:
             return
         sizes = dict(zip(of_kernel, kernel, strict=True))
-        front, _, behind = of_input.partition("...")
-        axes = {axis: label for axis, label in enumerate(front)} if behind or "..." in of_input else {}
-        last = behind if "..." in of_input else front
-        axes |= {axis - len(last): label for axis, label in enumerate(last)}
+        front, _, behind = of_input.rpartition("...")
+        axes = dict(enumerate(front)) | {axis - len(behind): label for axis, label in enumerate(behind)}
         # Axes of length 1 are broadcast, as `jnp.einsum` does it.
         expected = {
             axis: sizes[label]

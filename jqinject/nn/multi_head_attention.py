@@ -15,12 +15,10 @@ from jqinject.dot.tensors.choice import checked_contraction
 from jqinject.nn import base, kv_cache, linear
 from jqinject.nn.base import keywords
 from jqinject.nn.dot_product_attention import (
-    ATTN_OUTPUT_WEIGHTS,
     IN_ATTENTION,
     K_TRANSPOSED,
-    Q_SCALED,
-    SOFTMAX_INPUT,
     AttentionCall,
+    QuantAttentionLayer,
     V,
     attention,
 )
@@ -42,7 +40,7 @@ CACHED = {K_TRANSPOSED: "cached_key", V: "cached_value"}
 
 
 @final
-class QuantMultiHeadAttention(base.QuantLayer[base.Out], nnx.MultiHeadAttention):
+class QuantMultiHeadAttention(QuantAttentionLayer[base.Out], nnx.MultiHeadAttention):
     """`nnx.MultiHeadAttention` with quantizers of its projections and of all that attention contracts.
 
     Parameters, their paths and shapes are those of `nnx.MultiHeadAttention`, so that float checkpoints load. Quantizer
@@ -108,14 +106,7 @@ class QuantMultiHeadAttention(base.QuantLayer[base.Out], nnx.MultiHeadAttention)
     """
 
     in_proj_input_quant = IN_PROJ_INPUT
-    q_scaled_quant = Q_SCALED
-    k_transposed_quant = K_TRANSPOSED
-    softmax_input_quant = SOFTMAX_INPUT
-    attn_output_weights_quant = ATTN_OUTPUT_WEIGHTS
-    v_quant = V
-    options = (base.RETURN, base.CONTRACTION)
     packed_in_proj: bool = False
-    contraction: base.ContractionKind = "auto"
     cached_key_scale: nnx.Cache[jax.Array] | None = None
     cached_key_zero_point: nnx.Cache[jax.Array] | None = None
     cached_value_scale: nnx.Cache[jax.Array] | None = None
@@ -278,8 +269,7 @@ class QuantMultiHeadAttention(base.QuantLayer[base.Out], nnx.MultiHeadAttention)
         if decodes:
             key, value, options["mask"] = self._through_cache(key, value, options["mask"])
             options["is_causal"] = False
-        proxies = {slot.name: slot.__get__(self) for slot in IN_ATTENTION}
-        return attention(query, key, value, proxies, AttentionCall(**options, contraction=self.contraction))
+        return attention(self, query, key, value, AttentionCall(**options, contraction=self.contraction))
 
     # --- cache
 

@@ -9,6 +9,7 @@ from flax import nnx
 
 from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.nn import base, linear
+from jqinject.ops.processes import Bound
 from jqinject.proxy import BiasQuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array, on_integers
@@ -19,6 +20,26 @@ IO, GATE_ACC, SIGMOID, TANH, CELL_STATE = (
 Activation = Callable[[jax.Array], jax.Array]
 Quantizers = Mapping[str, Callable[[jax.Array], object]]
 Parameters = Mapping[str, tuple[jax.Array, jax.Array | None]]
+
+
+class CellParts(NamedTuple):
+    """What a step computes with.
+
+    Attributes:
+        quantizers: those of activations, by attribute; those that there are not are missing.
+        parameters: layer -> its quantized kernel and bias, dequantized.
+    """
+
+    quantizers: Quantizers
+    parameters: Parameters
+
+    def quantized(self, name: str, x: jax.Array) -> Any:
+        """What a quantizer makes of an array: a QuantTensor, or the array without one."""
+        return base.through(self.quantizers.get(name), x)
+
+    def value_of(self, name: str, x: jax.Array) -> jax.Array:
+        """The value of `quantized`."""
+        return as_array(self.quantized(name, x))
 
 
 class CellOutput(NamedTuple):
@@ -182,20 +203,16 @@ class QuantRecurrentCell(base.QuantLayer[jax.Array]):
         """
         return {name: self._affine(name, parameters, x) for name in self.gates if name in parameters}
 
-    def _gate(self, quantizers: Quantizers, gate: str, x: jax.Array) -> jax.Array:
+    def _gate(self, parts: CellParts, gate: str, x: jax.Array) -> jax.Array:
         """A gate from its sum."""
-        x = value_of(quantizers, f"{gate}_acc_quant", x)
-        return value_of(quantizers, f"{gate}_sigmoid_quant", self.gate_fn(x))
+        return parts.value_of(f"{gate}_sigmoid_quant", self.gate_fn(parts.value_of(f"{gate}_acc_quant", x)))
 
     @abstractmethod
-    def _step(
-        self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
-    ) -> CellOutput:
+    def _step(self, parts: CellParts, carry: Any, projected: Mapping[str, jax.Array]) -> CellOutput:
         """One step.
 
         Args:
-            quantizers: those of `_quantizers()`, or copies of them.
-            parameters: those of `_quant_parameters`.
+            parts: those of `_quantizers()`, or copies of them, and of `_quant_parameters`.
             carry: that of the step before.
             projected: that of the step's input.
         """
@@ -220,19 +237,9 @@ class QuantRecurrentCell(base.QuantLayer[jax.Array]):
                 self, state, {-1: self.hidden_features}, argument="hidden_features", what="a carry"
             )
         x = base.through(self.io_quant, inputs)
-        parameters = self._quant_parameters(x)
-        result = self._step(self._quantizers(), parameters, carry, self._projected(parameters, as_array(x)))
+        parts = CellParts(self._quantizers(), self._quant_parameters(x))
+        result = self._step(parts, carry, self._projected(parts.parameters, as_array(x)))
         return result.carry, as_array(result.output)
-
-
-def quantized(quantizers: Quantizers, name: str, x: jax.Array) -> Any:
-    """What a quantizer makes of an array: a QuantTensor, or the array without one."""
-    return base.through(quantizers.get(name), x)
-
-
-def value_of(quantizers: Quantizers, name: str, x: jax.Array) -> jax.Array:
-    """The value of `quantized`."""
-    return as_array(quantized(quantizers, name, x))
 
 
 def set_bias(layer: nnx.Linear, bias: nnx.Param[jax.Array] | None) -> None:
@@ -241,17 +248,11 @@ def set_bias(layer: nnx.Linear, bias: nnx.Param[jax.Array] | None) -> None:
     layer.use_bias = bias is not None
 
 
-def _sigmoid(x: jax.Array) -> jax.Array:
-    return nnx.sigmoid(x)
+def _of_flax(name: str, x: jax.Array) -> jax.Array:
+    return getattr(nnx, name)(x)
 
 
-def _tanh(x: jax.Array) -> jax.Array:
-    return nnx.tanh(x)
-
-
-def _relu(x: jax.Array) -> jax.Array:
-    return nnx.relu(x)
-
-
-# Flax's functions by names that can be pickled.
-PICKLABLE: Mapping[object, Activation] = {nnx.sigmoid: _sigmoid, nnx.tanh: _tanh, nnx.relu: _relu}
+# Flax's functions as ones that can be pickled.
+PICKLABLE: Mapping[object, Activation] = {
+    getattr(nnx, name): Bound(_of_flax, (name,)) for name in ("sigmoid", "tanh", "relu")
+}

@@ -15,12 +15,9 @@ from jqinject.nn.recurrent_cell import (
     TANH,
     Activation,
     CellOutput,
-    Parameters,
-    Quantizers,
+    CellParts,
     QuantRecurrentCell,
-    quantized,
     set_bias,
-    value_of,
 )
 from jqinject.quant_tensor import as_array
 
@@ -47,30 +44,28 @@ class QuantLSTMStep(QuantRecurrentCell):
         without = FORGET if self.coupled_input_forget_gates else ()
         return tuple(slot for slot in super()._held_slots() if slot.name not in without)
 
-    def _step(
-        self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
-    ) -> CellOutput:
-        """One step; see `QuantRecurrentCell.step`."""
+    def _step(self, parts: CellParts, carry: Any, projected: Mapping[str, jax.Array]) -> CellOutput:
+        """One step; see `QuantRecurrentCell._step`."""
         memory, hidden = carry
         pairs = self._held_gates()
-        sums = [projected[x] + self._affine(h, parameters, hidden) for x, h in pairs]
+        sums = [projected[x] + self._affine(h, parts.parameters, hidden) for x, h in pairs]
         if len(sums) == 1:
             sums = jnp.split(sums[0], 4, axis=-1)
         of_input, *of_forget, of_cell, of_output = sums
-        i = self._gate(quantizers, "input", of_input)
+        i = self._gate(parts, "input", of_input)
         if of_forget:
-            f = self._gate(quantizers, "forget", of_forget[0])
+            f = self._gate(parts, "forget", of_forget[0])
         else:  # coupled gates add up to 1 as the quantizer of the input gate represents it
-            f = value_of(quantizers, "input_sigmoid_quant", jnp.ones_like(i)) - i
-        g = value_of(quantizers, "cell_acc_quant", of_cell)
-        g = value_of(quantizers, "cell_tanh_quant", self.activation_fn(g))
-        o = self._gate(quantizers, "output", of_output)
-        remembered = value_of(quantizers, "cell_state_quant", f * memory)
-        added = value_of(quantizers, "cell_state_quant", i * g)
-        new_memory = quantized(quantizers, "cell_state_quant", remembered + added)
+            f = parts.value_of("input_sigmoid_quant", jnp.ones_like(i)) - i
+        g = parts.value_of("cell_acc_quant", of_cell)
+        g = parts.value_of("cell_tanh_quant", self.activation_fn(g))
+        o = self._gate(parts, "output", of_output)
+        remembered = parts.value_of("cell_state_quant", f * memory)
+        added = parts.value_of("cell_state_quant", i * g)
+        new_memory = parts.quantized("cell_state_quant", remembered + added)
         c = as_array(new_memory)
-        shown = value_of(quantizers, "hidden_state_tanh_quant", self.activation_fn(c))
-        output = quantized(quantizers, "io_quant", o * shown)
+        shown = parts.value_of("hidden_state_tanh_quant", self.activation_fn(c))
+        output = parts.quantized("io_quant", o * shown)
         return CellOutput((c, as_array(output)), output, new_memory)
 
 
@@ -273,15 +268,13 @@ class QuantSimpleCell(QuantRecurrentCell, nnx.SimpleCell):
             set_bias(self.dense_i, None)
         self._init_declared(locals(), overrides)
 
-    def _step(
-        self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
-    ) -> CellOutput:
-        """One step; see `QuantRecurrentCell.step`."""
-        total = projected["dense_i"] + self._affine("dense_h", parameters, carry)
+    def _step(self, parts: CellParts, carry: Any, projected: Mapping[str, jax.Array]) -> CellOutput:
+        """One step; see `QuantRecurrentCell._step`."""
+        total = projected["dense_i"] + self._affine("dense_h", parts.parameters, carry)
         if self.residual:
             total += carry
-        total = value_of(quantizers, "gate_acc_quant", total)
-        output = quantized(quantizers, "io_quant", self.activation_fn(total))
+        total = parts.value_of("gate_acc_quant", total)
+        output = parts.quantized("io_quant", self.activation_fn(total))
         return CellOutput(as_array(output), output)
 
 
@@ -346,18 +339,16 @@ class QuantGRUCell(QuantRecurrentCell, nnx.GRUCell):
     ) -> None:
         self._init_layer(locals())
 
-    def _step(
-        self, quantizers: Quantizers, parameters: Parameters, carry: Any, projected: Mapping[str, jax.Array]
-    ) -> CellOutput:
-        """One step; see `QuantRecurrentCell.step`."""
+    def _step(self, parts: CellParts, carry: Any, projected: Mapping[str, jax.Array]) -> CellOutput:
+        """One step; see `QuantRecurrentCell._step`."""
         of_input = jnp.split(projected["dense_i"], 3, axis=-1)
-        of_hidden = jnp.split(self._affine("dense_h", parameters, carry), 3, axis=-1)
+        of_hidden = jnp.split(self._affine("dense_h", parts.parameters, carry), 3, axis=-1)
         r, z = (
-            self._gate(quantizers, gate, of_input[index] + of_hidden[index])
+            self._gate(parts, gate, of_input[index] + of_hidden[index])
             for index, gate in enumerate(("reset", "update"))
         )
-        hidden = value_of(quantizers, "hidden_acc_quant", of_hidden[2])
-        total = value_of(quantizers, "new_acc_quant", of_input[2] + r * hidden)
-        n = value_of(quantizers, "new_tanh_quant", self.activation_fn(total))
-        output = quantized(quantizers, "io_quant", (1.0 - z) * n + z * carry)
+        hidden = parts.value_of("hidden_acc_quant", of_hidden[2])
+        total = parts.value_of("new_acc_quant", of_input[2] + r * hidden)
+        n = parts.value_of("new_tanh_quant", self.activation_fn(total))
+        output = parts.quantized("io_quant", (1.0 - z) * n + z * carry)
         return CellOutput(as_array(output), output)

@@ -52,7 +52,7 @@ def run(
     def body(carried: Any, projected: Any) -> Any:
         state, carry = carried
         copies = nnx.merge(graphdef, state)
-        result = cell._step(copies, parameters, carry, projected)
+        result = cell._step(recurrent_cell.CellParts(copies, parameters), carry, projected)
         tensors = result.output, result.memory
         tensors = [x if x is None or on_integers(x) else as_array(x) for x in tensors]
         structures[:] = map(jax.tree.structure, tensors)

@@ -291,12 +291,12 @@ def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[
         numbers: which numbers the rule wants to be contracted.
         operands: two.
     """
-    place = next((place for place in (1, 0) if operands[place].stored_numbers is not None), None)
-    if eqn.name != "dot_general" or numbers == "float" or place is None:
+    place = 0 if operands[1].stored is None else 1
+    stored = operands[place].stored
+    if eqn.name != "dot_general" or numbers == "float" or stored is None:
         return None
-    x, stored = operands[1 - place].array, operands[place].stored_numbers
-    assert stored is not None, "looked for above"
-    if np.dtype(dtype_of(x)) != np.dtype(dtype_of(stored.value)):
+    x = operands[1 - place].array
+    if np.dtype(x.dtype) != np.dtype(dtype_of(operands[place].value)):
         return None
     left, right = (len(shape_of(x)) for x in operands)
     dims = Dimensions.of(left, right, eqn.params["dimension_numbers"])

@@ -367,83 +367,57 @@ def _follow(metadata: jax.Array, tensor: QuantTensor, move: Move) -> jax.Array:
     return move.partial(shaping.full_rank(metadata, tensor.ndim))
 
 
-Value = jax.Array | QuantTensor
 Numbers = Mapping[str, jax.Array]
 
 
 @dataclass(frozen=True, eq=False)
 class StoredNumbers:
-    """A frozen parameter as it is stored, behind a value of a program.
+    """A frozen parameter as it is stored, behind a value of a program that is at most cast and its axes reordered.
 
     Attributes:
-        value: whose numbers these are, at most cast and its axes reordered; no others.
         numbers: as stored.
         form: theirs.
         order: for each axis of the value, the axis of the parameter.
     """
 
-    value: Value
     numbers: Numbers
     form: FrozenForm
     order: tuple[int, ...]
 
-    @classmethod
-    def of(cls, value: Value, numbers: Numbers, form: FrozenForm) -> StoredNumbers:
-        """Behind the value that the numbers dequantize to."""
-        return cls(value, numbers, form, tuple(range(len(value.shape))))
-
-    def moved(self, eqn: Equation, value: Value, others: Sequence[jax.Array]) -> StoredNumbers | None:
-        """Behind the output of an operation; None if that does more than cast, reorder axes, or pick layers of a stack.
+    def moved(
+        self, eqn: Equation, value: jax.Array | QuantTensor, others: Sequence[jax.Array]
+    ) -> StoredNumbers | None:
+        """After an operation; None if that does more than cast, reorder axes, or pick layers of a stack.
 
         Args:
             eqn: its equation.
-            value: the output.
-            others: its operands but for the first.
+            value: its first operand.
+            others: the other ones.
         """
         if eqn.name == "convert_element_type":
-            return replace(self, value=value)
+            return self
         if eqn.name == "transpose":
-            order = tuple(self.order[axis] for axis in eqn.params["permutation"])
-            return replace(self, value=value, order=order)
-        pick = _pick(eqn, tuple(self.value.shape), others)
-        if pick is None or not self._is_stack:
+            return replace(self, order=tuple(self.order[axis] for axis in eqn.params["permutation"]))
+        pick, layers = _pick(eqn, tuple(value.shape), others), self.layers
+        if pick is None or layers is None:
             return None
-        layers, rest = self._layers
-        numbers = {**rest, **{name: pick(array) for name, array in layers.items()}}
-        stored = replace(self, value=value, numbers=numbers)
-        return stored if len(value.shape) == len(self.order) else stored._only_layer()
-
-    def in_slices(self) -> tuple[Numbers, Callable[[Value, Numbers], StoredNumbers]] | None:
-        """The numbers that a loop along the first axis takes apart, and what is behind the value of a slice, given its
-        numbers; None if that axis is not stored as the first one.
-        """
-        if not self._is_stack:
-            return None
-        layers, rest = self._layers
-
-        def behind(value: Value, numbers: Numbers) -> StoredNumbers:
-            layer = {name: array[None] for name, array in numbers.items()}
-            return replace(self, value=value, numbers={**rest, **layer})._only_layer()
-
-        return layers, behind
+        picked = {name: pick(array) for name, array in layers.items()}
+        if len(eqn.outputs[0].shape) < len(self.order):
+            return self.layer({name: array[0] for name, array in picked.items()})
+        return replace(self, numbers={**self.numbers, **picked})
 
     @property
-    def _is_stack(self) -> bool:
-        """Whether the first axis of the value is stored as the first one, so that a layer's numbers lie together."""
+    def layers(self) -> Numbers | None:
+        """The numbers of which each layer of a stack has its own; None if the value's first axis is not stored so."""
         form = self.form.fitted(self.numbers["value"].shape)
-        return self.order[:1] == (0,) and form.axis_of_payload(0) == 0
+        if self.order[:1] != (0,) or form.axis_of_payload(0) != 0:
+            return None
+        return {name: x for name, x in self.numbers.items() if x.ndim and x.shape[0] == form.shape[0]}
 
-    @property
-    def _layers(self) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """The numbers of which each layer has its own, and those that all layers share."""
-        length = self.value.shape[0]
-        own = {name: array for name, array in self.numbers.items() if array.ndim and array.shape[0] == length}
-        return own, {name: array for name, array in self.numbers.items() if name not in own}
-
-    def _only_layer(self) -> StoredNumbers:
-        """Without the first axis, of size 1."""
-        numbers = {name: array[0] if array.ndim else array for name, array in self.numbers.items()}
-        return replace(self, numbers=numbers, order=tuple(axis - 1 for axis in self.order[1:]))
+    def layer(self, own: Numbers) -> StoredNumbers:
+        """One layer of a stack, given its own numbers."""
+        shared = {name: x[0] if x.ndim else x for name, x in self.numbers.items() if name not in own}
+        return replace(self, numbers={**shared, **own}, order=tuple(axis - 1 for axis in self.order[1:]))
 
 
 def _pick(eqn: Equation, shape: tuple[int, ...], others: Sequence[jax.Array]) -> Function | None:

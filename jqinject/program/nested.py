@@ -176,10 +176,7 @@ CALLS: dict[str, Callable[[Run, Equation, list[Tracked], str], list[Tracked]]] =
     "remat2": _rematerialized,
     "scan": _scanned,
     "while": _scanned,
-    "cond": _unchanged_part,
-    "one_device": _unchanged_part,
-    "custom_jvp_call": _unchanged_part,
-    "custom_vjp_call": _unchanged_part,
+    **dict.fromkeys(("cond", "one_device", "custom_jvp_call", "custom_vjp_call"), _unchanged_part),
 }
 
 
@@ -357,7 +354,9 @@ def closed_over(inputs: Sequence[Tracked]) -> Passed:
 
     def inside(arrays: Sequence[Tracked]) -> list[Tracked]:
         remaining = iter(arrays)
-        return [x.with_value(x.value) if _is_quantized_weight(x) else next(remaining) for x in inputs]
+        return [
+            replace(x, state=None, twins={}) if _is_quantized_weight(x) else next(remaining) for x in inputs
+        ]
 
     return Passed(passed, inside)
 
@@ -380,8 +379,8 @@ def _is_quantized_weight(x: Tracked) -> bool:
 def _layers_of(x: Tracked) -> Passed:
     """One input of a loop, with what is behind its value."""
     value = _layers_of_value(replace(x, low_rank=None, unrounded=None, chosen=None, twins={}))
-    stored = None if x.stored_numbers is None else x.stored_numbers.in_slices()
-    layers, behind = (None, None) if stored is None else stored
+    stored = x.stored
+    layers = None if stored is None else stored.layers
     others, structure = jax.tree.flatten((layers, x.unrounded, x.low_rank))
     count = len(value.arrays)
 
@@ -389,7 +388,7 @@ def _layers_of(x: Tracked) -> Passed:
         (layer,) = value.inside(slices[:count])
         numbers, unrounded, low_rank = structure.unflatten([part.value for part in slices[count:]])
         facts = {"unrounded": unrounded, "chosen": x.chosen, "low_rank": low_rank}
-        own = None if behind is None else behind(layer.value, numbers)
+        own = None if stored is None or layers is None else stored.layer(numbers)
         return [replace(layer, stored=own, twins={}, **facts)]
 
     return Passed([*value.arrays, *map(Tracked, others)], inside)

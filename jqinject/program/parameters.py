@@ -54,7 +54,8 @@ def follow_stored(step: OperationRun) -> list[Tracked]:
         value = value.value  # a zero point between integers: these are not contracted
     out = Tracked(value, origin, quantized=True, weight_path=stored.weight_path)
     if not looked_up:
-        return [replace(out, low_rank=low_rank, stored=StoredNumbers.of(value, numbers, form), twins={})]
+        stored_numbers = StoredNumbers(numbers, form, tuple(range(len(value.shape))))
+        return [replace(out, low_rank=low_rank, stored=stored_numbers, twins={})]
     take = replace(step, operation=operation_of("take"))
     return [_looked_up(take, out, *take.choose(stored.weight_path))]
 
@@ -106,14 +107,14 @@ def follow(step: OperationRun) -> list[Tracked] | None:
         values = eqn.bind([replace(x, chosen=None).array, *rest])
     originals: Sequence[Any] = [None] * len(moves) if x.unrounded is None else eqn.bind([x.unrounded, *rest])
     origin = Origin.ACTIVATION if any(operand.is_activation for operand in step.inputs) else x.origin
-    stored, lookup = x.stored_numbers, run.names.full(name) if name else ""
+    lookup = run.names.full(name) if name else ""
     outputs = [
         replace(
             x,
             value=value,
             origin=origin,
             axes=None if x.axes is None else x.axes.moved(move),
-            stored=None if stored is None else stored.moved(eqn, value, rest),
+            stored=None if x.stored is None else x.stored.moved(eqn, x.value, rest),
             masked=None,
             unrounded=original,
             low_rank=None if x.low_rank is None else x.low_rank.moved(move, lookup),

@@ -25,6 +25,7 @@ from jqinject.proxy import (
     GradQuantProxyFromInjector,
     QuantProxyFromInjector,
     check_range,
+    map_stack,
     transformed,
 )
 from jqinject.quant.enums import ScalingPerOutputType, chooses
@@ -238,19 +239,16 @@ def quantized_stack(proxy: Any, weight: jax.Array, depth: int) -> Any:
     """
     if depth == 0:
         return proxy(weight)
-    graphdef, state = nnx.split(proxy, graph=True)
+    stack: Any = proxy, weight
 
-    def one(state: object, weight: jax.Array) -> tuple[Any, jax.Array | None, object]:
-        quantizer = nnx.merge(graphdef, state)
+    def one(layer: Any, _: object) -> tuple[Any, jax.Array | None, object]:
+        quantizer, weight = layer
         quantized = quantizer(weight)
         # The integers that evaluation keeps are no part of the pytree.
         payload = quantized.payload if on_integers(quantized) else None
         return full_metadata(quantized), payload, nnx.state(quantizer, graph=True)
 
-    mapped = one
-    for _ in range(depth):
-        mapped = jax.vmap(mapped)
-    quantized, payload, state = mapped(state, weight)
+    quantized, payload, state = map_stack(one, stack, weight.shape[:depth])
     nnx.update(proxy, state)
     return quantized if payload is None else quantized.keeping(payload)
 

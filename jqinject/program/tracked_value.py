@@ -144,14 +144,9 @@ class Tracked:
         """Whether it can be quantized."""
         return jnp.issubdtype(dtype_of(self.value), jnp.floating)
 
-    @property
-    def stored_numbers(self) -> StoredNumbers | None:
-        """The stored numbers behind the value; None if it has become another one since."""
-        return self.stored if self.stored is not None and self.stored.value is self.value else None
-
     def with_value(self, value: Any) -> Tracked:
         """The same facts for another value that holds the same numbers."""
-        tracked = replace(self, value=value, masked=None, state=None, twins={})
+        tracked = replace(self, value=value, masked=None, state=None, stored=None, twins={})
         if shape_of(tracked) != shape_of(self):
             tracked.low_rank = tracked.unrounded = tracked.chosen = None
         return tracked

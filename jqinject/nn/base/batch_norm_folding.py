@@ -11,6 +11,7 @@ from jqinject.core._protocols import groups_of
 from jqinject.core.state import RecordPart
 from jqinject.nn.base import layer_geometry, slots
 from jqinject.ops.processes import on_host
+from jqinject.program import kept_state
 from jqinject.proxy import QuantProxyFromInjector, assembly, write
 
 FLOAT_LAYERS = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
@@ -240,17 +241,12 @@ def rescaled_state(proxy: QuantProxyFromInjector, factors: np.ndarray | None) ->
     learned = {owners[path] for path, v in variables.items() if not _is_equal(v, untrained.get(path))}
     state: RescaledState = []
     for path in sorted(learned, key=str):
-        changes = _changes(_at(quantizer, path), channels, ".".join(("tensor_quant", *map(str, path))))
+        changes = _changes(
+            kept_state.node_at(quantizer, path), channels, ".".join(("tensor_quant", *map(str, path)))
+        )
         own = ((below[-1], v) for below, v in variables.items() if owners[below] == path)
         state += [(v, changes.get(name, v.get_value())) for name, v in own]
     return state
-
-
-def _at(node: Any, path: tuple[Any, ...]) -> Any:
-    """Return what lies at a path of attributes and keys."""
-    for key in path:
-        node = vars(node)[key] if isinstance(key, str) and isinstance(node, nnx.Pytree) else node[key]
-    return node
 
 
 def _changes(component: object, channels: ChannelFactors | None, name: str) -> dict[str, jax.Array]:

@@ -47,6 +47,40 @@ class ContractingLayer(Protocol):
     ) -> jax.Array: ...
 
 
+class LayerProduct(NamedTuple):
+    """A product of payloads that a layer asks for.
+
+    Attributes:
+        layer: the layer.
+        choice: the kernel of the table, and the operands.
+        arrays: input and weight, which receive the gradients, and the bias or None.
+        grad_quant: quantizer of the output's gradient, or None.
+        out_sharding: as for the layer of Flax.
+    """
+
+    layer: ContractingLayer
+    choice: ChosenKernel
+    arrays: LayerArrays
+    grad_quant: GradQuantProxyFromInjector | None
+    out_sharding: Any
+
+
+class Summed(NamedTuple):
+    """What the sums of an output are made of.
+
+    Attributes:
+        x, weight: the operands.
+        bias: an array or a QuantTensor; None for no bias.
+        bias_on_grid, zero_points: as for `contraction_output`.
+    """
+
+    x: QuantTensor
+    weight: QuantTensor
+    bias: Any
+    bias_on_grid: bool | None
+    zero_points: tuple[bool | None, bool | None]
+
+
 @dataclass(frozen=True)
 class PlacedContraction:
     """A contraction of input and weight.
@@ -68,26 +102,13 @@ class PlacedContraction:
         sizes = zip(self.axes.out, output, strict=True)
         return tuple(size if label in self.axes.rhs else 1 for label, size in sizes)
 
-    def contract(
-        self,
-        layer: ContractingLayer,
-        choice: ChosenKernel,
-        arrays: LayerArrays,
-        grad_quant: GradQuantProxyFromInjector | None,
-        out_sharding: Any,
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def contract(self, product: LayerProduct) -> tuple[jax.Array, jax.Array | None]:
         """Contract payloads by a kernel of the table, and add the bias.
-
-        Args:
-            layer: the layer.
-            choice: the kernel and the operands.
-            arrays: input and weight, which receive the gradients, and the bias or None.
-            grad_quant: quantizer of the output's gradient, or None.
-            out_sharding: as for the layer of Flax.
 
         Returns:
             (the output, the token for the gradient's scale, or None).
         """
+        layer, choice, arrays, grad_quant, out_sharding = product
         x, weight, bias = layer.promote_dtype(arrays, dtype=layer.dtype)
         axes, sharding = self.axes, out_sharding
         if not axes.is_ordered:
@@ -127,19 +148,12 @@ class PlacedContraction:
         scale = scale_in_output(weight.scale, axes.rhs, channels)
         return None if scale is None else jnp.broadcast_to(scale, [sizes[label] for label in channels])
 
-    def output(
-        self,
-        y: jax.Array,
-        operands: tuple[QuantTensor, QuantTensor],
-        bias: object,
-        bias_on_grid: bool | None,
-        zero_points: tuple[bool | None, bool | None],
-    ) -> IntQuantTensor | jax.Array:
+    def output(self, y: jax.Array, summed: Summed) -> IntQuantTensor | jax.Array:
         """Return the output with the scale of its sums; the array if they have none."""
+        x, weight, bias, bias_on_grid, zero_points = summed
         if bias is not None:
             addend = bias if on_integers(bias) else as_array(bias)
             bias = addend.reshape(self.shape_of_bias(y.shape))
-        x, weight = operands
         return contraction_output(
             y,
             x,
@@ -231,16 +245,9 @@ class PlacedFilters:
         dims = convolution.Filters(None, channel, shifted=False) if is_contracted else None
         return cls(dims, channel, (*free_axes, ndim - 1) if filters else free_axes, terms, filters)
 
-    def contract(
-        self,
-        layer: ContractingLayer,
-        choice: ChosenKernel,
-        arrays: LayerArrays,
-        grad_quant: GradQuantProxyFromInjector | None,
-        out_sharding: object,
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def contract(self, product: LayerProduct) -> tuple[jax.Array, jax.Array | None]:
         """Convolve payloads by the forward of Flax; see `PlacedContraction`."""
-        x, kernel, bias = arrays
+        layer, choice, (x, kernel, bias), grad_quant, out_sharding = product
         if isinstance(choice.rhs, FrozenParam):
             kernel = unallocated(choice.rhs.shape, choice.rhs.dtype)
         convolve = IntegerConvolution(choice, grad_quant)
@@ -264,16 +271,9 @@ class PlacedFilters:
     def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> None:
         """Return None: bias and kernel have their channels along one axis each."""
 
-    def output(
-        self,
-        y: jax.Array,
-        operands: tuple[QuantTensor, QuantTensor],
-        bias: Any,
-        bias_on_grid: bool | None,
-        zero_points: tuple[bool | None, bool | None],
-    ) -> IntQuantTensor | jax.Array:
+    def output(self, y: jax.Array, summed: Summed) -> IntQuantTensor | jax.Array:
         """Return the output with the scale of its sums; see `PlacedContraction`."""
-        x, weight = operands
+        x, weight, bias, bias_on_grid, zero_points = summed
         is_on_grid: bool | jax.Array | None = bias_on_grid
         if bias_on_grid and weight.scale.size != 1:
             # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
@@ -380,7 +380,9 @@ def contracted_at_once(static: StaticContraction, lhs: object, rhs: object, bias
     if choice.kernel == "floats" or static.placed is None:
         return None
     arrays = arrays_of(choice, x, weight, bias)
-    return static.placed.contract(static, choice, arrays, None, static.out_sharding)[0]
+    # Windows, which read more of a layer, are not contracted at once.
+    product = LayerProduct(static, choice, arrays, None, static.out_sharding)  # pyright: ignore[reportArgumentType]
+    return static.placed.contract(product)[0]
 
 
 def arrays_of(choice: ChosenKernel, x: object, weight: object, bias: object) -> LayerArrays:

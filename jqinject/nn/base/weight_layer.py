@@ -14,8 +14,10 @@ from jqinject.dot.tensors.choice import ChosenKernel, checked_contraction
 from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base import batch_norm_folding, layer_geometry, layer_schemes, slots
 from jqinject.nn.base.placed_contraction import (
+    LayerProduct,
     Placement,
     StaticContraction,
+    Summed,
     arrays_of,
     contracted_at_once,
     placed_by,
@@ -328,7 +330,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
             placed = self._placed(np.shape(x))
             assert placed is not None, "the table has no kernel for a layer without a contraction"
             arrays = arrays_of(choice, x, weight, bias)
-            return placed.contract(self, choice, arrays, grad_quant, out_sharding)
+            return placed.contract(LayerProduct(self, choice, arrays, grad_quant, out_sharding))
         weight = self._quantized_weight(x) if isinstance(weight, FrozenParam) else weight
         x, weight, bias = map(_array_of, (x, weight, bias))
         parameters = ParameterView(self, {self.weight_name: weight, "bias": bias})
@@ -428,7 +430,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         placed = self._placed(x.shape)
         if placed is None:
             return y
-        return placed.output(y, (x, weight), bias, self._bias_on_grid(bias), self._zero_points())
+        return placed.output(y, Summed(x, weight, bias, self._bias_on_grid(bias), self._zero_points()))
 
     def _zero_points(self) -> tuple[bool | None, bool | None]:
         """Whether zero points of input and weight may differ from 0, as far as the layer's quantizers say it."""
