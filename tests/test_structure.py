@@ -21,7 +21,7 @@ CODE_LINES = {
     "demo": 356,
     "dot": 4111,
     "export": 627,
-    "formats": 3375,
+    "formats": 3378,
     "inject": 1310,
     "model": 4777,
     "native": 201,
