@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jqinject import program
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.model.quantizing.rule_policy import RulePolicy
-from jqinject.model.walk import ModelIndex, check_module, listed, static_ranges
+from jqinject.model.walk import ModelIndex, check_module, is_finite, listed, static_ranges
+from jqinject.nn.base.slots import is_on
 from jqinject.ops.processes import on_host
 from jqinject.program import CALL, Call, Method, QuantizedProgram
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
@@ -34,8 +34,7 @@ def with_progress(items: Iterable[T], what: str, *, shown: bool) -> Iterator[T]:
         return
     from rich.progress import track
 
-    total = len(items) if isinstance(items, Sized) else None
-    yield from track(items, description=what, total=total, transient=True)
+    yield from track(items, description=what, transient=True)
 
 
 T = TypeVar("T")
@@ -118,9 +117,7 @@ class BatchCalls:
                     f"{self._caller} runs the model, and batch {index} has a shape without numbers in {where}.\n"
                     "  cure: batches of arrays"
                 )
-            is_float = isinstance(leaf, jax.Array | np.ndarray) and jnp.issubdtype(leaf.dtype, jnp.floating)
-            # On its devices: an array across processes is not whole in any of them.
-            if is_float and not jnp.isfinite(leaf).all():
+            if not is_finite(leaf):
                 raise ValueError(
                     f"batch {index} has nan or inf in {where}, of shape {leaf.shape}: a range made from it would be of "
                     "no use.\n  cure: leave such samples out"
@@ -248,13 +245,9 @@ def _observers(index: ModelIndex) -> dict[str, StaticRange]:
     return {
         path: holder
         for path, holder in static_ranges(index).items()
-        if holder.has_range() is not None or _has_statistics(holder)
+        if holder.has_range() is not None
+        or (isinstance(holder, ActQuantProxyFromInjector) and is_on(holder) and nnx.state(holder, QuantStat))
     }
-
-
-def _has_statistics(holder: StaticRange) -> bool:
-    is_on = isinstance(holder, ActQuantProxyFromInjector) and holder.is_quant_enabled
-    return is_on and bool(jax.tree.leaves(nnx.state(holder, QuantStat)))
 
 
 def _prepare(copy: nnx.Module, quantized: bool) -> dict[str, StaticRange]:

@@ -226,7 +226,12 @@ class CompiledModel(Generic[Model]):
         try:
             out = call(model)
         except Exception as error:
-            error.add_note(f"while {self._name} was compiled for ({described})")
+            cure = (
+                ""
+                if call.args or call.kwargs
+                else "\n  cure: compiled(model, x), with the arguments of the call"
+            )
+            error.add_note(f"while {self._name} was compiled for ({described}){cure}")
             raise
         after = self._leaves(model)
         if after is None:

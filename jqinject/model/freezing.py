@@ -5,20 +5,15 @@ import warnings
 from collections.abc import Sequence
 from typing import TypeVar
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jqinject.core import Quantizer, RangeScaling
-from jqinject.dot import FrozenParam
 from jqinject.model import frozen_weights
 from jqinject.model.from_payload import unfreeze_from_payload
 from jqinject.model.lora.merging import check_updates, merge_inside
-from jqinject.model.walk import ModelIndex, check_calibrated, check_module, place_name
+from jqinject.model.walk import ModelIndex, check_calibrated, check_module, is_finite, place_name
+from jqinject.nn.base.slots import is_on
 from jqinject.nn.freeze_layer import SLICED_FROM, frozen_param, numbers_of
-from jqinject.proxy import QuantProxyFromInjector
-from jqinject.quant_tensor import is_concrete
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -94,7 +89,8 @@ def freeze(
     weights = frozen_weights.quantized_weights(index)
     check_finite(index, weights, "freeze")
     check_updates(index)
-    if not any(map(_is_quantized, [*layers, *index.frozen_parameters])):
+    quantized = [layer for layer in layers if is_on(layer) or frozen_weights.quantized_op(layer) is not None]
+    if not (quantized or index.frozen_parameters):
         warnings.warn(
             f"freeze: {type(model).__name__} has no quantizer, so nothing was frozen: it stays a float model.\n"
             "  cure: jqinject.quantize(model, Rule(weight_quant=...)) first",
@@ -130,33 +126,16 @@ def freeze_ranges(modules: Sequence[object]) -> None:
             module.freeze()
 
 
-def _is_quantized(module: object) -> bool:
-    """Whether a module quantizes something, or is a frozen parameter."""
-    if isinstance(module, FrozenParam):
-        return True
-    if isinstance(module, QuantProxyFromInjector):
-        return module.is_quant_enabled
-    return frozen_weights.quantized_op(module) is not None
-
-
 def check_finite(index: ModelIndex, layers: Sequence[frozen_weights.WeightHolder], caller: str) -> None:
     """Refuse weights with nan or inf, which have no integer value, before any weight is replaced."""
-    weights = ((layer, layer.weight[...]) for layer in layers)
-    arrays = [(layer, x) for layer, x in weights if isinstance(x, jax.Array | np.ndarray)]
-    finite = [(layer, _all_finite(x)) for layer, x in arrays if is_concrete(x)]
-    wrong = {id(layer) for layer, ok in finite if is_concrete(ok) and not ok}
+    wrong = {id(layer) for layer in layers if not is_finite(layer.weight[...])}
     if wrong:
-        paths = {id(node): place_name(path) for path, node in reversed(index.places) if id(node) in wrong}
+        paths = [place_name(path) for path, node in index.first_places.items() if id(node) in wrong]
         raise ValueError(
-            f"{caller}: the weights of {', '.join(reversed(paths.values()))} have nan or inf.\n"
+            f"{caller}: the weights of {', '.join(paths)} have nan or inf.\n"
             "  cure: load weights that are finite; in training, skip updates whose gradient is not "
             "(optax.apply_if_finite)"
         )
-
-
-@jax.jit
-def _all_finite(weight: jax.Array) -> jax.Array:
-    return jnp.isfinite(weight).all()
 
 
 def unfreeze(model: Model, *, from_payload: bool = False) -> Model:

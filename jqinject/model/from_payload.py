@@ -12,9 +12,9 @@ from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_numbers import in_two_levels, quant_tensor_of, scale_of
 from jqinject.inject import ExtendedInjector
 from jqinject.model.frozen_weights import WeightHolder, float_param, put_in_place, without_masters
-from jqinject.model.quantizing.parameter_sites import PlannedParameter, parameter_site
+from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.walk import ModelIndex, Path, place_name
-from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.nn.base.parameter_site import ParameterSite, PlannedParameter
 from jqinject.nn.base.slots import WEIGHT, make_proxy
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
@@ -38,9 +38,8 @@ def unfreeze_from_payload(index: ModelIndex) -> None:
     """
     stored = without_masters(index)
     quantizers = {path: _quantizer(place_name(path), frozen) for path, frozen in stored.items()}
-    nodes = dict(index.places)
     for path, frozen in stored.items():
-        layer, (declared, overrides) = nodes.get(path[:-1]), quantizers[path]
+        layer, (declared, overrides) = index.nodes.get(path[:-1]), quantizers[path]
         value = frozen.quant_tensor().value
         put_in_place(index, frozen, float_param(frozen, value))
         if isinstance(layer, QuantWeightLayer) and path[-1] == layer.weight_name:

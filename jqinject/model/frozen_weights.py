@@ -17,8 +17,8 @@ from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.nn.base import layer_geometry, placed_contraction, slots
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import HELD, QuantizedProgram, change_class, class_swap
-from jqinject.proxy import map_stack
+from jqinject.program import HELD, OpQuantizers, change_class, class_swap, dotted, quantized_stack
+from jqinject.proxy import map_stack, stack_of
 
 WeightHolder = QuantWeightLayer | ParameterSite
 
@@ -137,23 +137,15 @@ def unfreeze_op(layer: object) -> None:
         op.rhs_quant_mode = QuantMode.TRAIN
 
 
-def parameter_sites(index: ModelIndex) -> Iterator[tuple[Path, QuantizedProgram, str, ParameterSite]]:
-    """The sites of parameters, with the path of the model that holds them, that model, and the parameter's path."""
-    for path, node in index.places:
-        if isinstance(node, QuantizedProgram):
-            sites = node.op_quant.weight_sites()
-            yield from ((path, node, name, sites[name]) for name in list(sites))
-
-
 def check_parameters_freeze(index: ModelIndex) -> None:
     """Raise if a parameter is quantized within a contraction, in a form that cannot be stored.
 
     Raises:
         ValueError: names the parameters.
     """
-    for _, node in index.places:
-        if isinstance(node, QuantizedProgram) and node.op_quant.unstored:
-            shown = "\n".join(f"    {name}: {why}" for name, why in node.op_quant.unstored)
+    for node in index.modules:
+        if isinstance(node, OpQuantizers) and node.unstored:
+            shown = "\n".join(f"    {name}: {why}" for name, why in node.unstored)
             raise ValueError(
                 f"freeze: weights that schemes quantize cannot be stored for serving:\n{shown}\n"
                 "  cure: a scheme without tile_size, whose fprop_rhs is a quantizer of weights; or a rule before it "
@@ -163,11 +155,15 @@ def check_parameters_freeze(index: ModelIndex) -> None:
 
 def quantized_weights(index: ModelIndex) -> list[WeightHolder]:
     """The layers and the sites whose quantized weight is not frozen."""
-    layers = [
-        layer for layer in index.modules if isinstance(layer, QuantWeightLayer) and layer.frozen is None
-    ]
-    sites = {id(site): site for *_, site in parameter_sites(index) if site.master is None}
-    return [holder for holder in (*layers, *sites.values()) if slots.is_on(holder.weight_quant)]
+    layers = (node for node in index.modules if isinstance(node, QuantWeightLayer) and node.frozen is None)
+    sites = (node for node in index.modules if isinstance(node, ParameterSite) and node.master is None)
+    return [holder for holder in (*layers, *sites) if slots.is_on(holder.weight_quant)]
+
+
+def through_quantizer(holder: WeightHolder) -> Any:
+    """A weight through a copy of its quantizer, or each weight of a stack through its own."""
+    quantizer = nnx.clone(holder.weight_quant, graph=True)
+    return quantized_stack(quantizer, holder.weight[...], len(stack_of((holder,))))
 
 
 def freeze_weight(
@@ -191,10 +187,10 @@ def freeze_weight(
     if keep_master:
         holder.master = variable
     elif isinstance(holder, ParameterSite):
-        model, name = next((model, name) for _, model, name, site in parameter_sites(index) if site is holder)
-        weights = model.op_quant.weights
-        assert weights is not None
-        del weights[name]
+        name = dotted(holder.weight_path)
+        for node in index.modules:
+            if isinstance(node, OpQuantizers) and node.weight_sites().get(name) is holder:
+                del vars(node)["weights"][name]
     else:
         for name in ("weight_quant", "grad_quant"):
             if vars(holder).get(name) is not None:
@@ -204,12 +200,7 @@ def freeze_weight(
 def without_masters(index: ModelIndex) -> dict[Path, FrozenParam]:
     """The frozen weights whose float numbers were not kept, each under its first path."""
     restorable = {id(frozen) for _, frozen in _kept(index)}
-    lost = {
-        id(node): (path, node)
-        for path, node in reversed(index.places)
-        if isinstance(node, FrozenParam) and id(node) not in restorable
-    }
-    return dict(reversed(lost.values()))
+    return {path: node for path, node in index.frozen_parameters.items() if id(node) not in restorable}
 
 
 def restore_masters(index: ModelIndex) -> None:
@@ -228,10 +219,9 @@ def restore_masters(index: ModelIndex) -> None:
 
 def _kept(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
     """The layers and sites that keep the float weight of a frozen one, with this."""
-    nodes = dict(index.places)
-    for path, _, _, site in parameter_sites(index):
+    for path, site in index.sites:
         if site.master is not None:
-            yield site, nodes[(*path, *map(str, site.weight_path))]
+            yield site, index.nodes[path]
     for layer in index.modules:
         if isinstance(layer, QuantWeightLayer | KernelInOp) and layer.master is not None:
             yield layer, vars(layer)[layer.weight_name]

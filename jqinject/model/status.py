@@ -7,7 +7,6 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.dot import FrozenParam
 from jqinject.model.walk import ModelIndex, check_module, listed, place_name
 from jqinject.proxy import QuantProxyFromInjector
 
@@ -94,10 +93,9 @@ def quantization_status_manager(
 
 
 def _warn_of_frozen(model: nnx.Module) -> None:
-    places = reversed(ModelIndex(model).places)
-    frozen = {id(node): place_name(path) for path, node in places if isinstance(node, FrozenParam)}
+    frozen = ModelIndex(model).frozen_parameters
     if frozen:
-        shown = listed(tuple(reversed(frozen.values())))
+        shown = listed(tuple(map(place_name, frozen)))
         warnings.warn(
             f"quantization_status_manager: disable_weight_quant has no effect on {shown}: frozen weights have no "
             "quantizer to switch off.\n  cure: the model before freeze(model); or unfreeze(model), if its masters were "

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -15,8 +16,10 @@ from jqinject.core import GradSlot, GradStat, QuantParam, QuantStat, StaticRange
 from jqinject.core.flax_internals import PYTREE_ATTRIBUTES
 from jqinject.core.state import CURE, UNSEEN, RecordPart, state_parts
 from jqinject.dot import FrozenParam
+from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.program import OpQuantizers
 from jqinject.proxy import QuantProxyFromInjector
+from jqinject.quant_tensor import is_concrete
 
 Path = tuple[str, ...]
 ARRAYS = jax.Array | np.ndarray | jax.ShapeDtypeStruct
@@ -144,24 +147,43 @@ class ModelIndex:
 
     def _bind_sites(self) -> None:
         """Let the sites of parameters know which Variables of this copy of the model these are."""
-        programs = [(path, node) for path, node in self.places if isinstance(node, OpQuantizers)]
-        nodes = dict(self.places) if programs else {}
-        for path, quantizers in programs:
-            for site in quantizers.weight_sites().values():
-                variable = nodes.get((*path[:-1], *map(str, site.weight_path)))
-                if isinstance(variable, nnx.Param):
-                    site.bind(variable)
+        for path, site in self.sites:
+            variable = self.nodes.get(path)
+            if isinstance(variable, nnx.Param):
+                site.bind(variable)
 
     @cached_property
-    def frozen_parameters(self) -> list[FrozenParam]:
-        """The parameters whose low-bit numbers are in their places."""
-        return [node for _, node in self.places if isinstance(node, FrozenParam)]
+    def nodes(self) -> dict[Path, Any]:
+        """Every module, Variable and array by each of its paths."""
+        return dict(self.places)
+
+    @cached_property
+    def first_places(self) -> dict[Path, Any]:
+        """Every module, Variable and array once, by its first path, parents first."""
+        first: dict[int, tuple[Path, Any]] = {}
+        for path, node in self.places:
+            first.setdefault(id(node), (path, node))
+        return dict(first.values())
+
+    @cached_property
+    def sites(self) -> list[tuple[Path, ParameterSite]]:
+        """The sites of parameters that the model contracts by itself, with the path of each parameter."""
+        return [
+            ((*path[:-1], *map(str, site.weight_path)), site)
+            for path, node in self.places
+            if isinstance(node, OpQuantizers)
+            for site in node.weight_sites().values()
+        ]
+
+    @cached_property
+    def frozen_parameters(self) -> dict[Path, FrozenParam]:
+        """The parameters whose low-bit numbers are in their places, by the first path of each."""
+        return {path: node for path, node in self.first_places.items() if isinstance(node, FrozenParam)}
 
     @cached_property
     def modules(self) -> list[Any]:
         """The modules, each once, parents first."""
-        modules = {id(node): node for _, node in self.places if isinstance(node, nnx.Module)}
-        return list(modules.values())
+        return [node for node in self.first_places.values() if isinstance(node, nnx.Module)]
 
     @cached_property
     def is_abstract(self) -> bool:
@@ -272,6 +294,19 @@ def any_abstract(nodes: Iterable[object]) -> bool:
     """Whether any Variable among modules and Variables has a shape and no numbers."""
     values = [node.get_raw_value() for node in nodes if isinstance(node, nnx.Variable)]
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(values))
+
+
+def is_finite(value: object) -> bool:
+    """Whether an array holds neither nan nor inf; one whose numbers are not known counts as finite."""
+    if not isinstance(value, jax.Array | np.ndarray) or not jnp.issubdtype(value.dtype, jnp.inexact):
+        return True
+    finite = _all_finite(value) if is_concrete(value) else value
+    return not is_concrete(finite) or bool(finite)
+
+
+@jax.jit
+def _all_finite(array: jax.Array) -> jax.Array:
+    return jnp.isfinite(array).all()
 
 
 def bytes_of(tree: object) -> int:

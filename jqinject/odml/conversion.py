@@ -14,6 +14,7 @@ from flax import nnx
 from jqinject.core import ClippingRange, RangeScaling, RescalingIntQuant, scale_and_zero_point
 from jqinject.core.component import InnerModule, component
 from jqinject.odml.qat import Model, OdmlPolicy, OdmlQat, is_dynamic
+from jqinject.ops.ste import straight_through
 from jqinject.program import (
     HELD,
     Call,
@@ -83,9 +84,7 @@ class FakeQuantMarker(InnerModule):
             return replace(self, batch_axes=self.batch_axes + 1)(x), True
 
         # A composite has no derivative or batching rule of its own.
-        straight_through = jax.custom_vjp(lambda x: composite(x))
-        straight_through.defvjp(lambda x: (composite(x), None), lambda residuals, g: (g,))
-        return straight_through(x)
+        return straight_through(composite)(x)
 
     def decomposed(self, x: jax.Array) -> jax.Array:
         """Quantize and dequantize `x` as the compiler does."""

@@ -230,6 +230,14 @@ def test_sizes_that_do_not_fit_are_named(answer: Any) -> None:
     assert "while MLP.__call__ was compiled for (x=float32[3, 7])" in caught.value.__notes__
 
 
+def test_a_call_that_misses_its_arguments_is_named(served: Any) -> None:
+    with pytest.raises(TypeError, match="'x'") as caught:
+        compiled(served)
+    assert "compiled for ()\n  cure: compiled(model, x), with the arguments" in "".join(
+        caught.value.__notes__
+    )
+
+
 class Sowing(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         self.seen = nnx.Intermediate(x)

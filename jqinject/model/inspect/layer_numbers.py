@@ -237,14 +237,3 @@ class LayerNumbers:
     saturation: Saturation = Saturation()
     histograms: Histograms = Histograms()
     histories: tuple[History, ...] = ()
-
-
-def plain(value: object) -> Any:
-    """A dataclass as dicts, lists, strings and numbers that JSON supports; inf, -inf and nan become their names."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple | list):
-        return [plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +11,13 @@ from flax import nnx
 
 from jqinject.core import QuantStat
 from jqinject.model import from_payload, frozen_weights
+from jqinject.model.frozen_weights import WeightHolder
 from jqinject.model.inspect import layer_numbers
 from jqinject.model.inspect.layer_numbers import Clipped, LayerNumbers
 from jqinject.model.inspect.observed_runs import ObservedRuns, Observer, Records
 from jqinject.model.walk import ModelIndex, listed, place_name
-from jqinject.program import HELD, Call, intercept, quantized_stack
-from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector, stack_of
+from jqinject.program import HELD, Call, intercept
+from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete
 
 ADVICE = (
@@ -174,11 +174,8 @@ def _measured(entry: str, floating: Records, quantized: Records) -> LayerNumbers
     )
 
 
-SolvedWeights = dict[str, tuple[nnx.Param[Any], WeightQuantProxyFromInjector]]
-
-
-def solved_weights(model: nnx.Module) -> SolvedWeights:
-    """Find the weights of a model that are the numbers which a solver chose: path -> parameter and quantizer.
+def solved_weights(model: nnx.Module) -> dict[str, WeightHolder]:
+    """Find the weights of a model that are the numbers which a solver chose, by path, with what quantizes each.
 
     Those that training has moved off the grid since are none of them.
 
@@ -186,21 +183,18 @@ def solved_weights(model: nnx.Module) -> SolvedWeights:
         model: in evaluation mode.
     """
     index = ModelIndex(model)
-    paths = {id(node): path for path, node in reversed(index.places) if isinstance(node, nnx.Variable)}
-    solved: SolvedWeights = {}
-    for holders in index.proxies:
-        proxy, layer = holders.proxy, holders.layers[0]
-        if isinstance(proxy, WeightQuantProxyFromInjector) and proxy.committed and proxy.is_quant_enabled:
-            path = paths.get(id(layer.weight))
-            if path is not None:
-                weight, depth = layer.weight.get_value(), len(stack_of((layer,)))
-                quantized = as_array(quantized_stack(nnx.clone(proxy, graph=True), weight, depth))
-                if bool(jnp.array_equal(quantized, weight)):
-                    solved[place_name(path)] = layer.weight, proxy
+    paths = {id(node): path for path, node in index.first_places.items()}
+    solved: dict[str, WeightHolder] = {}
+    for holder in frozen_weights.quantized_weights(index):
+        proxy, path = holder.weight_quant, paths.get(id(holder.weight))
+        if path is not None and isinstance(proxy, WeightQuantProxyFromInjector) and proxy.committed:
+            quantized = as_array(frozen_weights.through_quantizer(holder))
+            if bool(jnp.array_equal(quantized, holder.weight.get_value())):
+                solved[place_name(path)] = holder
     return solved
 
 
-def _take_float_weights(solved: SolvedWeights, reference: nnx.Module) -> None:
+def _take_float_weights(solved: Mapping[str, WeightHolder], reference: nnx.Module) -> None:
     """Put the float weights of a model in the place of those that a solver chose, which the quantizers still return.
 
     Args:
@@ -211,7 +205,8 @@ def _take_float_weights(solved: SolvedWeights, reference: nnx.Module) -> None:
         ValueError: it has no such parameter, or one of another shape; names it.
     """
     floats = ModelIndex(reference).by_name
-    for path, (weight, proxy) in solved.items():
+    for path, holder in solved.items():
+        weight, proxy = holder.weight, holder.weight_quant
         chosen, variable = weight.get_value(), floats.get(path)
         value = variable.get_value() if isinstance(variable, nnx.Param) else None
         if value is None or value.shape != chosen.shape:

@@ -68,7 +68,7 @@ class ModelWeights:
 
     def __init__(self, model: nnx.Module) -> None:
         self.model = model
-        self.nodes = dict(ModelIndex(model).places)
+        self.nodes = ModelIndex(model).nodes
         quantizers: OpQuantizers | None = vars(model).get(HELD)
         self.quantizers = quantizers
         self.sites: Mapping[str, WeightHolder] = {} if quantizers is None else quantizers.weight_sites()

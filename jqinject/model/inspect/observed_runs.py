@@ -24,6 +24,7 @@ from jqinject.model.inspect.layer_numbers import clipped_fields
 from jqinject.model.status import Change, changed
 from jqinject.model.walk import modules_of
 from jqinject.nn import QuantCheckpoint, QuantEmbed, activations
+from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import from_holder, on_host, spans_processes
 from jqinject.proxy import QuantProxyFromInjector
@@ -137,7 +138,7 @@ def _at_layer(
     """
     run, x = partial(call, *args, **kwargs), args[0] if args else next(iter(kwargs.values()))
     # An input that the layer does not quantize may be a float tensor that claims to be quantized.
-    as_floats = observer.on is not True and not _is_on(vars(layer).get("input_quant"))
+    as_floats = observer.on is not True and not is_on(vars(layer).get("input_quant"))
     with observer.within(path, layer):
         with changed([(vars(layer), "contraction", "float")] if as_floats else []):
             quantized = run()
@@ -149,17 +150,12 @@ def _floating(layer: nnx.Module, run: Callable[[], Any], x: object) -> jax.Array
     if isinstance(layer, QuantCheckpoint):  # it refuses to run without its quantizer
         return as_array(x)
     own, name = vars(layer), op_slot(layer)
-    proxies = [vars(x) for x in own.values() if isinstance(x, QuantProxyFromInjector)]
-    changes: list[Change] = [(proxy, "disable_quant", True) for proxy in proxies]
+    changes: list[Change] = [(vars(x), "disable_quant", True) for x in own.values() if is_on(x)]
     changes += [(own, "contraction", "float"), (own, "return_quant_tensor", False)]
     if name is not None and quantized_op(layer) is not None:
         changes.append((own, name, PLAIN_OPS[name]))
     with changed(changes):
         return as_array(run())
-
-
-def _is_on(proxy: object) -> bool:
-    return isinstance(proxy, QuantProxyFromInjector) and proxy.is_quant_enabled
 
 
 def _quantizes(node: object) -> bool:
@@ -169,7 +165,7 @@ def _quantizes(node: object) -> bool:
     if not isinstance(node, QuantWeightLayer | activations.QuantActLayer | QuantCheckpoint):
         return False
     frozen = isinstance(node, QuantWeightLayer) and node.frozen is not None
-    return frozen or any(_is_on(proxy) for slot, proxy in vars(node).items() if slot != "grad_quant")
+    return frozen or any(is_on(proxy) for slot, proxy in vars(node).items() if slot != "grad_quant")
 
 
 def _at_quantizer(

@@ -1,8 +1,9 @@
 """`report`: what each layer contracts, the size of its weight, and its quantization error."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,7 +12,7 @@ from flax import nnx
 
 from jqinject.dot.tensors.choice import NOT_KEPT
 from jqinject.model.frozen_weights import op_of_weight
-from jqinject.model.inspect import layer_numbers, measured_report, page, site_table, training_bytes
+from jqinject.model.inspect import measured_report, page, site_table, training_bytes
 from jqinject.model.inspect.coverage import Coverage
 from jqinject.model.inspect.layer_numbers import LayerNumbers
 from jqinject.model.inspect.model_weights import LAYERS
@@ -21,6 +22,8 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method
 
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
+NOT_FINITE = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}
+"""Python's names of such numbers in JSON, which does not have them -> texts."""
 TOTAL = "all layers"
 """The first cell of the line of totals."""
 COLUMNS_EXPLAINED = {
@@ -123,7 +126,7 @@ class ContractionReport(page.Shown):
         An infinite ratio becomes the string "inf" or "-inf", a nan the string "nan".
         """
         return {
-            **layer_numbers.plain(self),
+            **json.loads(json.dumps(asdict(self)), parse_constant=NOT_FINITE.__getitem__),
             "coverage": self.coverage.as_dict(),
             "weight_bytes": self.weight_bytes,
             "operations": self.operations,
@@ -171,8 +174,8 @@ class ContractionReport(page.Shown):
             *([f"static ranges that never saw data: {unseen}"] if unseen else ()),
             *(self.training.lines if self.training is not None else ()),
             *(
-                f"contraction of activations: {row.name} ({row.operation}): {row.input or 'float'} x "
-                f"{row.weight or 'float'}, {row.operations:,} operations{f'; {row.note}' if row.note else ''}"
+                f"contraction of activations: {row.name} ({row.operation}): {row.formats or 'float x float'}, "
+                f"{row.operations:,} operations{f'; {row.note}' if row.note else ''}"
                 for row in self.coverage.activations
             ),
             *(f"cache: {row.name}: {row.weight}" for row in self.coverage.caches),

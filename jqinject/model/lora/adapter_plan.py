@@ -17,6 +17,7 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing import parameter_sites, rule_policy
 from jqinject.model.quantizing.rules import Rule, matches_path
 from jqinject.model.walk import ModelIndex, listed, place_name
+from jqinject.nn.base.parameter_site import PlannedParameter
 from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted, tracked_value
 from jqinject.proxy import QuantProxyFromInjector
 
@@ -154,8 +155,8 @@ def new_adapter(
     variable: Parameter,
     alpha: float | None,
     dropout: float,
-    base: parameter_sites.PlannedParameter | None,
-    rngs: nnx.Rngs | None,
+    base: PlannedParameter | None,
+    rngs: nnx.Rngs,
     factors: tuple[jax.Array, jax.Array] | None = None,
 ) -> Adapter:
     """An adapter, whose update is zero unless its factors are given.
@@ -169,10 +170,7 @@ def new_adapter(
         rngs: for A, and for dropout.
         factors: A and B.
     """
-    if factors is None:
-        assert rngs is not None, "A is drawn"
-        factors = _zero_update(plan, variable, rngs)
-    a, b = (factor.astype(variable.dtype) for factor in factors)
+    a, b = (factor.astype(variable.dtype) for factor in factors or _zero_update(plan, variable, rngs))
     batch, contracted, free = plan.axes
     layer = None if dropout == 0 else nnx.Dropout(dropout, rngs=rngs)
     return Adapter(
@@ -191,14 +189,11 @@ def _zero_update(plan: PlannedAdapter, variable: Parameter, rngs: nnx.Rngs) -> t
     """He's uniform numbers, and zeros."""
     shape, rank = tuple(variable.shape), plan.rank
     batch, contracted, free = plan.axes
-    depth = len(batch)
-    fan_in = math.prod(shape[axis] for axis in contracted)
-    bound = math.sqrt(6.0 / max(fan_in, 1))  # he_uniform of one weight of a stack
-    of_a = tuple(shape[axis] for axis in (*batch, *contracted))
-    of_b = (*of_a[:depth], rank, *(shape[axis] for axis in free))
-    a = jax.random.uniform(rngs.params(), (*of_a, rank), variable.dtype, -bound, bound)
-    b = jax.numpy.zeros(of_b, variable.dtype)
-    return a, b
+    stack, rows, columns = ([shape[axis] for axis in axes] for axes in (batch, contracted, free))
+    inputs = range(len(stack), len(stack) + len(rows))
+    draw = nnx.initializers.he_uniform(in_axis=inputs, batch_axis=range(len(stack)))
+    a = draw(rngs.params(), (*stack, *rows, rank), variable.dtype)
+    return a, jnp.zeros((*stack, rank, *columns), variable.dtype)
 
 
 def _placed(factor: jax.Array, variable: Parameter, axes: Iterable[int | None]) -> nnx.LoRAParam[jax.Array]:

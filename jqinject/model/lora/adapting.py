@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -14,9 +13,8 @@ from jqinject.model.lora.adapter_plan import PlannedAdapter
 from jqinject.model.quantizing import check_rules, quantize_model, rule_policy
 from jqinject.model.quantizing.rule_policy import QuantizationPlan
 from jqinject.model.quantizing.rules import Rule, checked_rules
-from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.freeze_layer import frozen_param
-from jqinject.program import HELD, find_sites, quantized_stack, tracked_value
+from jqinject.program import HELD, OpQuantizers, find_sites, tracked_value
 from jqinject.quant_tensor import as_array
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -100,7 +98,17 @@ def lora(
     model, plan, adapters = _planned(model, rules, rank, inputs, methods, "lora")
 
     def adapted(model: Model, rngs: nnx.Rngs) -> Model:
-        return _adapted(model, plan, adapters, (alpha, dropout), rngs, start, update)
+        """The model with adapters, its base frozen unless they are inside its quantizers."""
+        quantizers = quantize_model.quantize_program(model, plan, rngs)
+        _add_adapters(model, quantizers, plan, adapters, (alpha, dropout), rngs, start, update == "inside")
+        index = walk.ModelIndex(model)
+        weights = frozen_weights.quantized_weights(index)
+        freezing.check_finite(index, weights, "lora")
+        if update == "beside":  # inside, whatever follows from the parameter has the update
+            for holder in weights:
+                frozen_weights.freeze_weight(index, holder, frozen_param(holder))
+            _check_followed(model, plan, adapters)
+        return model
 
     if walk.ModelIndex(model).is_abstract:
         return nnx.eval_shape(lambda model: adapted(model, nnx.clone(rngs)), model)
@@ -141,45 +149,31 @@ def _planned(
     return model, plan, adapter_plan.plan_adapters(plan, ranks)
 
 
-def _adapted(
-    model: Model,
+def _add_adapters(
+    model: nnx.Module,
+    quantizers: OpQuantizers,
     plan: QuantizationPlan,
     planned: tuple[PlannedAdapter, ...],
     numbers: tuple[float | None, float],
     rngs: nnx.Rngs,
     start: adapter_plan.Start,
-    update: adapter_plan.Update,
-) -> Model:
-    """The model with adapters, its base frozen unless they are inside its quantizers."""
-    quantizers = quantize_model.quantize_program(model, plan, rngs)
-    index = walk.ModelIndex(model)
-    sites = {name: site for _, _, name, site in frozen_weights.parameter_sites(index)}
-    freezing.check_finite(index, [*sites.values()], "lora")
+    inside: bool = False,
+) -> None:
+    """Give a quantized model adapters: beside its weights, or inside their quantizers."""
+    index, sites = walk.ModelIndex(model), quantizers.weight_sites()
     adapters = {}
     for entry in planned:
         name = walk.place_name(entry.path)
         factors = None
         if start == "error" and name in plan.parameters:
-            wrong = _rounding_error(sites[name])
+            site = sites[name]
+            stored = jnp.asarray(as_array(frozen_weights.through_quantizer(site)), jnp.float32)
+            wrong = site.weight.get_value().astype(jnp.float32) - stored
             factors = adapter_plan.nearest_factors(wrong, entry, entry.factor(numbers[0]))
         base = plan.parameters.get(name)
         adapters[name] = adapter_plan.new_adapter(entry, index.by_name[name], *numbers, base, rngs, factors)
-        adapters[name].inside = update == "inside"
+        adapters[name].inside = inside
     quantizers.adapters = nnx.Dict(adapters)
-    if update == "inside":  # whatever follows from the parameter has the update
-        return model
-    for site in frozen_weights.quantized_weights(index):
-        frozen_weights.freeze_weight(index, site, frozen_param(site))
-    _check_followed(model, plan, planned)
-    return model
-
-
-def _rounding_error(site: ParameterSite) -> jax.Array:
-    """A parameter less what its quantizer makes of it, float32."""
-    value = site.weight.get_value()
-    depth = len(site.weight_shape) - site.weight_ndim
-    stored = as_array(quantized_stack(nnx.clone(site.weight_quant, graph=True), value, depth))
-    return value.astype(jnp.float32) - jnp.asarray(stored, jnp.float32)
 
 
 def with_low_rank(
@@ -190,10 +184,9 @@ def with_low_rank(
     methods: rule_policy.Methods,
     allow_idle: bool = False,
 ) -> tuple[Model, dict[str, PlannedAdapter]]:
-    """A quantized model in which each weight that a rule quantizes is a low-rank product and a quantized rest.
+    """A quantized model in which each weight that a rule quantizes has a low-rank product beside it, 0 as yet.
 
-    As `lora`, with a base that is not frozen: the product is that nearest to the weight, and the parameter is what the
-    product leaves of it. A rank above that of a weight is that of the weight.
+    As `lora`, with a base that is not frozen. A rank above that of a weight is that of the weight.
 
     Args:
         model: a float NNX module; it is not changed.
@@ -207,21 +200,12 @@ def with_low_rank(
         ValueError: see `lora`.
     """
     model, plan, wide = _planned(model, rules, rank, None, methods, "LowRank", allow_idle=allow_idle)
-    bases, by_name = plan.parameters, walk.ModelIndex(model).by_name
-    adapters, planned = {}, {}
-    for entry in wide:
-        name = walk.place_name(entry.path)
-        if name not in bases:
-            continue
-        variable = by_name[name]
-        value = variable.get_value()
-        entry = planned[name] = entry.within(value.shape)
-        factors = adapter_plan.nearest_factors(value, entry)
-        adapters[name] = adapter_plan.new_adapter(entry, variable, None, 0.0, bases[name], None, factors)
-        rest = value.astype(jnp.float32) - adapter_plan.dense_update(adapters[name], value.shape)
-        variable.set_value(rest.astype(value.dtype))
-    quantize_model.quantize_program(model, plan, None).adapters = nnx.Dict(adapters)
-    _check_followed(model, plan, tuple(planned.values()))
+    by_name, entries = walk.ModelIndex(model).by_name, {walk.place_name(entry.path): entry for entry in wide}
+    quantized = [name for name in entries if name in plan.parameters]
+    planned = {name: entries[name].within(by_name[name].shape) for name in quantized}
+    adapters, quantizers = tuple(planned.values()), quantize_model.quantize_program(model, plan, None)
+    _add_adapters(model, quantizers, plan, adapters, (None, 0.0), nnx.Rngs(0), "zeros")
+    _check_followed(model, plan, adapters)
     return model, planned
 
 
@@ -233,7 +217,7 @@ def _check_followed(model: nnx.Module, plan: QuantizationPlan, planned: tuple[Pl
     Raises:
         ValueError: a contraction has none.
     """
-    nodes = dict(walk.ModelIndex(model).places)
+    nodes = walk.ModelIndex(model).nodes
 
     def without_update() -> tuple[set[tuple[tracked_value.Path, str]], list[PlannedAdapter]]:
         """What is adapted, and the plans of which a contraction is not."""

@@ -15,7 +15,7 @@ from jqinject.model.inspect.measured_report import sqnr_db
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
-from jqinject.model.walk import ModelIndex, Path, check_module, listed, place_name
+from jqinject.model.walk import ModelIndex, Path, check_module, is_finite, listed, place_name
 from jqinject.nn.freeze_layer import frozen_param
 from jqinject.program import HELD, Adapter, QuantizedProgram, change_class, program_class_of
 from jqinject.quant_tensor import as_array, is_concrete
@@ -145,8 +145,7 @@ def check_updates(index: ModelIndex) -> None:
     wrong = tuple(
         place_name((*place.at, place.name))
         for place in _adapters(index, inside=True)
-        if is_concrete(place.adapter.a[...])
-        and not all(jnp.isfinite(x[...]).all() for x in (place.adapter.a, place.adapter.b))
+        if not all(is_finite(x[...]) for x in (place.adapter.a, place.adapter.b))
     )
     if wrong:
         raise ValueError(
@@ -180,7 +179,7 @@ def _warn_of_loss(losses: Mapping[str, tuple[float, float] | None]) -> None:
 def _merge(index: ModelIndex, place: _Place, rngs: nnx.Rngs | None) -> tuple[float, float] | None:
     """Put one adapter into its weight; returns what quantizing it again did, if it was and is known."""
     adapter, model = place.adapter, index.places[0][1]
-    variable: Any = dict(index.places)[(*place.at, *map(str, adapter.weight_path))]
+    variable: Any = index.nodes[(*place.at, *map(str, adapter.weight_path))]
     value, site = variable.get_value(), place.owner.op_quant.weight_sites().get(place.name)
     place.remove()
     if adapter.inside:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from flax import nnx
@@ -10,7 +10,7 @@ from flax import nnx
 from jqinject.core._protocols import groups_of
 from jqinject.inject import Binding, DependencyError
 from jqinject.model.walk import ModelIndex
-from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.nn.base.parameter_site import ParameterSite, PlannedParameter
 from jqinject.nn.base.slots import WEIGHT, LayerFacts, Slot, binding_of, make_proxy
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import WeightUse, dotted
@@ -23,30 +23,6 @@ OPERAND = "operand"
 OF_PARAMETER = replace(WEIGHT, also=(OPERAND,))
 ROWS = ("dot_general", "einsum")
 """Contractions of rows and columns."""
-
-
-@dataclass(frozen=True)
-class PlannedParameter:
-    """A parameter that gets a quantizer.
-
-    Attributes:
-        path: of the parameter.
-        quantizer: the injector.
-        stacked: its leading axes over which a loop runs.
-        shared: its axes, in one weight, along which all numbers need one scale.
-        free: its axes, in one weight, that the outputs have and no other operands.
-        summed: its axes, in one weight, that every contraction sums over and that may be stored last; none if one is no
-            contraction of rows and columns.
-        rounded_again: whether a scheme takes another version of it backward.
-    """
-
-    path: Path
-    quantizer: object
-    stacked: int
-    shared: tuple[int, ...]
-    free: tuple[int, ...] = ()
-    summed: tuple[int, ...] = ()
-    rounded_again: bool = False
 
 
 def uses_by_path(uses: Iterable[WeightUse]) -> dict[Path, list[WeightUse]]:
@@ -76,7 +52,7 @@ def plan_parameters(uses: Iterable[WeightUse]) -> dict[str, PlannedParameter]:
     return planned
 
 
-def _planned(path: tuple[object, ...], uses: list[WeightUse], quantizer: object) -> PlannedParameter:
+def _planned(path: Path, uses: list[WeightUse], quantizer: object) -> PlannedParameter:
     stacked = min(use.stacked for use in uses)
     # Rows are looked up whatever their scales vary along; alone they have one each.
     contracted = [use for use in uses if use.operation != "take"] or uses
@@ -127,14 +103,15 @@ def _listed(uses: Iterable[WeightUse]) -> str:
 
 def tied_to_layers(index: ModelIndex, planned: Mapping[str, PlannedParameter]) -> tuple[Path, ...]:
     """The planned parameters that are the weight of a layer of ours, which quantizes them."""
-    layers = {path: node for path, node in index.places if isinstance(node, QuantWeightLayer)}
-    tied = []
-    for parameter in planned.values():
-        path = tuple(map(str, parameter.path))
-        layer = layers.get(path[:-1])
-        if layer is not None and path[-1] == layer.weight_name and layer.weight_quant is not None:
-            tied.append(parameter.path)
-    return tuple(tied)
+    paths = (parameter.path for parameter in planned.values())
+    holders = ((path, index.nodes.get(tuple(map(str, path[:-1])))) for path in paths)
+    return tuple(
+        path
+        for path, layer in holders
+        if isinstance(layer, QuantWeightLayer)
+        and path[-1] == layer.weight_name
+        and layer.weight_quant is not None
+    )
 
 
 def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rngs | None) -> ParameterSite:
@@ -145,9 +122,7 @@ def parameter_site(index: ModelIndex, parameter: PlannedParameter, rngs: nnx.Rng
     """
     name, quantizer = dotted(parameter.path), parameter.quantizer
     variable: Any = index.by_path[tuple(map(str, parameter.path))].variable
-    axes = parameter.shared, parameter.stacked, parameter.free, parameter.summed
-    site = ParameterSite(variable, parameter.path, *axes)
-    site.rounded_again = parameter.rounded_again
+    site = ParameterSite(variable, parameter)
     if isinstance(quantizer, QuantProxyFromInjector):
         site.weight_quant = quantizer
         quantizer.add_tracked_module(site)

@@ -131,22 +131,18 @@ def planned_model(model: Model, plan: QuantizationPlan, rngs: nnx.Rngs | None = 
 
 def _quantized(model: Model, index: ModelIndex, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> Model:
     """A model whose layers and program have the quantizers of the rules; changed in place."""
-    _quantize_layers(dict(index.places), plan, rngs)
+    for path, entry in plan.layers.items():
+        if entry.rule is not None and entry.slots:
+            try:
+                _quantize_layer(index.nodes[path], plan.rules[entry.rule], entry, rngs)
+            except Exception as error:
+                error.add_note(f"while quantizing {entry.path}")
+                raise
     has_sites = plan.outside.sites or any(use.quantizer is not None for use in plan.outside.uses)
     calls = plan.calls if rule_policy.has_arguments(plan.calls) else ()
     if has_sites or program.throws_away(model, plan.policy, calls):
         quantize_program(model, plan, rngs)
     return model
-
-
-def _quantize_layers(nodes: Mapping[Path, Any], plan: QuantizationPlan, rngs: nnx.Rngs | None) -> None:
-    for path, entry in plan.layers.items():
-        if entry.rule is not None and entry.slots:
-            try:
-                _quantize_layer(nodes[path], plan.rules[entry.rule], entry, rngs)
-            except Exception as error:
-                error.add_note(f"while quantizing {entry.path}")
-                raise
 
 
 def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs | None) -> OpQuantizers:
@@ -230,7 +226,9 @@ def initialize(model: nnx.Module, *args: object, **kwargs: object) -> None:
 
     jax.eval_shape(call, state, args, kwargs)
     contractions = _contractions(model)
-    stacked = [path for path, axes in recorded.items() if axes and _is_stacked(model, path)]
+    holders = {path: kept_state.node_at(model, path[:-1]) for path, axes in recorded.items() if axes}
+    layers = ((path, layer) for path, layer in holders.items() if op_slot(layer) is not None)
+    stacked = [path for path, layer in layers if layer.kernel.ndim > geometry_of(layer).ndim]
     if stacked:
         raise ValueError(
             f"initialize: {'.'.join(map(str, stacked[0]))} belongs to a stack of layers, each of which has a state of "
@@ -243,9 +241,3 @@ def initialize(model: nnx.Module, *args: object, **kwargs: object) -> None:
 def _contractions(model: nnx.Module) -> dict[Path, Contraction]:
     nodes = nnx.iter_modules(model, graph=True)
     return {tuple(path): node for path, node in nodes if isinstance(node, Contraction)}
-
-
-def _is_stacked(model: nnx.Module, path: Path) -> bool:
-    """Whether the layer that holds a contraction is a stack of layers."""
-    layer = kept_state.node_at(model, path[:-1])
-    return op_slot(layer) is not None and layer.kernel.ndim > geometry_of(layer).ndim

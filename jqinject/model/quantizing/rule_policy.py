@@ -28,6 +28,7 @@ from jqinject.nn import (
     pooling,
 )
 from jqinject.nn.base import layer_schemes, slots, weight_layer
+from jqinject.nn.base.parameter_site import PlannedParameter
 from jqinject.program import (
     CALL,
     Call,
@@ -180,7 +181,8 @@ class QuantizationPlan:
     """What rules quantize in a float model.
 
     Attributes:
-        policy: with the rules.
+        rules: the rules.
+        policy: with them.
         calls: that were traced, one for each method.
         layers: path -> the rule of a layer; empty if layers are looked into.
         outside: what the calls contract and look up outside of these layers.
@@ -188,6 +190,7 @@ class QuantizationPlan:
         caches: name of a cache that the calls write -> the index of its rule, or None.
     """
 
+    rules: tuple[Rule, ...]
     policy: RulePolicy
     calls: tuple[Call, ...]
     layers: Mapping[ModulePath, LayerRule]
@@ -205,12 +208,7 @@ class QuantizationPlan:
         own = layers.get(())
         traced = calls if has_arguments(calls) and not (own is not None and own.slots) else ()
         outside = find_sites(model, watching, traced)
-        return cls(policy, calls, layers, outside, watching.taken or {}, watching.caches or {})
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """The rules."""
-        return self.policy.rules
+        return cls(policy.rules, policy, calls, layers, outside, watching.taken or {}, watching.caches or {})
 
     @property
     def idle(self) -> tuple[int, ...]:
@@ -220,7 +218,7 @@ class QuantizationPlan:
         return tuple(index for index in range(len(self.rules)) if index not in used)
 
     @cached_property
-    def parameters(self) -> dict[str, parameter_sites.PlannedParameter]:
+    def parameters(self) -> dict[str, PlannedParameter]:
         """The parameters outside of layers that rules quantize, by their paths as text; see `plan_parameters`."""
         return parameter_sites.plan_parameters(self.outside.uses)
 

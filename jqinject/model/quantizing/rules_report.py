@@ -38,11 +38,10 @@ class RulesReport(page.Shown):
 
     def table(self) -> page.Table:
         """See `Shown`: the layers."""
-        rows = [
-            (entry.path, entry.layer, "-" if entry.rule is None else str(entry.rule), ", ".join(entry.slots))
-            for entry in self.layers
+        return ("layer", "class", "rule", "quantizers"), [
+            (x.path, x.layer, "-" if x.rule is None else str(x.rule), ", ".join(x.slots) or "stays float")
+            for x in self.layers
         ]
-        return ("layer", "class", "rule", "quantizers"), [(*row[:3], row[3] or "stays float") for row in rows]
 
     def notes(self) -> tuple[str, ...]:
         """See `Shown`: the coverage comes last."""

@@ -17,7 +17,7 @@ from jqinject.core.state import kind_of
 from jqinject.dot import FrozenParam
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.walk import ModelIndex, Path, PlainArray, VariableEntry, place_name
+from jqinject.model.walk import ModelIndex, Path, PlainArray, VariableEntry, is_finite, place_name
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import OpQuantizers
 from jqinject.quant_tensor import is_concrete
@@ -145,10 +145,11 @@ def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dic
     """
     result = dict(entries)
     # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
-    has_defaults = ((at, node) for at, node in index.places if issubclass(type(node), HasCheckpointDefaults))
-    components = {id(node): (at, node) for at, node in reversed([*has_defaults])}
+    components = [
+        place for place in index.first_places.items() if issubclass(type(place[1]), HasCheckpointDefaults)
+    ]
     # Inner components first, so that outer ones see their completed entries.
-    for path, component in sorted(components.values(), key=lambda place: -len(place[0])):
+    for path, component in sorted(reversed(components), key=lambda place: -len(place[0])):
         own = {p: result[p] for p in result if p[: len(path)] == path and len(p) > len(path)}
         if not own:
             continue
@@ -214,7 +215,7 @@ def never_right(index: ModelIndex, entries: Mapping[Path, ArrayLike]) -> Iterato
         least, (negative, zero) = _least(value), scales.get(path, (True, True))
         # Other statistics may be nan until they have seen data.
         checked = issubclass(kind, QuantParam) or path[-1] in (*OF_SCALES, *COUNTERS)
-        if checked and not is_finite(value):
+        if checked and not is_finite(jnp.asarray(value)):
             yield path, "holds nan or inf, which no quantizer stores"
         elif path[-1] in COUNTERS and least < 0:
             yield path, f"is a counter, and counts from 0: got {least:.0f}"
@@ -236,12 +237,6 @@ def read_by_magnitude(index: ModelIndex, entries: Mapping[Path, ArrayLike]) -> l
         and issubclass(kind_of(index.by_path[path].variable), QuantParam)
         and _least(value) < 0
     ]
-
-
-def is_finite(value: ArrayLike) -> bool:
-    """Whether an array holds neither nan nor inf."""
-    array = value if isinstance(value, jax.Array) else np.asarray(value)
-    return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(jnp.isfinite(array).all())
 
 
 def _least(value: ArrayLike) -> float:
@@ -321,7 +316,7 @@ def _cure_of(entry: VariableEntry) -> str:
 
 def other_forms(state: object, index: ModelIndex) -> Iterator[Problem]:
     """Find frozen weights whose numbers mean something else in the model that the state is of."""
-    source = dict(ModelIndex(state).places) if isinstance(state, nnx.Module) else {}
+    source = ModelIndex(state).nodes if isinstance(state, nnx.Module) else {}
     for path, node in index.places:
         twin = source.get(path)
         if isinstance(node, FrozenParam) and isinstance(twin, FrozenParam):

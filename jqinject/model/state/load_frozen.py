@@ -23,28 +23,14 @@ from jqinject.proxy import stack_of
 STEP = 2**20  # bytes
 
 
-class FreedMemory:
-    """What was freed since it was last handed back to the system.
+def hand_back_memory() -> None:
+    """Hand freed memory back to the system.
 
     The C library keeps freed memory for later, in holes between what lives on, such as that of a float array beside the
     integers made from it. glibc hands it back when it is asked to; others are left alone.
     """
-
-    def __init__(self) -> None:
-        self.size = 0
-        c_library = ctypes.CDLL(None) if sys.platform == "linux" else None
-        self.trim: Callable[[int], int] | None = getattr(c_library, "malloc_trim", None)
-
-    def add(self, size: int) -> None:
-        """Count what was freed, and hand it back once it is `STEP` bytes.
-
-        Args:
-            size: bytes.
-        """
-        self.size += size
-        if self.size >= STEP and self.trim is not None:
-            self.size = 0
-            self.trim(0)
+    c_library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    getattr(c_library, "malloc_trim", int)(0)
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 def load_frozen(
-    make: Callable[[], Model], arrays: Iterable[tuple[object, object]], *, allow_uncalibrated: bool = False
+    make: Callable[[], Model], arrays: Iterable[tuple[Any, object]], *, allow_uncalibrated: bool = False
 ) -> Model:
     """A frozen model with the numbers of a float checkpoint, each of which is frozen as soon as it is read.
 
@@ -109,10 +95,11 @@ def load_frozen(
         dtype('int8')
     """
     model = nnx.eval_shape(make)
-    loading, freed = _Loading(model), FreedMemory()
+    loading, freed = _Loading(model), 0
     loading.fill_quantizers(make)
     for name, array in arrays:
-        path, size = _path_of(name), getattr(array, "nbytes", 0)
+        path = tuple(name.split(".")) if isinstance(name, str) else tuple(map(str, name))
+        freed += getattr(array, "nbytes", 0)
         loading.check(path, array)
         if isinstance(array, LowBits):
             loading.take_low_bits(path, array)
@@ -120,7 +107,9 @@ def load_frozen(
             array = loading.placed(path, array)  # lets go of what was read
             loading.take(path, array)
         del array
-        freed.add(size)
+        if freed >= STEP:
+            freed = 0
+            hand_back_memory()
     loading.check_complete()
     return freezing.freeze(model, allow_uncalibrated=allow_uncalibrated)
 
@@ -277,7 +266,3 @@ def _made_from_weights(index: walk.ModelIndex) -> set[int]:
         for entry in index.variables
         if any(path[:end] in proxies for path in entry.paths for end in range(len(path)))
     }
-
-
-def _path_of(path: Any) -> walk.Path:
-    return tuple(path.split(".")) if isinstance(path, str) else tuple(map(str, path))

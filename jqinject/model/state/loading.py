@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import is_low_bit_cache
 from jqinject.model.state import checkpoint_entries as entries_of
-from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, listed, place_name
+from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, is_finite, listed, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.proxy import WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
@@ -306,7 +307,7 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
         missing=() if of_adapters else absent,
         base=absent if of_adapters else (),
         cast=cast,
-        not_finite=tuple(place_name(path) for path, x in weights.items() if not entries_of.is_finite(x)),
+        not_finite=tuple(place_name(path) for path, x in weights.items() if not is_finite(jnp.asarray(x))),
         kept=unchanged,
         below_zero=tuple(place_name(path) for path in entries_of.read_by_magnitude(after, entries)),
         transformed=transformed,

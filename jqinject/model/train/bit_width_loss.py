@@ -13,9 +13,10 @@ remain.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,21 +27,16 @@ from jqinject.core import QuantStat, _protocols
 from jqinject.model import frozen_weights, walk
 from jqinject.nn import QuantConv, QuantLinear
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import CALL, Call, Method, checked_method, intercept, quantized_stack
+from jqinject.program import CALL, Call, Method, checked_method, intercept
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector, stack_of
 from jqinject.quant_tensor import on_integers, on_minifloats
 
 MEGA = 1e7  # Brevitas's unit of operations
 Weighted = tuple[ArrayLike, float]
-Cost = Callable[[object, Any], Weighted | None]
 
 
-def _mean(costs: list[Weighted], what: str, cure: str) -> jax.Array:
-    total = sum(size for _, size in costs)
-    if not total:
-        raise ValueError(f"there are no {what} to penalize.\n  cure: {cure}")
-    weighted = [jnp.float32(size) * jnp.asarray(bits, jnp.float32) for bits, size in costs]
-    return jnp.sum(jnp.stack(weighted)) / jnp.float32(total)
+def _refusal(what: str, cure: str) -> ValueError:
+    return ValueError(f"there are no {what} to penalize.\n  cure: {cure}")
 
 
 def _learns_bits(proxy: QuantProxyFromInjector) -> bool:
@@ -70,27 +66,76 @@ class WeightBitWidthWeightedBySize:
         Raises:
             ValueError: no weight has a learned bit width.
         """
-        costs = [
-            (_mean_bits(holder), float(math.prod(holder.weight_shape)))
-            for holder in frozen_weights.quantized_weights(walk.ModelIndex(model))
-            if _learns_bits(holder.weight_quant)
-        ]
-        cure = "weight_bit_width_impl_type='parameter' on the layers whose bits are to be learned"
-        return _mean(costs, "weights with a learned bit width", cure)
+        weights = frozen_weights.quantized_weights(walk.ModelIndex(model))
+        learned = [holder for holder in weights if _learns_bits(holder.weight_quant)]
+        sizes = [float(math.prod(holder.weight_shape)) for holder in learned]
+        if not sum(sizes):
+            cure = "weight_bit_width_impl_type='parameter' on the layers whose bits are to be learned"
+            raise _refusal("weights with a learned bit width", cure)
+        bits = [jnp.mean(frozen_weights.through_quantizer(holder).bit_width) for holder in learned]
+        return jnp.average(jnp.stack(bits), weights=jnp.array(sizes, jnp.float32))
 
 
-def _mean_bits(holder: frozen_weights.WeightHolder) -> ArrayLike:
-    """The bit width of a weight; of a parameter in a stack, the mean of its layers'."""
-    if isinstance(holder, QuantWeightLayer):
-        return holder.quant_weight().bit_width
-    quantized = quantized_stack(
-        nnx.clone(holder.weight_quant, graph=True), holder.weight[...], holder.stacked
-    )
-    return jnp.mean(jnp.asarray(quantized.bit_width, jnp.float32))
+class BitWidthOfCalls:
+    """Abstract: the mean bit width of what some modules return when a model is called.
+
+    Attributes:
+        what: is penalized, for error texts.
+        cure: of a model that has none of it.
+    """
+
+    what: ClassVar[str]
+    cure: ClassVar[str]
+
+    @abstractmethod
+    def counts(self, node: object) -> bool:
+        """Whether the calls of a module count."""
+
+    @abstractmethod
+    def cost(self, module: Any, y: Any) -> Weighted | None:
+        """The bits of what a module returned and its weight in the mean; None if it does not count."""
+
+    def __call__(
+        self, model: nnx.Module, *args: object, method: Method = CALL, **kwargs: object
+    ) -> jax.Array:
+        """The mean bit width, a differentiable float32 scalar.
+
+        Args:
+            model: the model.
+            args: its positional arguments.
+            method: the method that they are arguments of: its name, or a function that takes the model first.
+            kwargs: its keyword arguments.
+
+        Raises:
+            ValueError: nothing is returned that counts.
+        """
+        call = Call(args, kwargs, checked_method(model, method, "bit width loss"))
+        copy = nnx.clone(model, graph=True)
+        calls: list[None] = []
+
+        def noting(module: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            """Add what a call costs to the module's `noted`: a Variable, which leaves traces as state does."""
+            y = call(*args, **kwargs)
+            bits_and_size = self.cost(module, y)
+            if bits_and_size is not None:
+                calls.append(None)
+                bits, size = jnp.asarray(bits_and_size[0], jnp.float32), jnp.float32(bits_and_size[1])
+                module.noted.set_value(module.noted.get_value() + jnp.stack([size * bits, size]))
+            return y
+
+        nodes: list[Any] = [node for _, node in nnx.iter_modules(copy, graph=True) if self.counts(node)]
+        for node in nodes:
+            node.noted = _Noted(jnp.zeros((*_stack(node), 2), jnp.float32))
+            intercept(node, noting)
+        call(copy)
+        if not calls:
+            raise _refusal(self.what, self.cure)
+        noted: Any = sum(jnp.sum(node.noted.get_value().reshape(-1, 2), axis=0) for node in nodes)
+        return noted[0] / noted[1]
 
 
 @dataclass(frozen=True)
-class ActivationBitWidthWeightedBySize:
+class ActivationBitWidthWeightedBySize(BitWidthOfCalls):
     """The mean bit width of the activations with a learned width, weighted by their number of elements per example.
 
     The model is run on a batch, since the size of an activation is not known before. Every use of a quantizer counts.
@@ -107,34 +152,20 @@ class ActivationBitWidthWeightedBySize:
         8.0
     """
 
-    def __call__(
-        self, model: nnx.Module, *args: object, method: Method = CALL, **kwargs: object
-    ) -> jax.Array:
-        """The mean bit width, a differentiable float32 scalar.
+    what = "activations with a learned bit width"
+    cure = "bit_width_impl_type='parameter' on the quantizers whose bits are to be learned"
 
-        Args:
-            model: the model.
-            args: its positional arguments.
-            method: the method that they are arguments of: its name, or a function that takes the model first.
-            kwargs: its keyword arguments.
+    def counts(self, node: object) -> bool:
+        """See `BitWidthOfCalls`."""
+        return isinstance(node, ActQuantProxyFromInjector) and _learns_bits(node)
 
-        Raises:
-            ValueError: no quantized activation has a learned bit width.
-        """
-
-        def counts(node: object) -> bool:
-            return isinstance(node, ActQuantProxyFromInjector) and _learns_bits(node)
-
-        def cost(_: object, y: Any) -> Weighted:
-            return y.bit_width, _per_example(y)
-
-        costs = _watch(model, counts, cost, args, kwargs, method)
-        cure = "bit_width_impl_type='parameter' on the quantizers whose bits are to be learned"
-        return _mean(costs, "activations with a learned bit width", cure)
+    def cost(self, module: Any, y: Any) -> Weighted | None:
+        """See `BitWidthOfCalls`."""
+        return y.bit_width, _per_example(y)
 
 
 @dataclass(frozen=True)
-class QuantLayerOutputBitWidthWeightedByOps:
+class QuantLayerOutputBitWidthWeightedByOps(BitWidthOfCalls):
     """The mean bit width of the outputs of layers that return a QuantTensor, weighted by their operations.
 
     Operations are multiplications and additions for one example, `2 * size of the output * inputs of one output`.
@@ -146,34 +177,19 @@ class QuantLayerOutputBitWidthWeightedByOps:
     """
 
     layer_types: tuple[type, ...] = (QuantLinear, QuantConv)
+    what = "outputs of layers that are QuantTensors"
+    cure = "return_quant_tensor=True on layers with quantized input and weight"
 
-    def __call__(
-        self, model: nnx.Module, *args: object, method: Method = CALL, **kwargs: object
-    ) -> jax.Array:
-        """The mean bit width of outputs, a differentiable float32 scalar.
+    def counts(self, node: object) -> bool:
+        """See `BitWidthOfCalls`."""
+        return isinstance(node, self.layer_types)
 
-        Args:
-            model: the model.
-            args: its positional arguments.
-            method: the method that they are arguments of: its name, or a function that takes the model first.
-            kwargs: its keyword arguments.
-
-        Raises:
-            ValueError: no layer returned a QuantTensor.
-        """
-
-        def counts(node: object) -> bool:
-            return isinstance(node, self.layer_types)
-
-        def cost(layer: Any, y: object) -> Weighted | None:
-            if not (on_integers(y) or on_minifloats(y)):
-                return None
-            operations = 2.0 * math.prod(layer.weight_shape) / layer.out_channels  # for each output element
-            return y.bit_width, _per_example(y) * operations / MEGA
-
-        costs = _watch(model, counts, cost, args, kwargs, method)
-        cure = "return_quant_tensor=True on layers with quantized input and weight"
-        return _mean(costs, "outputs of layers that are QuantTensors", cure)
+    def cost(self, module: Any, y: Any) -> Weighted | None:
+        """See `BitWidthOfCalls`."""
+        if not (on_integers(y) or on_minifloats(y)):
+            return None
+        operations = 2.0 * math.prod(module.weight_shape) / module.out_channels  # for each output element
+        return y.bit_width, _per_example(y) * operations / MEGA
 
 
 def _per_example(result: Any) -> float:
@@ -190,37 +206,3 @@ def _stack(node: nnx.Module) -> tuple[int, ...]:
         return tuple(stack_of((node,)))
     learned = [module for _, module in nnx.iter_modules(node, graph=True) if _protocols.is_learned(module)]
     return tuple(next((x.shape for module in learned for x in jax.tree.leaves(nnx.state(module))), ()))
-
-
-def _watch(
-    model: nnx.Module,
-    counts: Callable[[object], bool],
-    cost: Cost,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-    method: Method,
-) -> list[Weighted]:
-    """What the calls of the wanted modules cost when a copy of the model is called: their mean bits, weighted."""
-    call = Call(args, kwargs, checked_method(model, method, "bit width loss"))
-    copy = nnx.clone(model, graph=True)
-    calls: list[None] = []
-
-    def noting(layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Add what a call costs to the module's `noted`: a Variable, which leaves traces as state does."""
-        y = call(*args, **kwargs)
-        bits_and_size = cost(layer, y)
-        if bits_and_size is not None:
-            calls.append(None)
-            bits, size = jnp.asarray(bits_and_size[0], jnp.float32), jnp.float32(bits_and_size[1])
-            layer.noted.set_value(layer.noted.get_value() + jnp.stack([size * bits, size]))
-        return y
-
-    nodes: list[Any] = [node for _, node in nnx.iter_modules(copy, graph=True) if counts(node)]
-    for node in nodes:
-        node.noted = _Noted(jnp.zeros((*_stack(node), 2), jnp.float32))
-        intercept(node, noting)
-    call(copy)
-    if not calls:
-        return []
-    noted: Any = sum(jnp.sum(node.noted.get_value().reshape(-1, 2), axis=0) for node in nodes)
-    return [(noted[0] / noted[1], 1.0)]

@@ -1,6 +1,7 @@
 """`ParameterSite`: holds the weight quantizer of a parameter that belongs to no quantized layer."""
 
 import copy
+from dataclasses import dataclass
 from typing import Any, Self
 
 import jax
@@ -9,6 +10,30 @@ from flax import nnx
 from jqinject.core.component import InnerModule
 from jqinject.dot.schemes.quant_operand import OperandAxes
 from jqinject.nn.base.slots import WEIGHT
+
+
+@dataclass(frozen=True)
+class PlannedParameter:
+    """A parameter that gets a quantizer.
+
+    Attributes:
+        path: of the parameter.
+        quantizer: the injector.
+        stacked: its leading axes over which a loop runs.
+        shared: its axes, in one weight, along which all numbers need one scale.
+        free: its axes, in one weight, that the outputs have and no other operands.
+        summed: its axes, in one weight, that every contraction sums over and that may be stored last; none if one is no
+            contraction of rows and columns.
+        rounded_again: whether a scheme takes another version of it backward.
+    """
+
+    path: tuple[str | int, ...]
+    quantizer: object
+    stacked: int
+    shared: tuple[int, ...]
+    free: tuple[int, ...] = ()
+    summed: tuple[int, ...] = ()
+    rounded_again: bool = False
 
 
 class BoundParameter:
@@ -32,15 +57,11 @@ class ParameterSite(BoundParameter, InnerModule):
         shape: its shape, with the axes of a stack.
         parameter: the parameter, in a copy for an assembly.
         master: the float parameter, if it was kept when its low-bit numbers took its place.
-        rounded_again: whether a scheme takes another version of the parameter backward.
+        stacked, shared, free, summed, rounded_again: as planned.
 
     Args:
         variable: the parameter.
-        path: its path.
-        shared: its axes, in one weight, along which all numbers need one scale.
-        stacked: its leading axes over which a loop runs.
-        free: its axes, in one weight, that the outputs have and no other operands.
-        summed: its axes, in one weight, that every contraction sums over and that may be stored last.
+        planned: what is known of its contractions.
     """
 
     weight_quant = WEIGHT
@@ -49,24 +70,12 @@ class ParameterSite(BoundParameter, InnerModule):
     bias = None
     input_quant = None
     master: nnx.Variable[jax.Array] | None = None
-    rounded_again: bool = False
 
-    def __init__(
-        self,
-        variable: nnx.Variable[jax.Array],
-        path: tuple[str | int, ...],
-        shared: tuple[int, ...],
-        stacked: int = 0,
-        free: tuple[int, ...] = (),
-        summed: tuple[int, ...] = (),
-    ) -> None:
-        self.weight_path = path
-        self.shape = tuple(variable.shape)
-        self.shared = shared
-        self.stacked = stacked
-        self.free = free
-        self.summed = summed
-        self.weight_ndim = len(self.shape) - stacked
+    def __init__(self, variable: nnx.Variable[jax.Array], planned: PlannedParameter) -> None:
+        self.weight_path, self.shape = planned.path, tuple(variable.shape)
+        self.stacked, self.shared, self.free = planned.stacked, planned.shared, planned.free
+        self.summed, self.rounded_again = planned.summed, planned.rounded_again
+        self.weight_ndim = len(self.shape) - planned.stacked
         self.bind(variable)
 
     def bind(self, variable: nnx.Variable[jax.Array]) -> None:

@@ -426,9 +426,9 @@ def _shown(thing: object) -> str:
     )
 
 
-def is_on(proxy: QuantProxyFromInjector | None) -> bool:
-    """Whether there is a quantizer that is not switched off."""
-    return proxy is not None and proxy.is_quant_enabled
+def is_on(proxy: object) -> bool:
+    """Whether an object is a quantizer that is not switched off."""
+    return isinstance(proxy, QuantProxyFromInjector) and proxy.is_quant_enabled
 
 
 def through(proxy: Callable[[Any], Any] | None, x: object) -> Any:

@@ -156,7 +156,7 @@ def add_biases(work: Work) -> set[str]:
         The paths of the new biases.
     """
     parameters, added = work.parameters(), set[str]()
-    layers = dict(ModelIndex(work.quantized).places)
+    layers = ModelIndex(work.quantized).nodes
     for path, layer in ModelIndex(work.model).places:
         kernel = parameters.get(dotted((*path, "kernel")))
         if kernel is None or not isinstance(layer, BIASED) or layer.bias is not None:

@@ -67,18 +67,16 @@ class LowRank:
         ]
 
     def _split(self, parameter: QuantizedParameter, adapter: Adapter, plan: PlannedAdapter) -> Note:
-        """Find the product of one weight again, and keep the best."""
-        shape, dtype = parameter.value.shape, parameter.value.dtype
-        weight = parameter.value.astype(jnp.float32) + dense_update(adapter, shape)
+        """Find the product of one weight, and keep the best of several."""
+        dtype, least = parameter.value.dtype, math.inf
+        weight = target = parameter.value.astype(jnp.float32)
         factors = best = (adapter.a.get_value(), adapter.b.get_value())
-        error, least = jnp.zeros(shape, jnp.float32), math.inf
-        for number in range(self.iterations):
-            if number:
-                rest = parameter.value.astype(jnp.float32)
-                nearest = nearest_factors(weight - rest + error, plan, adapter.scale)
-                factors = (nearest[0].astype(dtype), nearest[1].astype(dtype))
+        for _ in range(self.iterations):
+            a, b = nearest_factors(target, plan, adapter.scale)
+            factors = (a.astype(dtype), b.astype(dtype))
             _put(parameter, adapter, weight, factors)
-            error = parameter.value.astype(jnp.float32) - parameter.nearest(parameter.value)
+            rounded = parameter.nearest(parameter.value)
+            error, target = parameter.value.astype(jnp.float32) - rounded, weight - rounded
             if _size(error) < least:
                 best, least = factors, _size(error)
         if factors is not best:
@@ -99,7 +97,7 @@ def _put(
 ) -> None:
     """Let the model have a product and its rest."""
     for variable, factor in zip((adapter.a, adapter.b), factors, strict=True):
-        variable.set_value(factor)
+        variable.set_value(jax.device_put(factor, variable.get_value().sharding))
     rest = weight - dense_update(adapter, parameter.value.shape)
     parameter.holder.weight.set_value(rest.astype(parameter.value.dtype))
     parameter.proxy.init_tensor_quant(parameter.holder)
