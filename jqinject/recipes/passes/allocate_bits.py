@@ -426,6 +426,7 @@ def errors_of_output(visit: Visit, choices: Choices) -> list[float]:
     weights = visit.site.weights(original)
 
     def error(parameter: QuantizedParameter) -> float:
-        return output_error(visit.site.weights(parameter.nearest(original)) - weights, weights, statistics)
+        rounded = visit.site.weights(parameter.nearest(original))
+        return float(output_error(rounded - weights, weights, statistics))
 
     return [error(parameters[visit.site.path]) for parameters in choices]

@@ -124,7 +124,10 @@ class _Shifts:
         counts[numbers] += 1
         if self.inputs == "quantized":
             correction = jnp.array(total)
-            visit.correction = lambda batch, output: biases[batch].spread(correction, output)
+            # A batch whose program adds no bias here, as the model branches on its shape, goes on as it is.
+            visit.correction = lambda batch, output: (
+                biases[batch].spread(correction, output) if batch in biases else jnp.zeros_like(output)
+            )
         size = max(squares, float(np.finfo(np.float32).tiny))
         relative = np.sqrt(np.mean(np.square(shift[places])) / size)
         new = ", which is new" if bias.path in self.added else ""

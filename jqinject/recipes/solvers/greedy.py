@@ -296,7 +296,7 @@ _Blocks = tuple[jax.Array, jax.Array, solver.MatrixGrid, accumulator.Room | None
 _Columns = tuple[jax.Array, jax.Array, jax.Array, accumulator.Room | None]
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7))
+@partial(jax.jit, static_argnums=(5, 6))
 def _blocks(
     weights: jax.Array,
     factor: jax.Array,
@@ -304,12 +304,12 @@ def _blocks(
     room: accumulator.Room | None,
     measure: solver.Measure | None,
     block_size: int,
-    scales: ScaleRule,
     group_size: int | None,
 ) -> tuple[jax.Array, jax.Array, solver.MatrixGrid]:
     """The matrices as the last column left them, their values, and the grid, block by block: see `InOrder`.
 
-    `measure` is None for scales that do not change.
+    `measure` is None for scales that do not change. Others are measured for the groups that begin in a block, without
+    `group_size` at every column.
     """
     places = jnp.arange(weights.shape[-1])
 
@@ -319,7 +319,7 @@ def _blocks(
 
     def block(start: jax.Array | int, size: int, state: _Blocks) -> _Blocks:
         working, values, grid, room = state
-        if scales == "block" and group_size is not None:
+        if measure is not None and group_size is not None:
             first = places // group_size * group_size
             begins = (first >= start) & (first < start + size)
             grid = jax.tree.map(partial(jnp.where, begins), measured(working), grid)
@@ -328,7 +328,8 @@ def _blocks(
 
         def column(place: jax.Array, state: _Columns) -> _Columns:
             block, near, errors, room = state
-            own = measured(_written(working, block, start)) if scales == "live" else grid
+            is_live = measure is not None and group_size is None
+            own = measured(_written(working, block, start)) if is_live else grid
             now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
             value, room = accumulator.rounded(now, own.from_column(start + place, 1), start + place, room)
             row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
@@ -412,14 +413,14 @@ class InOrder:
             Values, the grid that they are on, and the matrices as the last column left them: they differ from the
             values only where scales are measured on the way.
         """
-        group_size = self._problem.group_size
+        group_size = self._problem.group_size if scales == "block" else None
         if scales == "original" or (scales == "block" and group_size is None):
-            measure, scales = None, "original"
+            measure = None
         else:
             measure = solver.as_argument(self.measure)
         size = min(block_size, weights.shape[-1])
-        working, values, last = _blocks(weights, factor, grid, room, measure, size, scales, group_size)
-        if scales == "original":
+        working, values, last = _blocks(weights, factor, grid, room, measure, size, group_size)
+        if measure is None:
             return values, grid, values
         if scales == "live":
             last = self.measure(working)

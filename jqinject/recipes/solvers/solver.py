@@ -98,6 +98,7 @@ class Statistics:
     sums: dict[str, jax.Array]
 
     @classmethod
+    @partial(jax.jit, static_argnums=(0, 3))
     def of(
         cls, x: jax.Array, y: jax.Array, names: tuple[str, ...], own: jax.Array | None = None
     ) -> Statistics:
@@ -109,7 +110,18 @@ class Statistics:
             names: of the sums.
             own: 1 for samples that belong to a matrix of the stack, `(stack, samples)`; None if all do.
         """
-        return _sums(tuple(sorted(names)), x.astype(jnp.float32), y.astype(jnp.float32), own)
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+        stack, samples = x.shape[:2]
+        count = jnp.full((stack,), samples, jnp.float32) if own is None else own.sum(axis=1)
+        inside = None if own is None else own[:, :, None] > 0
+        compute = {
+            "hessian": lambda: jnp.einsum("sni,snj->sij", y, y, precision=HIGHEST),
+            "cross": lambda: jnp.einsum("sni,snj->sij", x, y, precision=HIGHEST),
+            "magnitude": lambda: jnp.abs(x).sum(axis=1),
+            "largest": lambda: jnp.max(x, axis=1, initial=-jnp.inf, where=inside),
+            "smallest": lambda: jnp.min(x, axis=1, initial=jnp.inf, where=inside),
+        }
+        return cls(count, {name: compute[name]() for name in names})
 
     def merged(self, more: Statistics) -> Statistics:
         """The sums over both."""
@@ -142,21 +154,6 @@ class Statistics:
         return all(
             bool((jnp.isfinite(x) | (x == EXTREMES.get(name, SUM)[1])).all()) for name, x in self.sums.items()
         )
-
-
-@partial(jax.jit, static_argnums=0)
-def _sums(names: tuple[str, ...], x: jax.Array, y: jax.Array, own: jax.Array | None) -> Statistics:
-    stack, samples = x.shape[:2]
-    count = jnp.full((stack,), samples, jnp.float32) if own is None else own.sum(axis=1)
-    inside = None if own is None else own[:, :, None] > 0
-    compute = {
-        "hessian": lambda: jnp.einsum("sni,snj->sij", y, y, precision=HIGHEST),
-        "cross": lambda: jnp.einsum("sni,snj->sij", x, y, precision=HIGHEST),
-        "magnitude": lambda: jnp.abs(x).sum(axis=1),
-        "largest": lambda: jnp.max(x, axis=1, initial=-jnp.inf, where=inside),
-        "smallest": lambda: jnp.min(x, axis=1, initial=jnp.inf, where=inside),
-    }
-    return Statistics(count, {name: compute[name]() for name in names})
 
 
 @jax.tree_util.register_dataclass
@@ -372,7 +369,8 @@ def squared_errors(wrong: jax.Array, hessian: jax.Array) -> jax.Array:
     return jnp.sum(wrong * jnp.matmul(wrong, hessian, precision=HIGHEST), axis=(1, 2))
 
 
-def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> float:
+@jax.jit
+def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> jax.Array:
     """`tr(D H D^T) / tr(W H W^T)`: the mean squared error of a site's output, relative to the output.
 
     Args:
@@ -380,10 +378,6 @@ def output_error(difference: jax.Array, weights: jax.Array, statistics: Statisti
         weights: `W`.
         statistics: with the Hessian.
     """
-    return float(_relative(difference, weights, statistics.mean("hessian")))
-
-
-@jax.jit
-def _relative(difference: jax.Array, weights: jax.Array, hessian: jax.Array) -> jax.Array:
+    hessian = statistics.mean("hessian")
     total = squared_errors(weights, hessian).sum()
     return squared_errors(difference, hessian).sum() / jnp.where(total > 0, total, 1.0)

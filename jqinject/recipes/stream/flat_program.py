@@ -357,7 +357,7 @@ class FlatProgram:
             module = path_in(eqn.scopes) or path
             if eqn.call:
                 return self._inline(eqn.call, inputs, module, turn)
-            if eqn.scan and _contracts(eqn.scan.body):
+            if eqn.scan and any(inner.name in CONTRACTIONS for inner in eqn.scan.body.everywhere()):
                 return self._unroll(eqn.scan, inputs, module, turn)
             return self._append(eqn, inputs, module, turn)
 
@@ -445,10 +445,3 @@ class FlatProgram:
         return (
             Places.of(self.places(source, chain)) or "a number of the parameter is contracted more than once"
         )
-
-
-def _contracts(body: Body) -> bool:
-    """Whether a program, or one that it runs on its operands, contracts anything."""
-    return any(
-        eqn.name in CONTRACTIONS or (eqn.body is not None and _contracts(eqn.body)) for eqn in body.equations
-    )

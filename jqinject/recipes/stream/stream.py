@@ -244,15 +244,11 @@ class Visit:
         return site.contract(weight, x, *rest)
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
-        floats, quantized = batch.floats[site.activation], batch.quantized[site.activation]
-        quantize, transform = self.stream.quantize_input, self.stream.transform_input
-        if quantize is not None:
-            quantized = quantize(site, quantized)
-        if transform is not None:
-            same = floats is quantized
-            floats = transform(site, floats)
-            quantized = floats if same else quantized if quantize is not None else transform(site, quantized)
-        return floats, quantized
+        x, y = batch.floats[site.activation], batch.quantized[site.activation]
+        transform = self.stream.transform_input or (lambda site, x: x)
+        quantize = self.stream.quantize_input or transform
+        floats = transform(site, x)
+        return floats, floats if x is y and quantize is transform else quantize(site, y)
 
 
 def module_around(sites: Sequence[ContractionSite]) -> str:

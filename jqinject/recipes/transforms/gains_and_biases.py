@@ -109,12 +109,11 @@ def _follow(flat: FlatProgram, gain: Gain) -> str:
     """Follow the products to where they are contracted; why these cannot take the gain over, if they cannot."""
     added = set[Slot]()
     rules = LINEAR | dict.fromkeys(ADDING, partial(_added, added))
-    channels = factor_walk.Channels(gain.numbers.size)
-    walk = factor_walk.Walk(flat, rules, gain.step, flat.fixed, channels=channels)
+    walk = factor_walk.Walk(flat, rules, gain.step, flat.fixed, count=gain.numbers.size)
     for product, labels in gain.labels.items():
         walk.give(product, labels)
     walk.run()
-    if not np.array_equal(walk.channels.groups(), np.arange(gain.numbers.size + 1)):
+    if not np.array_equal(walk.groups(), np.arange(gain.numbers.size + 1)):
         return next(iter(walk.reasons), "its channels lie in two ways")
     gain.labels = {slot: labels for slot, labels in walk.labels.items() if labels.any()}
     gain.sinks = [x for x in flat.sites if x.weight in gain.labels and x.activation in gain.labels]

@@ -73,8 +73,7 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
     reason = ""
     columns = _columns_of(flat, site)
     for choices in itertools.islice(ways, TRIES):  # further ways are appended meanwhile
-        channels = factor_walk.Channels(int(columns.max()))
-        walk = factor_walk.Walk(flat, factor_walk.RULES, channels=channels, choices=choices)
+        walk = factor_walk.Walk(flat, factor_walk.RULES, count=int(columns.max()), choices=choices)
         walk.give(site.activation, columns)
         walk.run()
         region = _region(walk, site)
@@ -88,7 +87,7 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
 
 
 def _region(walk: factor_walk.Walk, site: ContractionSite) -> Region | None:
-    flat, groups = walk.flat, walk.channels.groups()
+    flat, groups = walk.flat, walk.groups()
     if not groups.any():
         return None
     joined = {slot: np.sign(labels) * groups[np.abs(labels)] for slot, labels in walk.labels.items()}
