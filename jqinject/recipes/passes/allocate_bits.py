@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jqinject.program import Call
 from jqinject.recipes.online import InputQuantizers, rule_of
 from jqinject.recipes.passes.descent import Outputs, Values, outputs_of, relative_squares
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
-from jqinject.recipes.solvers.solver import check_arguments, output_error
+from jqinject.recipes.solvers.solver import Checked, Expected, output_error
 from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.stream.stream import Stream, Visit
 from jqinject.recipes.work import Work
@@ -160,7 +160,7 @@ LossOf = Callable[[Values], jax.Array]
 
 
 @dataclass(frozen=True)
-class AllocateBits:
+class AllocateBits(Checked):
     """Gives each weight one of several bit widths, so that the sum of their errors is least under a budget.
 
     The assignment is exact for errors that add up. It becomes plain rules, one for each weight, which come before the
@@ -203,7 +203,7 @@ class AllocateBits:
         'output'
     """
 
-    bits: tuple[int, ...] = (2, 4, 8)
+    bits: Annotated[tuple[int, ...], Expected("widths to choose from", bool)] = (2, 4, 8)
     mean_bits: float | None = None
     max_bytes: float | None = None
     max_bit_operations: float | None = None
@@ -224,7 +224,6 @@ class AllocateBits:
                 "AllocateBits: max_seconds and seconds belong together.\n"
                 "  cure: AllocateBits(max_seconds=0.1, seconds={'layers.0.kernel': (0.01, 0.02, 0.04), ...})"
             )
-        check_arguments(self, bits=(bool(self.bits), "widths to choose from", (2, 4, 8)))
         kinds = get_args(Sensitivity)
         if self.sensitivity not in kinds:
             hint = did_you_mean(self.sensitivity, kinds)
@@ -239,6 +238,7 @@ class AllocateBits:
             )
         if self.loss is not None and self.sensitivity not in BY_LOSS:
             raise TypeError(f"AllocateBits: sensitivity={self.sensitivity!r} does not use a loss")
+        super().__post_init__()
 
     @property
     def _budget(self) -> tuple[str, float]:

@@ -20,7 +20,7 @@ from jqinject.ops.processes import on_host
 from jqinject.program import Call, compiled_call, intercept, with_copied_modules
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete, is_quantized
-from jqinject.recipes.solvers.solver import among, check_arguments
+from jqinject.recipes.solvers.solver import Checked
 from jqinject.recipes.stream.flat_program import Note
 from jqinject.recipes.work import Work
 
@@ -178,7 +178,7 @@ def _compare(before: list[jax.Array], after: list[jax.Array], pairs: Pairs) -> N
 
 
 @dataclass(frozen=True)
-class CorrectBatchNorm:
+class CorrectBatchNorm(Checked):
     """Re-estimates the mean and variance of every batch normalization from its inputs in the quantized model.
 
     Quantized weights shift the distributions that a float model's statistics describe. Each statistic becomes its mean
@@ -200,9 +200,6 @@ class CorrectBatchNorm:
     """
 
     variance: Literal["measured", "geometric"] = "measured"
-
-    def __post_init__(self) -> None:
-        check_arguments(self, variance=among(self.variance, "measured", "geometric"))
 
     def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""

@@ -11,7 +11,7 @@ from flax import nnx
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
-from jqinject.recipes.solvers.solver import among, check_arguments
+from jqinject.recipes.solvers.solver import Checked
 from jqinject.recipes.stream.flat_program import Note
 from jqinject.recipes.stream.stream import Visit
 from jqinject.recipes.transforms.gains_and_biases import bias_of
@@ -21,7 +21,7 @@ Inputs = Literal["float", "quantized"]
 
 
 @dataclass(frozen=True)
-class CorrectBiases:
+class CorrectBiases(Checked):
     """Corrects each bias for the shift that quantization causes in the mean of what it is added to.
 
         bias = bias of the float model + mean over batches of (mean of the float output - mean of the quantized output)
@@ -60,9 +60,6 @@ class CorrectBiases:
 
     inputs: Inputs = "float"
     add: bool = True
-
-    def __post_init__(self) -> None:
-        check_arguments(self, inputs=among(self.inputs, "float", "quantized"))
 
     def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""

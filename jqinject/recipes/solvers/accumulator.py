@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jqinject.ops.accumulator_bounds import integer_budget
-from jqinject.recipes.solvers.solver import MatrixGrid, Problem, at_least, check_arguments
+from jqinject.recipes.solvers.solver import Expected, MatrixGrid, Problem, at_least
+
+Bits = Annotated[int | None, Expected("within 2 and 32", lambda x: 2 <= x <= 32, 16)]
+TileSize = Annotated[int | None, at_least(1, 64)]
 
 
 def l1_threshold(magnitudes: jax.Array, radius: jax.Array | float) -> jax.Array:
@@ -186,8 +189,7 @@ def check_accumulator(solver: Bounded, scales: str = "original") -> None:
     """Refuse what is no accumulator.
 
     Raises:
-        ValueError: fewer than 2 bits or more than 32, a tile without columns, a tile without an accumulator, or scales
-            that are measured on the way.
+        ValueError: a tile without an accumulator, or scales that are measured on the way.
     """
     name, bits, tile_size = type(solver).__name__, solver.accumulator_bits, solver.tile_size
     if bits is None:
@@ -197,8 +199,6 @@ def check_accumulator(solver: Bounded, scales: str = "original") -> None:
                 f"  cure: {name}(accumulator_bits=16, tile_size={tile_size!r})"
             )
         return
-    within = (2 <= bits <= 32, "within 2 and 32", 16)
-    check_arguments(solver, accumulator_bits=within, tile_size=at_least(tile_size, 1, 64))
     if scales != "original":
         raise ValueError(
             f"{name}: with accumulator_bits codes must stay as they are chosen, and scales={scales!r} measures "

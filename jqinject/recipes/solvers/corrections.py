@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.solvers import accumulator, greedy, solver
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver
+from jqinject.recipes.solvers.solver import Problem, Solution, Solver, at_least
 
 
 @dataclass(frozen=True)
-class MagR:
+class MagR(solver.Checked):
     """Makes the largest weights of each row smaller where the output does not feel it, then solves.
 
     Proximal gradient steps on `|(w - w0) x|^2 + a |w|_inf`: with `H` twice the mean of `y y^T`,
@@ -39,10 +40,7 @@ class MagR:
     solver: Solver = field(default_factory=greedy.GPTQ)
     alpha: float = 0.01
     steps: int = 200
-    power_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        solver.check_arguments(self, power_steps=solver.at_least(self.power_steps, 1, 30))
+    power_steps: Annotated[int | None, at_least(1, 30)] = None
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ still to come (`InOrder.rounded`).
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ class RTN:
 
 
 @dataclass(frozen=True)
-class GPTQ:
+class GPTQ(solver.Checked):
     """Rounds column by column, and spreads each error over the columns that are still to come.
 
     It minimizes `tr((Q - W) H (Q - W)^T)` greedily, with `H` twice the mean of `y y^T` over the inputs `y` of the
@@ -74,18 +74,17 @@ class GPTQ:
     """
 
     statistics = ("hessian",)
-    block_size: int = 128
-    damping: float = 0.01
+    block_size: Annotated[int, solver.at_least(1)] = 128
+    damping: solver.Share = 0.01
     act_order: bool = False
     scales: ScaleRule = "original"
     damp_dead: bool = True
     singular: Literal["refuse", "nearest"] = "refuse"
-    accumulator_bits: int | None = None
-    tile_size: int | None = None
+    accumulator_bits: accumulator.Bits = None
+    tile_size: accumulator.TileSize = None
 
     def __post_init__(self) -> None:
-        block_size = solver.at_least(self.block_size, 1, 128)
-        solver.check_arguments(self, block_size=block_size, damping=damping_share(self.damping))
+        super().__post_init__()
         accumulator.check_accumulator(self, self.scales)
         if self.scales == "block" and self.act_order:
             raise ValueError(
@@ -120,11 +119,6 @@ def _prepared(
     return weights, order, solver.inverse_factor(solver.both_ordered(damped, order))
 
 
-def damping_share(share: float) -> solver.Expected:
-    """A share of a diagonal."""
-    return 0 <= share < float("inf"), "a number of at least 0", 0.01
-
-
 def check_factor(factor: jax.Array, damping: float) -> None:
     """Refuse a factor of a matrix that is not positive definite, or what was computed by one.
 
@@ -139,7 +133,7 @@ def check_factor(factor: jax.Array, damping: float) -> None:
 
 
 @dataclass(frozen=True)
-class GPFQ:
+class GPFQ(solver.Checked):
     """Rounds column by column so that the sum so far stays near that of the float model.
 
     With `H` the mean of `y y^T` and `G` the mean of `y x^T`, over inputs `x` of the float and `y` of the quantized
@@ -163,8 +157,8 @@ class GPFQ:
     statistics = ("hessian", "cross")
     act_order: bool = False
     scales: ScaleRule = "original"
-    accumulator_bits: int | None = None
-    tile_size: int | None = None
+    accumulator_bits: accumulator.Bits = None
+    tile_size: accumulator.TileSize = None
 
     def __post_init__(self) -> None:
         if self.scales not in ("original", "live"):
@@ -172,6 +166,7 @@ class GPFQ:
                 f"GPFQ has no blocks: scales={self.scales!r} is neither 'original' nor 'live'.\n"
                 "  cure: GPFQ(scales='original')"
             )
+        super().__post_init__()
         accumulator.check_accumulator(self, self.scales)
 
     def __call__(self, problem: solver.Problem) -> solver.Solution:
@@ -232,7 +227,7 @@ def _in_order(
 
 
 @dataclass(frozen=True)
-class Qronos:
+class Qronos(solver.Checked):
     """Corrects the first column for everything before it, then the others for that, then rounds as GPTQ.
 
     With `H` the mean of `y y^T` and `G` the mean of `x y^T`: `w_0 <- (w0 G_:0 - sum_{j>0} H_0j w_j) / H_00`, rounded to
@@ -253,15 +248,14 @@ class Qronos:
     """
 
     statistics = ("hessian", "cross")
-    block_size: int = 128
+    block_size: Annotated[int, solver.at_least(1)] = 128
     act_order: bool = False
-    damping: float = 1e-6
-    accumulator_bits: int | None = None
-    tile_size: int | None = None
+    damping: solver.Share = 1e-6
+    accumulator_bits: accumulator.Bits = None
+    tile_size: accumulator.TileSize = None
 
     def __post_init__(self) -> None:
-        block_size = solver.at_least(self.block_size, 1, 128)
-        solver.check_arguments(self, block_size=block_size, damping=damping_share(self.damping))
+        super().__post_init__()
         accumulator.check_accumulator(self)
 
     def __call__(self, problem: solver.Problem) -> solver.Solution:

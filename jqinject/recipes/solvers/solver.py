@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,51 +16,70 @@ from jax.typing import ArrayLike
 from jqinject.ops import Grid, quantize_on_grid
 
 HIGHEST = jax.lax.Precision.HIGHEST
-Expected = tuple[bool, str, object]
-"""Whether an argument fits, what fits, and an example of it."""
 
 
-def check_arguments(owner: object, **arguments: Expected) -> None:
-    """Refuse arguments of a pass or a solver that it cannot use.
+@dataclass(frozen=True)
+class Expected:
+    """What fits an argument of a pass or a solver: a mark of its annotation.
 
-    Args:
-        owner: the pass or the solver.
-        arguments: name -> see `Expected`.
+    Attributes:
+        text: as text.
+        fits: whether a value does; None fits where it is the default.
+        example: of what fits; None for the default.
+    """
+
+    text: str
+    fits: Callable[..., bool] = field(repr=False)
+    example: object = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, hint: object) -> Expected | None:
+        """What an annotation says by a mark, or by literals; None if it says nothing."""
+        kinds = (hint,) if get_origin(hint) is Literal else get_args(hint)
+        marks = [kind for kind in kinds if isinstance(kind, Expected)]
+        if marks or Literal not in map(get_origin, kinds):
+            return next(iter(marks), None)
+        choices = [x for kind in kinds for x in ((True, False) if kind is bool else get_args(kind))]
+        *most, last = map(repr, choices)
+        return cls(f"{', '.join(most)} or {last}", choices.__contains__)
+
+
+def at_least(least: int, example: int | None = None) -> Expected:
+    """A number of at least some integer."""
+    return Expected(f"at least {least}", lambda x: least <= x < math.inf, example)
+
+
+ABOVE_ZERO = Expected("a number above 0", lambda x: 0 < x < math.inf)
+Share = Annotated[float, Expected("a number of at least 0", lambda x: 0 <= x < math.inf, 0.01)]
+"""A share of a diagonal."""
+
+
+class Checked:
+    """Base of passes and solvers that refuse arguments which their annotations do not allow.
 
     Raises:
         ValueError: one does not fit.
 
     Example:
-        >>> from types import SimpleNamespace
-        >>> check_arguments(SimpleNamespace(steps=0), steps=at_least(0, 1))
+        >>> @dataclass(frozen=True)
+        ... class Turns(Checked):
+        ...     steps: Annotated[int, at_least(1)] = 10
+        >>> Turns(steps=0)
         Traceback (most recent call last):
         ...
-        ValueError: SimpleNamespace: steps must be at least 1, got 0.
-          cure: steps=1
+        ValueError: Turns: steps must be at least 1, got 0.
+          cure: steps=10
     """
-    for name, (fits, expected, example) in arguments.items():
-        if not fits:
-            raise ValueError(
-                f"{type(owner).__name__}: {name} must be {expected}, got {vars(owner)[name]!r}.\n"
-                f"  cure: {name}={example!r}"
-            )
 
-
-def at_least(value: float | None, least: int, example: float | None = None) -> Expected:
-    """A number of at least some integer; None fits."""
-    fits = value is None or least <= value < math.inf
-    return fits, f"at least {least}", least if example is None else example
-
-
-def above_zero(value: float | None, example: float | None = None) -> Expected:
-    """A finite number above 0; None fits."""
-    return value is None or 0 < value < math.inf, "a number above 0", example
-
-
-def among(value: object, *choices: object) -> Expected:
-    """One of some values."""
-    *most, last = map(repr, choices)
-    return value in choices, f"{', '.join(most)} or {last}", choices[0]
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            expected, value, default = Expected.of(hint), vars(self)[name], vars(type(self)).get(name)
+            if expected and not (default is None if value is None else expected.fits(value)):
+                example = default if expected.example is None else expected.example
+                raise ValueError(
+                    f"{type(self).__name__}: {name} must be {expected.text}, got {value!r}.\n"
+                    f"  cure: {name}={example!r}"
+                )
 
 
 SUM = (jnp.add, 0.0)
