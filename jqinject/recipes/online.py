@@ -16,6 +16,7 @@ from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, slots_for, takes
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Call, OpQuantizers, find_sites
+from jqinject.program.operations import operand_axes
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import NoneActQuant
 from jqinject.quant_tensor import as_array, on_integers
@@ -178,12 +179,9 @@ def stored(sites: Sequence[ContractionSite], transform: Transform, value: jax.Ar
     """
     taken = np.zeros(value.size, bool)
     for site in sites:
-        if not site.places.mark(taken):
-            continue  # a parameter that is contracted twice is stored once
-        matrices = site.weights(value)
-        windows = matrices.reshape(*matrices.shape[:2], site.matrices.channels, -1).swapaxes(2, 3)
-        dual = transform.dual(windows).swapaxes(2, 3).reshape(matrices.shape)
-        value = site.places.put(value, site.matrices.weight.array(dual))
+        if site.places.mark(taken):  # a parameter that is contracted twice is stored once
+            axes = operand_axes(site.step.equation)[site.place].summed
+            value = site.places.put(value, along(transform.dual, site.places.taken(value), axes))
     return value
 
 

@@ -199,7 +199,7 @@ class Work:
             self.calls if calls is None else calls,
             quantize_input=quantize_input,
             transform_input=partial(transformed_input, self.online) if self.online else None,
-            updates=self._updates() if self.is_quantized else None,
+            updates=self._updates() if self.is_quantized else {},
             on_host=self.on_host,
         )
 

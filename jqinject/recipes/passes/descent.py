@@ -15,8 +15,8 @@ from jqinject.program import Call, SplitCall, dotted
 from jqinject.recipes.passes import float_change
 from jqinject.recipes.solvers.solver import Checked, Expected, at_least
 from jqinject.recipes.stream.flat_program import Note
-from jqinject.recipes.transforms.regions import is_gain
-from jqinject.recipes.transforms.rotations import RotatedRegion, rotated_regions
+from jqinject.recipes.transforms.regions import RotatedRegion, is_gain
+from jqinject.recipes.transforms.rotations import rotated_regions
 from jqinject.recipes.work import Work
 
 T = TypeVar("T")

@@ -46,7 +46,6 @@ class FloatChange:
         flat: the model's program.
         values: the parameters as they are now.
         online: path of a parameter -> the transform before the inputs of its sites, as they are now.
-        sites: of the model, in the order in which they run.
         done: what the pass did to each site, or why it left it alone; for the report.
         left_out: contractions that no pass can reach, and why.
         statistics: of the float model's sites, by name.
@@ -58,7 +57,6 @@ class FloatChange:
         stream = work.stream()
         self.flat = flat = stream.flat
         self.values = {path: jnp.asarray(flat.state[slot]) for slot, path in flat.parameters.items()}
-        self.sites = list(flat.sites)
         self.done: list[Note] = []
         self.left_out: list[Note] = [*flat.left_out]
         self.statistics: dict[str, Statistics] = {}
@@ -114,7 +112,7 @@ class FloatChange:
         Returns:
             Why that is impossible; empty if it was done.
         """
-        sites = [same for same in self.sites if same.path == site.path]
+        sites = [same for same in self.flat.sites if same.path == site.path]
         index, traced = ModelIndex(self.work.model), bool(self.work.methods)
         why = why_not_online(index, self.work.rules, self.flat, sites, traced)
         if not why:
@@ -194,10 +192,10 @@ def _changed(values: Mapping[str, jax.Array], changes: Changes) -> dict[str, jax
     return after
 
 
-def relative_change(before: jax.Array, after: jax.Array) -> float:
-    """The largest difference between two arrays, relative to the largest number of the first."""
+def relative_change(before: jax.Array, after: jax.Array, least: float = 0.0) -> float:
+    """The largest difference between two arrays, relative to the largest number of the first, or to `least`."""
     first, second = (on_host(x).astype(np.float64) for x in (before, after))
-    largest = np.abs(first).max(initial=0.0)
+    largest = np.abs(first).max(initial=least)
     return float(np.abs(first - second).max(initial=0.0) / (largest if largest > 0 else 1.0))
 
 
@@ -222,7 +220,7 @@ class Rescaling(FloatChange):
         self, work: Work, by: str, statistics: Sequence[str] = (), online: KeepOnline = "never"
     ) -> None:
         super().__init__(work, by, statistics)
-        alone = ((site, "") for site in self.sites)
+        alone = ((site, "") for site in self.flat.sites)
         self.regions: list[Region] = []
         rest: dict[tuple[str, int], list[ContractionSite]] = {}
         for site, region in alone if online == "all" else by_region(self.flat, region_of):

@@ -4,6 +4,8 @@
 still to come (`InOrder.rounded`).
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
@@ -40,7 +42,7 @@ class RTN:
 
 
 @dataclass(frozen=True)
-class GPTQ(solver.Checked):
+class GPTQ(accumulator.Bounded):
     """Rounds column by column, and spreads each error over the columns that are still to come.
 
     It minimizes `tr((Q - W) H (Q - W)^T)` greedily, with `H` twice the mean of `y y^T` over the inputs `y` of the
@@ -85,7 +87,6 @@ class GPTQ(solver.Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        accumulator.check_accumulator(self, self.scales)
         if self.scales == "block" and self.act_order:
             raise ValueError(
                 "GPTQ(scales='block', act_order=True): groups are spread over the blocks, so none begins in one.\n"
@@ -100,11 +101,8 @@ class GPTQ(solver.Checked):
             usable = jnp.isfinite(factor).all(axis=(1, 2), keepdims=True)
             factor = jnp.where(usable, factor, jnp.eye(factor.shape[-1], dtype=factor.dtype))
         check_factor(factor, self.damping)
-        columns = InOrder(self, problem, weights, order)
-        # Scales that do not change belong to the weights as they were given, dead inputs and all.
-        grid = columns.grid if self.scales == "original" else columns.measure(columns.weights)
-        rounded = columns.rounded(columns.weights, factor, grid, columns.room, self.block_size, self.scales)
-        return columns.solution(*rounded)
+        columns = InOrder.of(self, problem, weights, order, self.scales != "original")
+        return columns.solution(*columns.rounded(factor, self.block_size, self.scales, problem.group_size))
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -133,7 +131,7 @@ def check_factor(factor: jax.Array, damping: float) -> None:
 
 
 @dataclass(frozen=True)
-class GPFQ(solver.Checked):
+class GPFQ(accumulator.Bounded):
     """Rounds column by column so that the sum so far stays near that of the float model.
 
     With `H` the mean of `y y^T` and `G` the mean of `y x^T`, over inputs `x` of the float and `y` of the quantized
@@ -167,7 +165,6 @@ class GPFQ(solver.Checked):
                 "  cure: GPFQ(scales='original')"
             )
         super().__post_init__()
-        accumulator.check_accumulator(self, self.scales)
 
     def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
@@ -176,58 +173,48 @@ class GPFQ(solver.Checked):
         live, weights = self.scales == "live", problem.weights
         if live:
             _, weights = solver.without_dead_inputs(hessian, weights)
-        columns = InOrder(self, problem, weights, order)
-        weights, original, grid = columns.weights, columns.original, columns.grid
+        columns = InOrder.of(self, problem, weights, order, live)
         hessian, cross = (solver.both_ordered(x, order) for x in (hessian, cross))
-        measure = solver.as_argument(columns.measure) if live else None
-        working, values = _in_order(weights, original, hessian, cross, grid, columns.room, measure)
-        if live:
-            grid = columns.measure(working)
-            values = grid.nearest(working)
-        return columns.solution(values, grid, working)
+        return columns.solution(*_in_order(columns, hessian, cross))
 
 
 _State = tuple[jax.Array, jax.Array, accumulator.Room | None]
 
 
-@jax.jit
-def _in_order(
-    weights: jax.Array,
-    original: jax.Array,
-    hessian: jax.Array,
-    cross: jax.Array,
-    grid: solver.MatrixGrid,
-    room: accumulator.Room | None,
-    measure: solver.Measure | None,
-) -> tuple[jax.Array, jax.Array]:
-    """The matrices that are rounded, and what they were rounded to on the way.
+_Rounded = tuple[jax.Array, solver.MatrixGrid, jax.Array]
+"""Values, the grid that they are on, and the matrices that were rounded."""
 
-    `measure` measures the grid at every column, and is None for the grid that there is.
-    """
-    columns = weights.shape[-1]
+
+@jax.jit
+def _in_order(columns: InOrder, hessian: jax.Array, cross: jax.Array) -> _Rounded:
+    """Round all columns, with scales that stay or are measured at every column."""
+    is_live, size = columns.remeasure is not None, columns.weights.shape[-1]
 
     def column(place: jax.Array, state: _State) -> _State:
         working, done, room = state
-        if measure is not None:
-            done = measure(working).nearest(working)
-        before = jnp.arange(columns) < place
+        if is_live:
+            done = columns.measure(working).nearest(working)
+        before = jnp.arange(size) < place
         of_hessian, of_cross = (jax.lax.dynamic_slice_in_dim(x, place, 1, -2) for x in (hessian, cross))
-        target = jnp.matmul(original, jnp.where(before, of_cross, 0.0).mT, precision=solver.HIGHEST)
+        target = jnp.matmul(columns.original, jnp.where(before, of_cross, 0.0).mT, precision=solver.HIGHEST)
         target = target - jnp.matmul(done, jnp.where(before, of_hessian, 0.0).mT, precision=solver.HIGHEST)
         own, shared = (jax.lax.dynamic_slice_in_dim(x, place, 1, -1) for x in (of_hessian, of_cross))
         now = jax.lax.dynamic_slice_in_dim(working, place, 1, -1)
         target = jnp.where(own > 0, (shared * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
         working = jax.lax.dynamic_update_slice_in_dim(working, target, place, -1)
-        if measure is None:
-            near, room = accumulator.rounded(target, grid.from_column(place, 1), place, room)
+        if not is_live:
+            near, room = accumulator.rounded(target, columns.grid.from_column(place, 1), place, room)
             done = jax.lax.dynamic_update_slice_in_dim(done, near, place, -1)
         return working, done, room
 
-    return jax.lax.fori_loop(0, columns, column, (weights, jnp.zeros_like(weights), room))[:2]
+    start = columns.weights, jnp.zeros_like(columns.weights), columns.room
+    working, values, _ = jax.lax.fori_loop(0, size, column, start)
+    grid = columns.measure(working) if is_live else columns.grid
+    return grid.nearest(working) if is_live else values, grid, working
 
 
 @dataclass(frozen=True)
-class Qronos(solver.Checked):
+class Qronos(accumulator.Bounded):
     """Corrects the first column for everything before it, then the others for that, then rounds as GPTQ.
 
     With `H` the mean of `y y^T` and `G` the mean of `x y^T`: `w_0 <- (w0 G_:0 - sum_{j>0} H_0j w_j) / H_00`, rounded to
@@ -254,16 +241,12 @@ class Qronos(solver.Checked):
     accumulator_bits: accumulator.Bits = None
     tile_size: accumulator.TileSize = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        accumulator.check_accumulator(self)
-
     def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
         hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross")
         hessian, weights = solver.without_dead_inputs(hessian, problem.weights)
         order = solver.by_importance(hessian, self.act_order)
-        columns = InOrder(self, problem, weights, order)
+        columns = InOrder.of(self, problem, weights, order)
         hessian, cross = solver.both_ordered(hessian, order), solver.both_ordered(cross, order)
         weights, original, grid = columns.weights, columns.original, columns.grid
         first = (
@@ -281,7 +264,8 @@ class Qronos(solver.Checked):
         check_factor(factor, self.damping)
         later = None if room is None else replace(room, tiles=room.tiles[:, 1:])
         after = grid.from_column(1, weights.shape[-1] - 1)
-        values, _, _ = columns.rounded(corrected, factor, after, later, self.block_size)
+        others = replace(columns, weights=corrected, grid=after, room=later)
+        values, _, _ = others.rounded(factor, self.block_size)
         values, working = (jnp.concatenate([x, values], axis=-1) for x in (head, first))
         return columns.solution(values, grid, working)
 
@@ -290,105 +274,76 @@ _Blocks = tuple[jax.Array, jax.Array, solver.MatrixGrid, accumulator.Room | None
 _Columns = tuple[jax.Array, jax.Array, jax.Array, accumulator.Room | None]
 
 
-@partial(jax.jit, static_argnums=(5, 6))
-def _blocks(
-    weights: jax.Array,
-    factor: jax.Array,
-    grid: solver.MatrixGrid,
-    room: accumulator.Room | None,
-    measure: solver.Measure | None,
-    block_size: int,
-    group_size: int | None,
-) -> tuple[jax.Array, jax.Array, solver.MatrixGrid]:
-    """The matrices as the last column left them, their values, and the grid, block by block: see `InOrder`.
-
-    `measure` is None for scales that do not change. Others are measured for the groups that begin in a block, without
-    `group_size` at every column.
-    """
-    places = jnp.arange(weights.shape[-1])
-
-    def measured(working: jax.Array) -> solver.MatrixGrid:
-        assert measure is not None, "scales change"
-        return measure(working).spread(working.shape)
-
-    def block(start: jax.Array | int, size: int, state: _Blocks) -> _Blocks:
-        working, values, grid, room = state
-        if measure is not None and group_size is not None:
-            first = places // group_size * group_size
-            begins = (first >= start) & (first < start + size)
-            grid = jax.tree.map(partial(jnp.where, begins), measured(working), grid)
-        rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
-        within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
-
-        def column(place: jax.Array, state: _Columns) -> _Columns:
-            block, near, errors, room = state
-            is_live = measure is not None and group_size is None
-            own = measured(_written(working, block, start)) if is_live else grid
-            now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
-            value, room = accumulator.rounded(now, own.from_column(start + place, 1), start + place, room)
-            row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
-            error = (now - value) / jax.lax.dynamic_slice_in_dim(row, place, 1, -1)
-            block = block - error * jnp.where(jnp.arange(size) > place, row, 0.0)
-            block, near = _written(block, value, place), _written(near, value, place)
-            return block, near, _written(errors, error, place), room
-
-        part = jax.lax.dynamic_slice_in_dim(working, start, size, -1)
-        empty = jnp.zeros_like(part)
-        part, near, errors, room = jax.lax.fori_loop(0, size, column, (part, empty, empty, room))
-        later = jnp.where(places >= start + size, rows, 0.0)
-        working = _written(working, part, start) - jnp.matmul(errors, later, precision=solver.HIGHEST)
-        return working, _written(values, near, start), grid, room
-
-    def full_block(number: jax.Array, state: _Blocks) -> _Blocks:
-        return block(number * block_size, block_size, state)
-
-    count, left = divmod(weights.shape[-1], block_size)
-    state = jax.lax.fori_loop(0, count, full_block, (weights, jnp.zeros_like(weights), grid, room))
-    return (block(count * block_size, left, state) if left else state)[:3]
-
-
 def _written(matrix: jax.Array, part: jax.Array, column: jax.Array | int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(matrix, part, column, -1)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class InOrder:
     """A problem whose columns are rounded in an order.
 
-    Args:
-        algorithm: that rounds them.
-        problem: the problem.
-        weights: that are to be rounded, in the problem's order.
-        order: places of columns, `(stack, columns)`.
-
     Attributes:
         weights, original: the matrices in this order.
-        grid: the quantizer's, of the problem's weights, in this order.
-        room: what accumulators hold; None for no bound.
+        grid: the quantizer's, of the problem's weights as they were given, in this order.
+        fixed: the same in the problem's order.
+        room: what accumulators hold, for scales that do not change; None for no bound.
+        order: places of columns, `(stack, columns)`.
+        remeasure: measures matrices in the problem's order; None for scales that do not change.
     """
 
-    def __init__(
-        self, algorithm: accumulator.Bounded, problem: solver.Problem, weights: jax.Array, order: jax.Array
-    ) -> None:
-        self.weights, self.original = solver.ordered(weights, order), solver.ordered(problem.original, order)
-        self.room = accumulator.room_of(algorithm, problem, weights, order)
-        self._problem, self._order, self._back = problem, order, jnp.argsort(order, axis=1)
-        self._fixed = problem.measure(problem.weights)
-        self.grid = self._fixed.spread(weights.shape).ordered(order)
+    weights: jax.Array
+    original: jax.Array
+    grid: solver.MatrixGrid
+    fixed: solver.MatrixGrid
+    room: accumulator.Room | None
+    order: jax.Array
+    remeasure: solver.Measure | None
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: accumulator.Bounded,
+        problem: solver.Problem,
+        weights: jax.Array,
+        order: jax.Array,
+        is_remeasured: bool = False,
+    ) -> InOrder:
+        """The columns of a problem in an order.
+
+        Args:
+            algorithm: that rounds them.
+            problem: the problem.
+            weights: that are to be rounded, in the problem's order.
+            order: places of columns, `(stack, columns)`.
+            is_remeasured: whether scales change.
+        """
+        fixed = problem.measure(problem.weights)
+        grid = fixed.spread(weights.shape).ordered(order)
+        room = accumulator.room_of(algorithm, problem, weights, order)
+        remeasure = solver.as_argument(problem.measure) if is_remeasured else None
+        weights, original = solver.ordered(weights, order), solver.ordered(problem.original, order)
+        return cls(weights, original, grid, fixed, room, order, remeasure)
+
+    @property
+    def back(self) -> jax.Array:
+        """Places of the problem's columns in this order."""
+        return jnp.argsort(self.order, axis=1)
 
     def measure(self, working: jax.Array) -> solver.MatrixGrid:
         """The quantizer's grid of matrices in this order."""
-        grid = self._problem.measure(solver.ordered(working, self._back))
-        return grid.spread(working.shape).ordered(self._order)
+        assert self.remeasure is not None, "scales change"
+        grid = self.remeasure(solver.ordered(working, self.back))
+        return grid.spread(working.shape).ordered(self.order)
 
+    @partial(jax.jit, static_argnums=(2, 3, 4))
     def rounded(
         self,
-        weights: jax.Array,
         factor: jax.Array,
-        grid: solver.MatrixGrid,
-        room: accumulator.Room | None,
         block_size: int,
         scales: ScaleRule = "original",
-    ) -> tuple[jax.Array, solver.MatrixGrid, jax.Array]:
+        group_size: int | None = None,
+    ) -> _Rounded:
         """Round all columns, in order (Frantar et al., GPTQ).
 
         `q_j` is `w_j` rounded to nearest, `e = (w_j - q_j) / U_jj`, and `w_k -= e U_jk` for `k > j`. Columns of later
@@ -396,35 +351,63 @@ class InOrder:
         measured on the way.
 
         Args:
-            weights: `(stack, rows, columns)`, float32: all columns, or the last ones for scales that do not change.
             factor: `U`, upper triangular, `(stack, columns, columns)`.
-            grid: of the weights, with a scale for each number.
-            room: what accumulators hold, for scales that do not change; None for no bound.
             block_size: columns in a block.
             scales: when scales are measured; without groups those of "block" are those of the first block.
+            group_size: consecutive columns that share a scale; None for no groups.
 
         Returns:
             Values, the grid that they are on, and the matrices as the last column left them: they differ from the
             values only where scales are measured on the way.
         """
-        group_size = self._problem.group_size if scales == "block" else None
-        if scales == "original" or (scales == "block" and group_size is None):
-            measure = None
-        else:
-            measure = solver.as_argument(self.measure)
-        size = min(block_size, weights.shape[-1])
-        working, values, last = _blocks(weights, factor, grid, room, measure, size, group_size)
-        if measure is None:
-            return values, grid, values
-        if scales == "live":
-            last = self.measure(working)
-            values = last.nearest(working)
-        return values, last, working
+        places, weights = jnp.arange(self.weights.shape[-1]), self.weights
+        is_live, is_in_blocks = scales == "live", scales == "block" and group_size is not None
+
+        def block(start: jax.Array | int, size: int, state: _Blocks) -> _Blocks:
+            working, values, grid, room = state
+            if is_in_blocks:
+                first = places // group_size * group_size
+                begins = (first >= start) & (first < start + size)
+                grid = jax.tree.map(partial(jnp.where, begins), self.measure(working), grid)
+            rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
+            within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
+
+            def column(place: jax.Array, state: _Columns) -> _Columns:
+                block, near, errors, room = state
+                own = self.measure(_written(working, block, start)) if is_live else grid
+                now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
+                value, room = accumulator.rounded(now, own.from_column(start + place, 1), start + place, room)
+                row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
+                error = (now - value) / jax.lax.dynamic_slice_in_dim(row, place, 1, -1)
+                block = block - error * jnp.where(jnp.arange(size) > place, row, 0.0)
+                block, near = _written(block, value, place), _written(near, value, place)
+                return block, near, _written(errors, error, place), room
+
+            part = jax.lax.dynamic_slice_in_dim(working, start, size, -1)
+            empty = jnp.zeros_like(part)
+            part, near, errors, room = jax.lax.fori_loop(0, size, column, (part, empty, empty, room))
+            later = jnp.where(places >= start + size, rows, 0.0)
+            working = _written(working, part, start) - jnp.matmul(errors, later, precision=solver.HIGHEST)
+            return working, _written(values, near, start), grid, room
+
+        def full_block(number: jax.Array, state: _Blocks) -> _Blocks:
+            return block(number * full, full, state)
+
+        full = min(block_size, weights.shape[-1])
+        count, left = divmod(weights.shape[-1], full)
+        # Scales that do not change belong to the weights as they were given, dead inputs and all.
+        grid = self.grid if scales == "original" else self.measure(weights)
+        state = weights, jnp.zeros_like(weights), grid, self.room
+        state = jax.lax.fori_loop(0, count, full_block, state)
+        working, values, grid, _ = block(count * full, left, state) if left else state
+        if is_live:
+            grid = self.measure(working)
+            values = grid.nearest(working)
+        return values, grid, working if is_live or is_in_blocks else values
 
     def solution(self, values: jax.Array, grid: solver.MatrixGrid, working: jax.Array) -> solver.Solution:
         """The solution in the problem's order, of arrays in this one."""
-        # An array for each number is not stored where fewer scales, or the values themselves, say the same.
-        grid = self._fixed if grid is self.grid else grid.ordered(self._back)
-        last, values = values, solver.ordered(values, self._back)
-        working = values if working is last else solver.ordered(working, self._back)
+        # An array for each number is not stored where fewer scales say the same.
+        grid = self.fixed if self.remeasure is None else grid.ordered(self.back)
+        values, working = (solver.ordered(x, self.back) for x in (values, working))
         return solver.Solution(values, grid.scale, grid.zero_point, working, complete=self.room is not None)

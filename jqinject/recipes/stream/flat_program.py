@@ -262,12 +262,6 @@ class FlatProgram:
             if self.last_uses.get(slot, -1) < end:
                 del self.values[slot]
 
-    def value_with(self, slot: Slot, parameter: Slot, number: float) -> jax.Array:
-        """The same value if all numbers of one parameter were `number`."""
-        values = {s: x for s, x in self.values.items() if parameter not in self.owners.get(s, ())}
-        values[parameter] = jnp.full_like(self.state[parameter], number)
-        return self.evaluated(slot, values)
-
     def evaluated(self, slot: Slot, values: dict[Slot, jax.Array], run: Run | None = None) -> jax.Array:
         """The value of a slot.
 

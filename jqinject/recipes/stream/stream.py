@@ -7,6 +7,7 @@ import itertools
 import operator
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +74,7 @@ class Batch:
             values.maps[0] = jax.device_get(values.maps[0])
 
 
+@dataclass
 class Stream:
     """Calibration data on its way through a model, at one site at a time.
 
@@ -96,19 +98,15 @@ class Stream:
         parameters: path -> array in the place of the model's own parameter, in the quantized model.
     """
 
-    def __init__(
-        self,
-        model: nnx.Module,
-        calls: Sequence[Call],
-        *,
-        quantize_input: QuantizeInput | None = None,
-        transform_input: QuantizeInput | None = None,
-        updates: Mapping[str, jax.Array] | None = None,
-        on_host: bool = False,
-    ) -> None:
-        self.quantize_input, self.transform_input = quantize_input, transform_input
+    model: InitVar[nnx.Module]
+    calls: InitVar[Sequence[Call]]
+    quantize_input: QuantizeInput | None = None
+    transform_input: QuantizeInput | None = None
+    updates: Mapping[str, jax.Array] = field(default_factory=dict)
+    on_host: bool = False
+
+    def __post_init__(self, model: nnx.Module, calls: Sequence[Call]) -> None:
         self.parameters: dict[str, jax.Array] = {}
-        self.updates, self.on_host = dict(updates or {}), on_host
         programs: dict[object, FlatProgram] = {}
         self.batches: list[Batch] = []
         for call in calls:

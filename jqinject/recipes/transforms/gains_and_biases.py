@@ -130,8 +130,10 @@ def affine(flat: FlatProgram, gain: Gain) -> tuple[float, float] | None:
         flat: the program.
         gain: of it.
     """
+    others = {slot: x for slot, x in flat.values.items() if gain.parameter not in flat.owners.get(slot, ())}
+    numbers = (jnp.full_like(flat.state[gain.parameter], number) for number in (0.0, 1.0))
     at_zero, at_one = (
-        np.asarray(flat.value_with(gain.slot, gain.parameter, number), np.float32) for number in (0.0, 1.0)
+        np.asarray(flat.evaluated(gain.slot, {**others, gain.parameter: x}), np.float32) for x in numbers
     )
     slope = at_one - at_zero
     if np.ptp(slope) > 1e-6 or np.ptp(at_zero) > 1e-6 or abs(slope.flat[0]) < 1e-6:

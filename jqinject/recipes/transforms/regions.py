@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+import jax
 import numpy as np
 
+from jqinject.core.transforms import along
 from jqinject.program.operations import operand_axes
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Slot
 from jqinject.recipes.transforms import factor_walk
@@ -130,14 +132,45 @@ def _columns_of(flat: FlatProgram, site: ContractionSite) -> factor_walk.Labels:
     return np.arange(1, math.prod(sizes) + 1).reshape(sizes)
 
 
-class WithSites(Protocol):
-    """Sites that are changed together: those of a `Region`, or of what is rotated together."""
+@dataclass
+class RotatedRegion:
+    """What is rotated together.
+
+    Attributes:
+        block: the size of the matrix.
+        parameters: path -> the axis that is rotated.
+        sites: those whose inputs are rotated.
+        normalized: whether a norm takes the values: they are those of a residual stream.
+        keeps_sums: whether the matrix has to leave sums of the channels as they are: the program subtracts a mean.
+    """
+
+    block: int
+    parameters: dict[str, int] = field(default_factory=dict)
+    sites: list[ContractionSite] = field(default_factory=list)
+    normalized: bool = False
+    keeps_sums: bool = False
 
     @property
-    def sites(self) -> Sequence[ContractionSite]: ...
+    def kind(self) -> str:
+        """The name of the rotation: "R1" of a residual stream, "R2" of values between two weights."""
+        return "R1" if self.normalized else "R2"
+
+    def mapped(self, path: str, apply: Callable[[jax.Array], jax.Array], value: jax.Array) -> jax.Array:
+        """Apply a map of blocks along the axis of a parameter that is rotated.
+
+        Args:
+            path: of the parameter.
+            apply: a map of the last axis, which has the size of a block.
+            value: the parameter.
+        """
+
+        def in_blocks(x: jax.Array) -> jax.Array:
+            return apply(x.reshape(*x.shape[:-1], -1, self.block)).reshape(x.shape)
+
+        return along(in_blocks, value, (self.parameters[path],))
 
 
-R = TypeVar("R", bound=WithSites)
+R = TypeVar("R", Region, RotatedRegion)
 
 
 def by_region(
