@@ -1,5 +1,6 @@
 """A float model whose parameters passes change so that its function stays."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,9 +12,10 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Chain, ChannelScale, Transform
+from jqinject.model.quantizing.rules import COUNTERPARTS, slots_for
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
-from jqinject.recipes.online import Online, quantizes_weight, stored, why_not_online
+from jqinject.recipes.online import Online, rule_of, stored
 from jqinject.recipes.solvers.solver import Statistics
 from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.transforms.factor_walk import factors_of
@@ -113,14 +115,34 @@ class FloatChange:
             Why that is impossible; empty if it was done.
         """
         sites = [same for same in self.flat.sites if same.path == site.path]
-        index, traced = ModelIndex(self.work.model), bool(self.work.methods)
-        why = why_not_online(index, self.work.rules, self.flat, sites, traced)
+        why = self._why_not_online(sites)
         if not why:
             before = self.online.get(site.path)
             both = transform if before is None else Chain((before.transform, transform))
             online = Online(both, site.matrices.channels, site.step.path)
             self.change(site.name, [(site.path, partial(stored, sites, transform))], {site.path: online})
         return why
+
+    def _why_not_online(self, sites: Sequence[ContractionSite]) -> str:
+        """Why no transform can stay before the inputs of the sites of a parameter; empty if one can."""
+        first = sites[0]
+        took, _, holder = rule_of(first.path, first.step.path, ModelIndex(self.work.model), self.work.rules)
+        if type(holder) not in COUNTERPARTS and not self.work.methods:
+            return "the model is quantized without tracing it, as recipes with call= do"
+        if type(holder) in COUNTERPARTS and "input_quant" not in slots_for(holder):
+            return f"a {type(holder).__name__} has no quantizer of its input"
+        convolution = first.step.name == "conv_general_dilated"
+        if convolution and any(site.matrices.weight.sizes[0] > 1 for site in sites):
+            return "the convolution sees its channels in groups"
+        if took.configures:
+            return "a scheme quantizes it"
+        if isinstance(took.quantizer("input_quant"), nnx.Module):
+            return "its input shares another layer's quantizer"
+        slot = self.flat.slot_of[first.path]
+        reader = self.flat.other_use(slot, {site.index for site in sites})
+        if reader is not None:
+            return f"{reader.name}{reader.where} reads the parameter too"
+        return _with_other_channels(sites, math.prod(self.flat.shapes[slot]))
 
     def finish(self) -> list[Note]:
         """Put the parameters into the float model, whose function must be as before.
@@ -190,6 +212,18 @@ def _changed(values: Mapping[str, jax.Array], changes: Changes) -> dict[str, jax
         value = after[path]
         after[path] = jnp.asarray(apply(value.astype(jnp.float32))).astype(value.dtype)
     return after
+
+
+def _with_other_channels(sites: Sequence[ContractionSite], size: int) -> str:
+    """Name two sites that contract the same numbers of a parameter as different channels; empty if there are none."""
+    first: dict[int, tuple[ContractionSite, np.ndarray]] = {}
+    for site in sites if len(sites) > 1 else ():
+        column = site.weights(np.arange(size, dtype=np.int32))[:, :, 0].reshape(-1)
+        same, before = first.setdefault(int(column.min()), (site, column))
+        inside = np.isin(before, column).all() or np.isin(column, before).all()
+        if not inside or same.matrices.channels != site.matrices.channels:
+            return f"{same.name} and {site.name} contract different axes or channels of it"
+    return ""
 
 
 def relative_change(before: jax.Array, after: jax.Array, least: float = 0.0) -> float:
@@ -304,7 +338,10 @@ class Rescaling(FloatChange):
         """What factors do to a region, for the report."""
         index, rules, sites = ModelIndex(self.work.model), self.work.rules, region.sites
         folded = tuple(path for path in region.parameters if path not in {site.path for site in sites})
-        unruled = ", ".join(site.name for site in sites if not quantizes_weight(site, index, rules))
+        took = {site.name: rule_of(site.path, site.step.path, index, rules)[0] for site in sites}
+        unruled = ", ".join(
+            name for name, x in took.items() if not x.configures and x.quantizer("weight_quant") is None
+        )
         what = f"{region.channels} factors from {factors.min():.3g} to {factors.max():.3g}"
         where = "kept online" if region.online else f"in {', '.join(folded)}"
         alone = f"; no rule quantizes {unruled}" if unruled else ""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.solvers import accumulator, greedy, solver
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver, at_least
+from jqinject.recipes.solvers.solver import Problem, Solution, Solver, Statistics, at_least
 
 
 @dataclass(frozen=True)
@@ -135,32 +135,25 @@ class QEP:
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
-        hessian, cross = (problem.statistics.mean(name) for name in ("hessian", "cross"))
-        corrected = corrected_weights(problem.weights, hessian, cross - hessian, self.factor, self.damping)
+        corrected = corrected_weights(problem.weights, problem.statistics, self.factor, self.damping)
         greedy.check_factor(corrected, self.damping)
         return self.solver(replace(problem, weights=corrected))
 
 
 @jax.jit
-def corrected_weights(
-    weights: jax.Array,
-    hessian: jax.Array,
-    delta: jax.Array,
-    factor: jax.Array | float,
-    damping: jax.Array | float,
-) -> jax.Array:
+def corrected_weights(weights: jax.Array, sums: Statistics, factor: float, damping: float) -> jax.Array:
     """The weights of `QEP`; those of inputs that were always 0 become 0.
 
     Args:
         weights: `(stack, rows, columns)`.
-        hessian: `H`.
-        delta: `G - H`.
+        sums: with `H` and `G`.
         factor, damping: see `QEP`.
     """
+    hessian, cross = sums.mean("hessian"), sums.mean("cross")
     diagonal = solver.diagonal_of(hessian)
     full, alive = solver.without_dead_inputs(hessian, weights)
     factorized = jnp.linalg.cholesky(solver.on_diagonal(full, damping * jnp.mean(diagonal, axis=1)))
-    target = jnp.matmul(alive, delta, precision=solver.HIGHEST)
+    target = jnp.matmul(alive, cross - hessian, precision=solver.HIGHEST)
     half = jax.lax.linalg.triangular_solve(factorized, target, left_side=False, lower=True, transpose_a=True)
     correction = jax.lax.linalg.triangular_solve(factorized, half, left_side=False, lower=True)
     return jnp.where((diagonal == 0)[:, None], 0.0, alive + factor * correction)

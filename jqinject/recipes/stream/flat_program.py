@@ -94,7 +94,6 @@ class ContractionSite:
 
     Attributes:
         name: the operation's, as `jqinject.coverage` names it, with the turns of loops around it: unique.
-        operand: the name under which a rule's quantizer of the other operand is held.
         path: the parameter's path in the model, as text.
         index: of the step.
         step: the contraction.
@@ -104,7 +103,6 @@ class ContractionSite:
     """
 
     name: str
-    operand: str
     path: str
     index: int
     step: FlatStep
@@ -424,10 +422,9 @@ class FlatProgram:
             reason = matrices if isinstance(matrices, str) else str(places)
             self.left_out += [Note(name, self.parameters[owner], reason=reason) for owner in sorted(owners)]
             return
-        operand = name + ("_lhs" if place == 1 or step.kind == "einsum" else "_rhs")
         name += "".join(f"[{turn}]" for turn in step.turn)
         path = self.parameters[min(owners)]
-        self.sites.append(ContractionSite(name, operand, path, index, step, place, matrices, places))
+        self.sites.append(ContractionSite(name, path, index, step, place, matrices, places))
 
     def _places_of(self, slot: Slot, owners: frozenset[Slot]) -> Places | str:
         """Where each number of an operand is in the parameter; a sentence if it is not simply one of its numbers."""
