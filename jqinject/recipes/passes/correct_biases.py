@@ -94,10 +94,8 @@ class _Shifts:
         weight = visit.original if parameter is None else parameter.nearest(parameter.value)
         if self.inputs == "quantized":
             visit.put(weight)
-        of_batches = {
-            batch: bias_of(batch.flat, visit.site_in(batch).step.outputs[0]) for batch in visit.stream.batches
-        }
-        biases = {batch: bias for batch, bias in of_batches.items() if bias is not None}
+        outputs = ((batch, visit.site_in(batch).step.outputs[0]) for batch in visit.stream.batches)
+        biases = {batch: bias for batch, slot in outputs if (bias := bias_of(batch.flat, slot)) is not None}
         bias = biases.get(visit.stream.batches[0])
         if bias is None:
             reason = "no parameter is added to its output, which keeps its shifted mean"

@@ -71,7 +71,7 @@ def reduce_magnitudes(
     strength = alpha / (eta * jnp.where(norm > 0, norm, 1.0))
 
     def step(_: jax.Array, now: jax.Array) -> jax.Array:
-        moved = now - eta * jnp.matmul(now - weights, hessian, precision=solver.HIGHEST)
+        moved = now - eta * solver.matmul(now - weights, hessian)
         return moved - strength * accumulator.onto_ball(moved / strength)
 
     return jax.lax.fori_loop(0, steps, step, weights)
@@ -93,7 +93,7 @@ def largest_eigenvalue(matrices: jax.Array, power_steps: int | None) -> jax.Arra
     scaled = matrices / jnp.where(largest > 0, largest, 1.0)
 
     def moved(x: jax.Array) -> jax.Array:
-        return jnp.matmul(scaled, x, precision=solver.HIGHEST)
+        return solver.matmul(scaled, x)
 
     def step(_: jax.Array, x: jax.Array) -> jax.Array:
         x = moved(x)
@@ -153,7 +153,7 @@ def corrected_weights(weights: jax.Array, sums: Statistics, factor: float, dampi
     diagonal = solver.diagonal_of(hessian)
     full, alive = solver.without_dead_inputs(hessian, weights)
     factorized = jnp.linalg.cholesky(solver.on_diagonal(full, damping * jnp.mean(diagonal, axis=1)))
-    target = jnp.matmul(alive, cross - hessian, precision=solver.HIGHEST)
+    target = solver.matmul(alive, cross - hessian)
     half = jax.lax.linalg.triangular_solve(factorized, target, left_side=False, lower=True, transpose_a=True)
     correction = jax.lax.linalg.triangular_solve(factorized, half, left_side=False, lower=True)
     return jnp.where((diagonal == 0)[:, None], 0.0, alive + factor * correction)

@@ -196,8 +196,8 @@ def _in_order(columns: InOrder, hessian: jax.Array, cross: jax.Array) -> _Rounde
             done = columns.measure(working).nearest(working)
         before = jnp.arange(size) < place
         of_hessian, of_cross = (jax.lax.dynamic_slice_in_dim(x, place, 1, -2) for x in (hessian, cross))
-        target = jnp.matmul(columns.original, jnp.where(before, of_cross, 0.0).mT, precision=solver.HIGHEST)
-        target = target - jnp.matmul(done, jnp.where(before, of_hessian, 0.0).mT, precision=solver.HIGHEST)
+        target = solver.matmul(columns.original, jnp.where(before, of_cross, 0.0).mT)
+        target = target - solver.matmul(done, jnp.where(before, of_hessian, 0.0).mT)
         own, shared = (jax.lax.dynamic_slice_in_dim(x, place, 1, -1) for x in (of_hessian, of_cross))
         now = jax.lax.dynamic_slice_in_dim(working, place, 1, -1)
         target = jnp.where(own > 0, (shared * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
@@ -243,23 +243,21 @@ class Qronos(accumulator.Bounded):
 
     def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
-        hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross")
-        hessian, weights = solver.without_dead_inputs(hessian, problem.weights)
+        raw, cross = (problem.statistics.mean(name) for name in self.statistics)
+        hessian, weights = solver.without_dead_inputs(raw, problem.weights)
         order = solver.by_importance(hessian, self.act_order)
         columns = InOrder.of(self, problem, weights, order)
         hessian, cross = solver.both_ordered(hessian, order), solver.both_ordered(cross, order)
         weights, original, grid = columns.weights, columns.original, columns.grid
-        first = (
-            jnp.matmul(original, cross[..., :1], precision=solver.HIGHEST)
-            - jnp.matmul(weights[..., 1:], hessian[:, 1:, :1], precision=solver.HIGHEST)
-        ) / hessian[:, :1, :1]
+        before = solver.matmul(weights[..., 1:], hessian[:, 1:, :1])
+        first = (solver.matmul(original, cross[..., :1]) - before) / hessian[:, :1, :1]
         head, room = accumulator.rounded(first, grid.from_column(0, 1), 0, columns.room)
         damp = self.damping * jnp.linalg.eigvalsh(hessian)[:, -1]
         root = solver.inverse_factor(solver.on_diagonal(hessian, damp))
-        inverted = jnp.matmul(root.mT, root, precision=solver.HIGHEST)
+        inverted = solver.matmul(root.mT, root)
         rest = inverted[:, 1:, 1:] - inverted[:, 1:, :1] * inverted[:, :1, 1:] / inverted[:, :1, :1]
-        target = jnp.matmul(original, solver.on_diagonal(cross, damp)[..., 1:], precision=solver.HIGHEST)
-        corrected = jnp.matmul(target - head * hessian[:, :1, 1:], rest, precision=solver.HIGHEST)
+        target = solver.matmul(original, solver.on_diagonal(cross, damp)[..., 1:])
+        corrected = solver.matmul(target - head * hessian[:, :1, 1:], rest)
         factor = jnp.linalg.cholesky(rest, upper=True)
         check_factor(factor, self.damping)
         later = None if room is None else replace(room, tiles=room.tiles[:, 1:])
@@ -387,7 +385,7 @@ class InOrder:
             empty = jnp.zeros_like(part)
             part, near, errors, room = jax.lax.fori_loop(0, size, column, (part, empty, empty, room))
             later = jnp.where(places >= start + size, rows, 0.0)
-            working = _written(working, part, start) - jnp.matmul(errors, later, precision=solver.HIGHEST)
+            working = _written(working, part, start) - solver.matmul(errors, later)
             return working, _written(values, near, start), grid, room
 
         def full_block(number: jax.Array, state: _Blocks) -> _Blocks:

@@ -80,7 +80,7 @@ def _learned(
     """The matrices with each number rounded up or down as learned; one program for all matrices of a shape."""
     hessian, cross = sums.mean("hessian"), sums.mean("cross")
     # The error of the output is (q - w0) y + w0 (y - x), whose last part no rounding changes.
-    slope = jnp.matmul(original, hessian - cross, precision=solver.HIGHEST)
+    slope = solver.matmul(original, hessian - cross)
     kind = as_enum(LearnedRoundImplType, settings.learned_round_impl_type)
     impl, regularization = LEARNED_ROUND_IMPL[kind](), settings.regularization
     if kind is LearnedRoundImplType.IDENTITY:

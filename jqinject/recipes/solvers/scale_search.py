@@ -61,7 +61,7 @@ class Clip(solver.Checked):
 
         def errors(grid: MatrixGrid) -> jax.Array:
             difference = grid.nearest(weights) - weights
-            return shared.sums(difference * jnp.matmul(difference, within, precision=solver.HIGHEST))
+            return shared.sums(difference * solver.matmul(difference, within))
 
         start = problem.measure(weights).spread(weights.shape)
         best, least = jnp.ones(shared.count), errors(start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jqinject.inject.errors import did_you_mean
 from jqinject.ops import Grid, quantize_on_grid
 
 HIGHEST = jax.lax.Precision.HIGHEST
+matmul = partial(jnp.matmul, precision=HIGHEST)
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class Expected:
         text: as text.
         fits: whether a value does; None fits where it is the default.
         example: of what fits; None for the default.
+        names: that fit.
     """
 
     text: str
     fits: Callable[..., bool] = field(repr=False)
     example: object = field(default=None, repr=False)
+    names: Sequence[str] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, hint: object) -> Expected | None:
@@ -41,7 +45,8 @@ class Expected:
             return next(iter(marks), None)
         choices = [x for kind in kinds for x in ((True, False) if kind is bool else get_args(kind))]
         *most, last = map(repr, choices)
-        return cls(f"{', '.join(most)} or {last}", choices.__contains__)
+        names = [choice for choice in choices if isinstance(choice, str)]
+        return cls(f"{', '.join(most)} or {last}", choices.__contains__, names=names)
 
 
 def at_least(least: int, example: int | None = None) -> Expected:
@@ -76,9 +81,10 @@ class Checked:
             expected, value, default = Expected.of(hint), vars(self)[name], vars(type(self)).get(name)
             if expected and not (default is None if value is None else expected.fits(value)):
                 example = default if expected.example is None else expected.example
+                hint = did_you_mean(value, expected.names) if isinstance(value, str) else ""
                 raise ValueError(
-                    f"{type(self).__name__}: {name} must be {expected.text}, got {value!r}.\n"
-                    f"  cure: {name}={example!r}"
+                    f"{type(self).__name__}: {name} must be {expected.text}, got {value!r}"
+                    f"{'; ' + hint if hint else '.'}\n  cure: {name}={example!r}"
                 )
 
 
@@ -385,7 +391,7 @@ class Solution:
 def squared_errors(wrong: jax.Array, hessian: jax.Array) -> jax.Array:
     """`tr(D H D^T)` of each matrix, `(stack,)`."""
     # One product of matrices and a sum: an einsum of three operands may choose a far larger intermediate result.
-    return jnp.sum(wrong * jnp.matmul(wrong, hessian, precision=HIGHEST), axis=(1, 2))
+    return jnp.sum(wrong * matmul(wrong, hessian), axis=(1, 2))
 
 
 @jax.jit

@@ -6,7 +6,7 @@ reads it, and on which parameters it depends; every transform and every stream a
 
 import collections
 import math
-from collections.abc import Callable, KeysView, Mapping, Sequence
+from collections.abc import Callable, KeysView, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -249,16 +249,16 @@ class FlatProgram:
         """The value of a slot that depends on parameters, state and constants alone."""
         return self.evaluated(slot, self.values)
 
-    def forget(self, end: int) -> None:
-        """Let go of values of parameters that no step from one on reads: they are computed again if they are asked for.
+    def forget(self, values: MutableMapping[Slot, jax.Array], end: int) -> None:
+        """Let go of values that no step from one on reads: those of parameters are computed again when they are needed.
 
         Args:
+            values: by slot.
             end: index of the step.
         """
-        computed = self.values.keys() - self.constants.keys() - self.state.keys()
-        for slot in computed:
+        for slot in values.keys() - self.constants.keys() - self.state.keys():
             if self.last_uses.get(slot, -1) < end:
-                del self.values[slot]
+                del values[slot]
 
     def evaluated(self, slot: Slot, values: dict[Slot, jax.Array], run: Run | None = None) -> jax.Array:
         """The value of a slot.

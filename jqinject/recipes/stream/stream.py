@@ -61,12 +61,9 @@ class Batch:
 
     def leave(self) -> None:
         """Go on behind the step that comes next, and let go of the call's values that are not read any more."""
-        step = self.flat.steps[self.at]
-        for slot in (*step.inputs, *step.outputs):
-            if self.flat.last_uses.get(slot, -1) <= self.at:
-                for values in (self.floats, self.quantized):
-                    values.maps[0].pop(slot, None)
         self.at += 1
+        for values in (self.floats, self.quantized):
+            self.flat.forget(values.maps[0], self.at)
 
     def to_host(self) -> None:
         """Put what waits into the host's memory."""
@@ -134,7 +131,7 @@ class Stream:
                 if self.on_host:
                     batch.to_host()
             for batch in self.batches:
-                batch.flat.forget(batch.at)
+                batch.flat.forget(batch.flat.values, batch.at)
 
     def outputs(self) -> list[jax.Array]:
         """After the last site: outputs of the float model for the first batch."""
@@ -274,8 +271,7 @@ class Block:
         self._transform = visit.stream.transform_input
         for batch in visit.stream.batches:
             flat, floats = batch.flat, dict(batch.floats)
-            weights = {site.weight for site in flat.sites if site.name in names}
-            changed, exits = _reached(flat, weights, _inside(visit, flat, path))
+            changed, exits = _reached(visit, flat, names, path)
             for slot in exits:
                 flat.evaluated(slot, floats, self._run_in(flat))
             self._batches.append((batch, changed, exits, floats))
@@ -316,24 +312,20 @@ class Block:
         return run
 
 
-def _inside(visit: Visit, flat: FlatProgram, path: str) -> set[int]:
-    """The steps of a module from a site on, in the turn of the loops in which the site is."""
-    begin, turn = flat.sites[visit.index].index, visit.site.step.turn
-    return {
-        index
-        for index, step in enumerate(flat.steps)
-        if index >= begin and step.turn[: len(turn)] == turn and f"{step.path}.".startswith(f"{path}.")
-    }
-
-
 def _reached(
-    flat: FlatProgram, weights: Collection[Slot], inside: set[int]
+    visit: Visit, flat: FlatProgram, names: Collection[str], path: str
 ) -> tuple[set[Slot], tuple[Slot, ...]]:
-    """The slots that depend on some, by steps inside, and those of them that are read outside."""
+    """The slots that depend on the weights of sites within a module, and those of them that are read outside.
+
+    Within it are its steps from the visited site on, in the turn of the loops in which the site is.
+    """
+    begin, turn, inside = flat.sites[visit.index].index, visit.site.step.turn, set[int]()
+    weights = {site.weight for site in flat.sites if site.name in names}
     changed = {*weights}
-    for index in sorted(inside):
-        if changed & {*flat.steps[index].inputs}:
-            changed.update(flat.steps[index].outputs)
-    changed -= {*weights}
+    for index, step in enumerate(flat.steps[begin:], begin):
+        if step.turn[: len(turn)] == turn and f"{step.path}.".startswith(f"{path}."):
+            inside.add(index)
+            changed.update(step.outputs if changed & {*step.inputs} else ())
+    changed -= weights
     exits = (slot for slot in changed if slot in flat.outputs or not inside >= {*flat.touching[slot]})
     return changed, tuple(sorted(exits))

@@ -13,7 +13,7 @@ import numpy as np
 
 from jqinject.core.transforms import along
 from jqinject.program.operations import operand_axes
-from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Slot
+from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Slot
 from jqinject.recipes.transforms import factor_walk
 
 TRIES = 16
@@ -115,13 +115,12 @@ def _region(walk: factor_walk.Walk, site: ContractionSite) -> Region | None:
 
 def is_gain(flat: FlatProgram, slot: Slot) -> bool:
     """Whether values that depend on the input are multiplied by a parameter."""
-    for step in flat.readers(slot):
-        if step.outputs[0] not in flat.fixed:
-            if step.name == "mul":
-                return True
-        elif any(is_gain(flat, output) for output in step.outputs):
-            return True
-    return False
+
+    def multiplies(step: FlatStep) -> bool:
+        is_fixed = step.outputs[0] in flat.fixed
+        return any(is_gain(flat, output) for output in step.outputs) if is_fixed else step.name == "mul"
+
+    return any(map(multiplies, flat.readers(slot)))
 
 
 def _columns_of(flat: FlatProgram, site: ContractionSite) -> factor_walk.Labels:
