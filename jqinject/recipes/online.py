@@ -94,18 +94,6 @@ def rule_of(
     return weight_rule(rules, name, holder, module) or NO_RULE, name, node
 
 
-def transformed_input(online: Mapping[str, Online], site: ContractionSite, x: jax.Array) -> jax.Array:
-    """The other operand of a site as it is contracted.
-
-    Args:
-        online: path of a parameter -> the transform before its sites.
-        site: of the program.
-        x: the operand.
-    """
-    before = online.get(site.path)
-    return x if before is None else along(before.transform, x, site.matrices.input_axes)
-
-
 def stored(sites: Sequence[ContractionSite], transform: Transform, value: jax.Array) -> jax.Array:
     """Return what is stored of a parameter for a transform before the inputs of its sites.
 

@@ -388,7 +388,8 @@ def _gradient(loss: LossOf, values: Values, changed: Values) -> jax.Array:
 def _fisher(loss: LossOf, values: Values, changed: Values) -> jax.Array:
     """`g^2 d^2 / 2`, summed: by the diagonal of the empirical Fisher information."""
     gradient, moved = jax.grad(loss)(values), optax.tree.sub(changed, values)
-    return optax.tree.vdot(jax.tree.map(jnp.square, gradient), jax.tree.map(jnp.square, moved)) / 2
+    squares = (jax.tree.map(jnp.square, x) for x in (gradient, moved))
+    return jnp.asarray(optax.tree.vdot(*squares)) / 2
 
 
 def _curvature(loss: LossOf, values: Values, changed: Values) -> jax.Array:

@@ -49,7 +49,6 @@ class FloatChange:
         values: the parameters as they are now.
         online: path of a parameter -> the transform before the inputs of its sites, as they are now.
         done: what the pass did to each site, or why it left it alone; for the report.
-        left_out: contractions that no pass can reach, and why.
         statistics: of the float model's sites, by name.
     """
 
@@ -60,7 +59,6 @@ class FloatChange:
         self.flat = flat = stream.flat
         self.values = {path: jnp.asarray(flat.state[slot]) for slot, path in flat.parameters.items()}
         self.done: list[Note] = []
-        self.left_out: list[Note] = [*flat.left_out]
         self.statistics: dict[str, Statistics] = {}
         self._changes: list[tuple[str, Changes, Mapping[str, Online]]] = []
         with jax.default_matmul_precision("highest"):
@@ -162,7 +160,7 @@ class FloatChange:
                 "  cure: look whether the model's code depends on the numbers of its parameters; or leave this pass out"
             )
         self.work.model, self.work.online = work.model, work.online
-        return [*self.done, *self.left_out]
+        return [*self.done, *self.flat.left_out]
 
     def _after(self, values: Mapping[str, jax.Array], online: Mapping[str, Online]) -> Work:
         """The work with other parameters and other transforms."""
@@ -261,7 +259,7 @@ class Rescaling(FloatChange):
             if isinstance(region, Region):
                 self.regions.append(region)
             elif online == "never":
-                self.left_out.append(Note(site.name, site.path, reason=region))
+                self.flat.left_out.append(Note(site.name, site.path, reason=region))
             else:
                 rest.setdefault((site.path, site.matrices.channels), []).append(site)
         self.regions += map(Region.alone, rest.values())

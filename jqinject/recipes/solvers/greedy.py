@@ -287,6 +287,7 @@ class InOrder:
         fixed: the same in the problem's order.
         room: what accumulators hold, for scales that do not change; None for no bound.
         order: places of columns, `(stack, columns)`.
+        back: places of the problem's columns in this order.
         remeasure: measures matrices in the problem's order; None for scales that do not change.
     """
 
@@ -296,6 +297,7 @@ class InOrder:
     fixed: solver.MatrixGrid
     room: accumulator.Room | None
     order: jax.Array
+    back: jax.Array
     remeasure: solver.Measure | None
 
     @classmethod
@@ -321,12 +323,7 @@ class InOrder:
         room = accumulator.room_of(algorithm, problem, weights, order)
         remeasure = solver.as_argument(problem.measure) if is_remeasured else None
         weights, original = solver.ordered(weights, order), solver.ordered(problem.original, order)
-        return cls(weights, original, grid, fixed, room, order, remeasure)
-
-    @property
-    def back(self) -> jax.Array:
-        """Places of the problem's columns in this order."""
-        return jnp.argsort(self.order, axis=1)
+        return cls(weights, original, grid, fixed, room, order, jnp.argsort(order, axis=1), remeasure)
 
     def measure(self, working: jax.Array) -> solver.MatrixGrid:
         """The quantizer's grid of matrices in this order."""
@@ -358,12 +355,11 @@ class InOrder:
             Values, the grid that they are on, and the matrices as the last column left them: they differ from the
             values only where scales are measured on the way.
         """
-        places, weights = jnp.arange(self.weights.shape[-1]), self.weights
-        is_live, is_in_blocks = scales == "live", scales == "block" and group_size is not None
+        places, weights, is_live = jnp.arange(self.weights.shape[-1]), self.weights, scales == "live"
 
         def block(start: jax.Array | int, size: int, state: _Blocks) -> _Blocks:
             working, values, grid, room = state
-            if is_in_blocks:
+            if scales == "block" and group_size is not None:
                 first = places // group_size * group_size
                 begins = (first >= start) & (first < start + size)
                 grid = jax.tree.map(partial(jnp.where, begins), self.measure(working), grid)
@@ -401,7 +397,8 @@ class InOrder:
         if is_live:
             grid = self.measure(working)
             values = grid.nearest(working)
-        return values, grid, working if is_live or is_in_blocks else values
+        is_measured = is_live or (scales == "block" and group_size is not None)
+        return values, grid, working if is_measured else values
 
     def solution(self, values: jax.Array, grid: solver.MatrixGrid, working: jax.Array) -> solver.Solution:
         """The solution in the problem's order, of arrays in this one."""

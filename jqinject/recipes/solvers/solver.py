@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +64,8 @@ Share = Annotated[float, Expected("a number of at least 0", lambda x: 0 <= x < m
 class Checked:
     """Base of passes and solvers that refuse arguments which their annotations do not allow.
 
+    A subclass with postponed annotations that cannot be read, of types within a function, is not checked.
+
     Raises:
         ValueError: one does not fit.
 
@@ -77,14 +81,18 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            expected, value, default = Expected.of(hint), vars(self)[name], vars(type(self)).get(name)
+        hints: dict[str, object] = {}
+        with contextlib.suppress(NameError):
+            hints = get_type_hints(type(self), include_extras=True)
+        for name, hint in hints.items():
+            expected, value = Expected.of(hint), vars(self).get(name)
+            default = inspect.getattr_static(type(self), name, None)
             if expected and not (default is None if value is None else expected.fits(value)):
                 example = default if expected.example is None else expected.example
-                hint = did_you_mean(value, expected.names) if isinstance(value, str) else ""
+                near = did_you_mean(value, expected.names) if isinstance(value, str) else ""
                 raise ValueError(
                     f"{type(self).__name__}: {name} must be {expected.text}, got {value!r}"
-                    f"{'; ' + hint if hint else '.'}\n  cure: {name}={example!r}"
+                    f"{'; ' + near if near else '.'}\n  cure: {name}={example!r}"
                 )
 
 

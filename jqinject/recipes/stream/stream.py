@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core.transforms import along
 from jqinject.program import Call, program_of_call
+from jqinject.recipes.online import Online
 from jqinject.recipes.solvers.solver import Statistics
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Run, Slot
 
@@ -83,8 +85,8 @@ class Stream:
         model: a float NNX module; it is traced in evaluation mode and not changed.
         calls: of the model.
         quantize_input: what the quantized model contracts instead of an input; None for the input itself.
-        transform_input: what the float model contracts instead of an input, and the quantized one without
-            `quantize_input`, which does so itself; None for the input itself.
+        online: path of a parameter -> the transform of the inputs that the float model contracts with it, and the
+            quantized one without `quantize_input`, which transforms them itself.
         updates: path -> array beside a parameter, which the quantized model contracts with inputs that are not
             quantized.
         on_host: whether values that wait between sites are in the host's memory.
@@ -98,7 +100,7 @@ class Stream:
     model: InitVar[nnx.Module]
     calls: InitVar[Sequence[Call]]
     quantize_input: QuantizeInput | None = None
-    transform_input: QuantizeInput | None = None
+    online: Mapping[str, Online] = field(default_factory=dict)
     updates: Mapping[str, jax.Array] = field(default_factory=dict)
     on_host: bool = False
 
@@ -132,6 +134,11 @@ class Stream:
                     batch.to_host()
             for batch in self.batches:
                 batch.flat.forget(batch.flat.values, batch.at)
+
+    def transformed(self, site: ContractionSite, x: jax.Array) -> jax.Array:
+        """The other operand of a site as the float model contracts it."""
+        before = self.online.get(site.path)
+        return x if before is None else along(before.transform, x, site.matrices.input_axes)
 
     def outputs(self) -> list[jax.Array]:
         """After the last site: outputs of the float model for the first batch."""
@@ -240,10 +247,10 @@ class Visit:
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
         x, y = batch.floats[site.activation], batch.quantized[site.activation]
-        transform = self.stream.transform_input or (lambda site, x: x)
-        quantize = self.stream.quantize_input or transform
-        floats = transform(site, x)
-        return floats, floats if x is y and quantize is transform else quantize(site, y)
+        floats, quantize = self.stream.transformed(site, x), self.stream.quantize_input
+        if quantize is None:
+            return floats, floats if x is y else self.stream.transformed(site, y)
+        return floats, quantize(site, y)
 
 
 def module_around(sites: Sequence[ContractionSite]) -> str:
@@ -268,7 +275,7 @@ class Block:
 
     def __init__(self, visit: Visit, names: Collection[str], path: str) -> None:
         self._batches: list[tuple[Batch, set[Slot], tuple[Slot, ...], Values]] = []
-        self._transform = visit.stream.transform_input
+        self._stream = visit.stream
         for batch in visit.stream.batches:
             flat, floats = batch.flat, dict(batch.floats)
             changed, exits = _reached(visit, flat, names, path)
@@ -301,12 +308,12 @@ class Block:
 
     def _run_in(self, flat: FlatProgram) -> Run:
         """How steps are run: sites contract transformed inputs."""
-        transform, sites = self._transform, {site.step.outputs: site for site in flat.sites}
+        sites = {site.step.outputs: site for site in flat.sites}
 
         def run(step: FlatStep, operands: list[jax.Array]) -> list[jax.Array]:
             site = sites.get(step.outputs)
-            if site is not None and transform is not None:
-                operands[1 - site.place] = transform(site, operands[1 - site.place])
+            if site is not None:
+                operands[1 - site.place] = self._stream.transformed(site, operands[1 - site.place])
             return step.run(*operands)
 
         return run
