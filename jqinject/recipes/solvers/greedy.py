@@ -181,8 +181,8 @@ class GPFQ(accumulator.Bounded):
 _State = tuple[jax.Array, jax.Array, accumulator.Room | None]
 
 
-_Rounded = tuple[jax.Array, solver.MatrixGrid, jax.Array]
-"""Values, the grid that they are on, and the matrices that were rounded."""
+_Rounded = tuple[jax.Array, solver.MatrixGrid, jax.Array | None]
+"""Values, the grid that they are on, and the matrices that were rounded; None for the values."""
 
 
 @jax.jit
@@ -352,8 +352,8 @@ class InOrder:
             group_size: consecutive columns that share a scale; None for no groups.
 
         Returns:
-            Values, the grid that they are on, and the matrices as the last column left them: they differ from the
-            values only where scales are measured on the way.
+            Values, the grid that they are on, and the matrices as the last column left them; None where scales are not
+            measured on the way, as they are the values then.
         """
         places, weights, is_live = jnp.arange(self.weights.shape[-1]), self.weights, scales == "live"
 
@@ -398,11 +398,14 @@ class InOrder:
             grid = self.measure(working)
             values = grid.nearest(working)
         is_measured = is_live or (scales == "block" and group_size is not None)
-        return values, grid, working if is_measured else values
+        return values, grid, working if is_measured else None
 
-    def solution(self, values: jax.Array, grid: solver.MatrixGrid, working: jax.Array) -> solver.Solution:
+    def solution(
+        self, values: jax.Array, grid: solver.MatrixGrid, working: jax.Array | None
+    ) -> solver.Solution:
         """The solution in the problem's order, of arrays in this one."""
-        # An array for each number is not stored where fewer scales say the same.
+        # An array for each number is not stored where fewer scales, or the values themselves, say the same.
         grid = self.fixed if self.remeasure is None else grid.ordered(self.back)
-        values, working = (solver.ordered(x, self.back) for x in (values, working))
+        values = solver.ordered(values, self.back)
+        working = values if working is None else solver.ordered(working, self.back)
         return solver.Solution(values, grid.scale, grid.zero_point, working, complete=self.room is not None)

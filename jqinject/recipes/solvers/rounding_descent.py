@@ -13,7 +13,7 @@ from jqinject.ops import tensor_clamp
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
 from jqinject.quant.solver.roles import LEARNED_ROUND_IMPL
 from jqinject.recipes.solvers import solver
-from jqinject.recipes.solvers.solver import Expected, MatrixGrid, Problem, Solution, Statistics
+from jqinject.recipes.solvers.solver import Expected, MatrixGrid, Problem, Solution
 
 
 @dataclass(frozen=True)
@@ -69,18 +69,31 @@ class LearnedRounding(solver.Checked):
                 f"LearnedRounding learns whether numbers are rounded up or down, and the quantizer's grid is a "
                 f"{type(grid.grid).__name__}.\n  cure: GPTQ(), which serves every grid"
             )
-        values = _learned(self, grid, problem.weights, problem.original, problem.statistics)
-        return Solution(values, grid.scale, grid.zero_point)
+        hessian, cross = (problem.statistics.mean(name) for name in ("hessian", "cross"))
+        # The error of the output is (q - w0) y + w0 (y - x), whose last part no rounding changes.
+        slope = solver.matmul(problem.original, hessian - cross)
+        learned = grid.nearest(_learned(self, grid, problem.weights, problem.original, hessian, slope))
+        nearest = grid.nearest(problem.weights)
+        error, usual = (_errors(x - problem.original, hessian, slope) for x in (learned, nearest))
+        better = (error < usual)[:, None, None]
+        return Solution(jnp.where(better, learned, nearest), grid.scale, grid.zero_point)
+
+
+def _errors(difference: jax.Array, hessian: jax.Array, slope: jax.Array) -> jax.Array:
+    """The mean squared error of the output of each matrix, less a constant, `(stack,)`."""
+    return solver.squared_errors(difference, hessian) + 2 * jnp.sum(difference * slope, axis=(1, 2))
 
 
 @partial(jax.jit, static_argnums=0)
 def _learned(
-    settings: LearnedRounding, grid: MatrixGrid, weights: jax.Array, original: jax.Array, sums: Statistics
+    settings: LearnedRounding,
+    grid: MatrixGrid,
+    weights: jax.Array,
+    original: jax.Array,
+    hessian: jax.Array,
+    slope: jax.Array,
 ) -> jax.Array:
     """The matrices with each number rounded up or down as learned; one program for all matrices of a shape."""
-    hessian, cross = sums.mean("hessian"), sums.mean("cross")
-    # The error of the output is (q - w0) y + w0 (y - x), whose last part no rounding changes.
-    slope = solver.matmul(original, hessian - cross)
     kind = as_enum(LearnedRoundImplType, settings.learned_round_impl_type)
     impl, regularization = LEARNED_ROUND_IMPL[kind](), settings.regularization
     if kind is LearnedRoundImplType.IDENTITY:
@@ -95,11 +108,6 @@ def _learned(
 
     grid.grid.unbounded(steps, fraction)
 
-    def errors(values: jax.Array) -> jax.Array:
-        """The mean squared error of the output of each matrix, less a constant, `(stack,)`."""
-        difference = values - original
-        return solver.squared_errors(difference, hessian) + 2 * jnp.sum(difference * slope, axis=(1, 2))
-
     def rounded(value: jax.Array, hard: bool) -> jax.Array:
         codes = grid.grid.unbounded(steps, lambda x: impl.round_to(x, impl(value, hard)))
         return (tensor_clamp(codes, *grid.grid.bounds) - grid.zero_point) * grid.scale
@@ -108,7 +116,8 @@ def _learned(
         done = jnp.clip((step - begin) / max(settings.steps - begin, 1.0), 0.0, 1.0)
         exponent = settings.beta[0] + (settings.beta[1] - settings.beta[0]) * done
         weight = jnp.where(step < begin, 0.0, regularization)
-        return jnp.sum(errors(rounded(value, False))) + weight * _undecided(impl(value, False), exponent)
+        error = jnp.sum(_errors(rounded(value, False) - original, hessian, slope))
+        return error + weight * _undecided(impl(value, False), exponent)
 
     def descend(step: jax.Array, state: tuple[jax.Array, optax.OptState]) -> tuple[jax.Array, optax.OptState]:
         value, adam = state
@@ -118,9 +127,8 @@ def _learned(
         return jax.tree.map(jnp.add, value, updates), adam
 
     optimizer, start = optax.adam(settings.learning_rate), impl.start_at(fractions[0])
-    value, _ = jax.lax.fori_loop(0, settings.steps, descend, (start, optimizer.init(start)))
-    learned, nearest = grid.nearest(rounded(value, True)), grid.nearest(weights)
-    return jnp.where((errors(learned) < errors(nearest))[:, None, None], learned, nearest)
+    learned, _ = jax.lax.fori_loop(0, settings.steps, descend, (start, optimizer.init(start)))
+    return rounded(learned, True)
 
 
 def _undecided(share: jax.Array, exponent: jax.Array) -> jax.Array:
