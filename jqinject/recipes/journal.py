@@ -8,7 +8,7 @@ import os
 import pprint
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -147,11 +147,7 @@ def _written(file: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def identity_of(
-    passes: Sequence[object],
-    model: nnx.Module,
-    rules: Sequence[object],
-    batches: Sequence[object],
-    call: Sequence[object],
+    passes: object, model: nnx.Module, rules: object, batches: object, call: object
 ) -> dict[str, str]:
     """The parts of a run, each as a short text that is another one where anything that it depends on is another.
 
@@ -165,11 +161,11 @@ def identity_of(
     graphdef, state = nnx.split(model, graph=True)
     jax_and_devices = jax.__version__, jax.default_backend(), jax.process_count(), jax.device_count()
     return {
-        "recipe": _hashed(written(key_of(tuple(passes)))),
+        "recipe": _hashed(written(key_of(passes))),
         "model": _hashed((written(repr(graphdef)), state)),
-        "rules": _hashed(written(key_of(tuple(rules)))),
-        "batches": _hashed(list(batches)),
-        "method or call": _hashed(written(key_of(tuple(call)))),
+        "rules": _hashed(written(key_of(rules))),
+        "batches": _hashed(batches),
+        "method or call": _hashed(written(key_of(call))),
         "JAX or number of devices": _hashed(jax_and_devices),
     }
 

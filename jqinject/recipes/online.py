@@ -1,6 +1,5 @@
 """What comes before the inputs of sites: transforms, as a part of the rules that quantize them, and quantizers."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +11,15 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Sized, Transform, along
-from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, slots_for, takes_layer, weight_rule
+from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, takes_layer, weight_rule
 from jqinject.model.walk import ModelIndex
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import HELD, Call, OpQuantizers, find_sites
+from jqinject.program.operations import operand_axes
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import NoneActQuant
 from jqinject.quant_tensor import as_array, on_integers
-from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram
-from jqinject.recipes.stream.matrices import Shape
+from jqinject.recipes.stream.flat_program import ContractionSite
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,79 +94,6 @@ def rule_of(
     return weight_rule(rules, name, holder, module) or NO_RULE, name, node
 
 
-def quantizes_weight(site: ContractionSite, model: ModelIndex, rules: Sequence[Rule]) -> bool:
-    """Whether a rule quantizes the weight of a site.
-
-    Args:
-        site: of the float model's program.
-        model: the float model.
-        rules: for it.
-    """
-    took, _, _ = rule_of(site.path, site.step.path, model, rules)
-    return took.configures or took.quantizer("weight_quant") is not None
-
-
-def why_not_online(
-    model: ModelIndex,
-    rules: Sequence[Rule],
-    flat: FlatProgram,
-    sites: Sequence[ContractionSite],
-    traced: bool,
-) -> str:
-    """Why no transform can stay before the inputs of the sites of a parameter; empty if one can.
-
-    Args:
-        model: the float model.
-        rules: for it.
-        flat: its program.
-        sites: those of the parameter.
-        traced: whether contractions of the model's own are quantized.
-    """
-    first = sites[0]
-    took, _, holder = rule_of(first.path, first.step.path, model, rules)
-    if type(holder) not in COUNTERPARTS and not traced:
-        return "the model is quantized without tracing it, as recipes with call= do"
-    if type(holder) in COUNTERPARTS and "input_quant" not in slots_for(holder):
-        return f"a {type(holder).__name__} has no quantizer of its input"
-    convolution = first.step.name == "conv_general_dilated"
-    if convolution and any(site.matrices.weight.sizes[0] > 1 for site in sites):
-        return "the convolution sees its channels in groups"
-    if took.configures:
-        return "a scheme quantizes it"
-    if isinstance(took.quantizer("input_quant"), nnx.Module):
-        return "its input shares another layer's quantizer"
-    slot = flat.slot_of[first.path]
-    reader = flat.other_use(slot, {site.index for site in sites})
-    if reader is not None:
-        return f"{reader.name}{reader.where} reads the parameter too"
-    return _with_other_channels(sites, flat.shapes[slot]) if len(sites) > 1 else ""
-
-
-def _with_other_channels(sites: Sequence[ContractionSite], shape: Shape) -> str:
-    """Name two sites that contract the same numbers of a parameter as different channels; empty if there are none."""
-    places = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
-    first: dict[int, tuple[ContractionSite, np.ndarray]] = {}
-    for site in sites:
-        column = site.weights(places)[:, :, 0].reshape(-1)
-        same, before = first.setdefault(int(column.min()), (site, column))
-        inside = np.isin(before, column).all() or np.isin(column, before).all()
-        if not inside or same.matrices.channels != site.matrices.channels:
-            return f"{same.name} and {site.name} contract different axes or channels of it"
-    return ""
-
-
-def transformed_input(online: Mapping[str, Online], site: ContractionSite, x: jax.Array) -> jax.Array:
-    """The other operand of a site as it is contracted.
-
-    Args:
-        online: path of a parameter -> the transform before its sites.
-        site: of the program.
-        x: the operand.
-    """
-    before = online.get(site.path)
-    return x if before is None else along(before.transform, x, site.matrices.input_axes)
-
-
 def stored(sites: Sequence[ContractionSite], transform: Transform, value: jax.Array) -> jax.Array:
     """Return what is stored of a parameter for a transform before the inputs of its sites.
 
@@ -178,12 +104,9 @@ def stored(sites: Sequence[ContractionSite], transform: Transform, value: jax.Ar
     """
     taken = np.zeros(value.size, bool)
     for site in sites:
-        if not site.places.mark(taken):
-            continue  # a parameter that is contracted twice is stored once
-        matrices = site.weights(value)
-        windows = matrices.reshape(*matrices.shape[:2], site.matrices.channels, -1).swapaxes(2, 3)
-        dual = transform.dual(windows).swapaxes(2, 3).reshape(matrices.shape)
-        value = site.places.put(value, site.matrices.weight.array(dual))
+        if site.places.mark(taken):  # a parameter that is contracted twice is stored once
+            axes = operand_axes(site.step.equation)[site.place].summed
+            value = site.places.put(value, along(transform.dual, site.places.taken(value), axes))
     return value
 
 
@@ -209,7 +132,7 @@ class InputQuantizers:
 
     def of(self, site: ContractionSite) -> Any:
         """The quantizer of a site's input, of a stack that of the layer in its turn; None if it has none."""
-        name = self._shared.get(site.operand.rpartition("_")[0], site.operand)
+        name = self._shared.get(site.step.site, "")
         proxy, depth = self._inputs.get(site.path) or self._inputs.get(name, (None, 0))
         turn = site.step.turn[:depth]
         if proxy is None or not turn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeVar
 
 import jax
@@ -16,7 +15,7 @@ from jqinject.model.quantizing.rules import Rule, checked_rules
 from jqinject.program import CALL, Call, Method
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.recipes.journal import Journal
-from jqinject.recipes.online import InputQuantizers, Online, transformed_input
+from jqinject.recipes.online import InputQuantizers, Online
 from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of, quantized_parameters
 from jqinject.recipes.stream.stream import QuantizeInput, Stream
 
@@ -198,8 +197,8 @@ class Work:
             self.model,
             self.calls if calls is None else calls,
             quantize_input=quantize_input,
-            transform_input=partial(transformed_input, self.online) if self.online else None,
-            updates=self._updates() if self.is_quantized else None,
+            online=self.online,
+            updates=self._updates() if self.is_quantized else {},
             on_host=self.on_host,
         )
 

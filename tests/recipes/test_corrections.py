@@ -142,6 +142,26 @@ def test_a_bias_of_16_bits_stays_one() -> None:
     assert shift(model, result, (x,)) < 0.5 * shift(model, applied(model, batches=(x,)), (x,))
 
 
+class Branching(nnx.Module):
+    """A bias that small batches do without, and one that all have."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.w, self.v = (nnx.Param(jax.random.normal(rngs(), (8, 8))) for _ in range(2))
+        self.b, self.c = (nnx.Param(jnp.zeros(8)) for _ in range(2))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x @ self.w[...]
+        y = y + self.b[...] if x.shape[0] > 8 else y
+        return y @ self.v[...] + self.c[...]
+
+
+@pytest.mark.parametrize("inputs", ["float", "quantized"])
+def test_a_batch_whose_program_adds_no_bias_goes_on_as_it_is(inputs: Any) -> None:
+    model = Branching(nnx.Rngs(0))
+    first, second = applied(model, CorrectBiases(inputs), batches=(X, X[:8])).report.steps[0].sites
+    assert (first.path, second.path) == ("b", "c")
+
+
 def test_batch_norms_get_the_statistics_of_the_quantized_model() -> None:
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(nnx.Linear(8, 6, rngs=rngs), nnx.BatchNorm(6, rngs=rngs))

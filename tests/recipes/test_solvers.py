@@ -126,7 +126,7 @@ def test_the_output_gets_better(solver: Any) -> None:
     given = problem(gram())
 
     def error(found: np.ndarray) -> float:
-        return output_error(jnp.asarray(found) - given.weights, given.weights, given.statistics)
+        return float(output_error(jnp.asarray(found) - given.weights, given.weights, given.statistics))
 
     assert error(values(solver, given)) < error(values(RTN(), given))
 

@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
 from jqinject.inject.errors import did_you_mean
@@ -19,7 +20,7 @@ from jqinject.program import Call
 from jqinject.recipes.online import InputQuantizers, rule_of
 from jqinject.recipes.passes.descent import Outputs, Values, outputs_of, relative_squares
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
-from jqinject.recipes.solvers.solver import check_arguments, output_error
+from jqinject.recipes.solvers.solver import Checked, Expected, output_error
 from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.stream.stream import Stream, Visit
 from jqinject.recipes.work import Work
@@ -160,7 +161,7 @@ LossOf = Callable[[Values], jax.Array]
 
 
 @dataclass(frozen=True)
-class AllocateBits:
+class AllocateBits(Checked):
     """Gives each weight one of several bit widths, so that the sum of their errors is least under a budget.
 
     The assignment is exact for errors that add up. It becomes plain rules, one for each weight, which come before the
@@ -203,7 +204,7 @@ class AllocateBits:
         'output'
     """
 
-    bits: tuple[int, ...] = (2, 4, 8)
+    bits: Annotated[tuple[int, ...], Expected("widths to choose from", bool)] = (2, 4, 8)
     mean_bits: float | None = None
     max_bytes: float | None = None
     max_bit_operations: float | None = None
@@ -213,6 +214,7 @@ class AllocateBits:
     loss: Loss | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         budgets = [f"{name}={vars(self)[name]!r}" for name in UNITS if vars(self)[name] is not None]
         if len(budgets) != 1:
             raise TypeError(
@@ -223,14 +225,6 @@ class AllocateBits:
             raise TypeError(
                 "AllocateBits: max_seconds and seconds belong together.\n"
                 "  cure: AllocateBits(max_seconds=0.1, seconds={'layers.0.kernel': (0.01, 0.02, 0.04), ...})"
-            )
-        check_arguments(self, bits=(bool(self.bits), "widths to choose from", (2, 4, 8)))
-        kinds = get_args(Sensitivity)
-        if self.sensitivity not in kinds:
-            hint = did_you_mean(self.sensitivity, kinds)
-            raise ValueError(
-                f"AllocateBits: sensitivity must be one of {', '.join(kinds)}, got {self.sensitivity!r}"
-                f"{'; ' + hint if hint else ''}"
             )
         if self.sensitivity in NEEDS_LOSS and self.loss is None:
             raise TypeError(
@@ -371,14 +365,6 @@ def errors_of_model(
     return lambda path: [error(parameters[path]) for parameters in choices]
 
 
-def _differences(values: Values, changed: Values) -> Values:
-    return {path: changed[path] - value for path, value in values.items()}
-
-
-def _dot(a: Values, b: Values) -> jax.Array:
-    return sum((jnp.vdot(a[path], b[path]) for path in a), jnp.float32(0)).astype(jnp.float32)
-
-
 def _divergence(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
     """Kullback-Leibler divergence of the softmax of the outputs' last axis, mean over all others."""
     total = jnp.float32(0)
@@ -390,25 +376,26 @@ def _divergence(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
 
 def _distance(outputs: Outputs, values: Values, changed: Values) -> jax.Array:
     """`|J d|^2 / |y|^2`: how far the outputs move, to first order."""
-    before, moved = jax.jvp(outputs, (values,), (_differences(values, changed),))
+    before, moved = jax.jvp(outputs, (values,), (optax.tree.sub(changed, values),))
     return relative_squares(moved, before)
 
 
 def _gradient(loss: LossOf, values: Values, changed: Values) -> jax.Array:
     """`|g d|`: how far the loss moves, to first order."""
-    return jnp.abs(_dot(jax.grad(loss)(values), _differences(values, changed)))
+    return jnp.abs(optax.tree.vdot(jax.grad(loss)(values), optax.tree.sub(changed, values)))
 
 
 def _fisher(loss: LossOf, values: Values, changed: Values) -> jax.Array:
     """`g^2 d^2 / 2`, summed: by the diagonal of the empirical Fisher information."""
-    gradient, moved = jax.grad(loss)(values), _differences(values, changed)
-    return _dot(jax.tree.map(jnp.square, gradient), jax.tree.map(jnp.square, moved)) / 2
+    gradient, moved = jax.grad(loss)(values), optax.tree.sub(changed, values)
+    squares = (jax.tree.map(jnp.square, x) for x in (gradient, moved))
+    return jnp.asarray(optax.tree.vdot(*squares)) / 2
 
 
 def _curvature(loss: LossOf, values: Values, changed: Values) -> jax.Array:
     """`|d H d| / 2`: how far the loss moves to second order."""
-    moved = _differences(values, changed)
-    return jnp.abs(_dot(moved, jax.jvp(jax.grad(loss), (values,), (moved,))[1])) / 2
+    moved = optax.tree.sub(changed, values)
+    return jnp.abs(optax.tree.vdot(moved, jax.jvp(jax.grad(loss), (values,), (moved,))[1])) / 2
 
 
 BY_LOSS = {"gradient": _gradient, "fisher": _fisher, "hessian": _curvature}
@@ -421,11 +408,7 @@ def errors_of_output(visit: Visit, choices: Choices) -> list[float]:
         visit: of the site.
         choices: for each width, the quantized parameters.
     """
-    statistics = visit.statistics("hessian")
-    original = jnp.asarray(visit.original, jnp.float32)
+    statistics, original = visit.statistics("hessian"), jnp.asarray(visit.original, jnp.float32)
     weights = visit.site.weights(original)
-
-    def error(parameter: QuantizedParameter) -> float:
-        return output_error(visit.site.weights(parameter.nearest(original)) - weights, weights, statistics)
-
-    return [error(parameters[visit.site.path]) for parameters in choices]
+    rounded = (visit.site.weights(parameters[visit.site.path].nearest(original)) for parameters in choices)
+    return [float(output_error(matrices - weights, weights, statistics)) for matrices in rounded]

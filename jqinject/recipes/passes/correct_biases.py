@@ -11,7 +11,7 @@ from flax import nnx
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
 from jqinject.program import dotted
-from jqinject.recipes.solvers.solver import among, check_arguments
+from jqinject.recipes.solvers.solver import Checked
 from jqinject.recipes.stream.flat_program import Note
 from jqinject.recipes.stream.stream import Visit
 from jqinject.recipes.transforms.gains_and_biases import bias_of
@@ -21,7 +21,7 @@ Inputs = Literal["float", "quantized"]
 
 
 @dataclass(frozen=True)
-class CorrectBiases:
+class CorrectBiases(Checked):
     """Corrects each bias for the shift that quantization causes in the mean of what it is added to.
 
         bias = bias of the float model + mean over batches of (mean of the float output - mean of the quantized output)
@@ -61,9 +61,6 @@ class CorrectBiases:
     inputs: Inputs = "float"
     add: bool = True
 
-    def __post_init__(self) -> None:
-        check_arguments(self, inputs=among(self.inputs, "float", "quantized"))
-
     def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
         added = add_biases(work) if self.add else set[str]()
@@ -97,10 +94,8 @@ class _Shifts:
         weight = visit.original if parameter is None else parameter.nearest(parameter.value)
         if self.inputs == "quantized":
             visit.put(weight)
-        of_batches = {
-            batch: bias_of(batch.flat, visit.site_in(batch).step.outputs[0]) for batch in visit.stream.batches
-        }
-        biases = {batch: bias for batch, bias in of_batches.items() if bias is not None}
+        outputs = ((batch, visit.site_in(batch).step.outputs[0]) for batch in visit.stream.batches)
+        biases = {batch: bias for batch, slot in outputs if (bias := bias_of(batch.flat, slot)) is not None}
         bias = biases.get(visit.stream.batches[0])
         if bias is None:
             reason = "no parameter is added to its output, which keeps its shifted mean"
@@ -124,7 +119,10 @@ class _Shifts:
         counts[numbers] += 1
         if self.inputs == "quantized":
             correction = jnp.array(total)
-            visit.correction = lambda batch, output: biases[batch].spread(correction, output)
+            # A batch whose program adds no bias here, as the model branches on its shape, goes on as it is.
+            visit.correction = lambda batch, output: (
+                biases[batch].spread(correction, output) if batch in biases else jnp.zeros_like(output)
+            )
         size = max(squares, float(np.finfo(np.float32).tiny))
         relative = np.sqrt(np.mean(np.square(shift[places])) / size)
         new = ", which is new" if bias.path in self.added else ""

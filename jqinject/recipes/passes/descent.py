@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ from flax import nnx
 from jqinject.model.walk import ModelIndex
 from jqinject.program import Call, SplitCall, dotted
 from jqinject.recipes.passes import float_change
-from jqinject.recipes.solvers.solver import at_least, check_arguments
+from jqinject.recipes.solvers.solver import Checked, Expected, at_least
 from jqinject.recipes.stream.flat_program import Note
-from jqinject.recipes.transforms.regions import is_gain
-from jqinject.recipes.transforms.rotations import RotatedRegion, rotated_regions
+from jqinject.recipes.transforms.regions import RotatedRegion, is_gain
+from jqinject.recipes.transforms.rotations import rotated_regions
 from jqinject.recipes.work import Work
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ KINDS = ("R1", "R2")
 
 
 @dataclass(frozen=True)
-class LearnedRotation:
+class LearnedRotation(Checked):
     """Turns channels so that the quantized model's outputs are nearest to the float model's.
 
     What turns together is found as by `Rotate`: R1 the residual stream, R2 values between two weights. Each has an
@@ -146,15 +146,15 @@ class LearnedRotation:
         LearnedRotation(kinds=('R1', 'R2'), steps=10, learning_rate=0.05)
     """
 
-    kinds: Sequence[str] = KINDS
-    steps: int = 50
-    learning_rate: float = 0.05
+    kinds: Annotated[
+        Sequence[str], Expected(f"some of {', '.join(KINDS)}", lambda x: bool(x) and {*x} <= {*KINDS})
+    ] = KINDS
+    steps: Annotated[int, at_least(1)] = 50
+    learning_rate: Annotated[float, Expected("within 0 and 1", lambda x: 0 < x < 1)] = 0.05
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kinds", tuple(self.kinds))
-        kinds = (bool(self.kinds) and {*self.kinds} <= {*KINDS}, f"some of {', '.join(KINDS)}", KINDS)
-        rate = (0 < self.learning_rate < 1, "within 0 and 1", 0.05)
-        check_arguments(self, kinds=kinds, steps=at_least(self.steps, 1, 50), learning_rate=rate)
+        super().__post_init__()
 
     def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
@@ -245,7 +245,7 @@ def cayley_step(matrix: jax.Array, gradient: jax.Array, rate: jax.Array, keeps_s
 
 
 @dataclass(frozen=True)
-class TweakNorms:
+class TweakNorms(Checked):
     """Adjusts the gains of norms in the quantized model until the channels of its outputs have their distribution back.
 
     The distance is `mean |m_q - m| + mean |v_q - v|`, by the mean `m` and the variance `v` of each channel (the last
@@ -270,12 +270,8 @@ class TweakNorms:
         TweakNorms(steps=10, learning_rate=0.001)
     """
 
-    steps: int = 50
-    learning_rate: float = 1e-3
-
-    def __post_init__(self) -> None:
-        rate = (self.learning_rate > 0, "above 0", 0.001)
-        check_arguments(self, steps=at_least(self.steps, 1, 50), learning_rate=rate)
+    steps: Annotated[int, at_least(1)] = 50
+    learning_rate: Annotated[float, Expected("above 0", lambda x: x > 0)] = 1e-3
 
     def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 
 from jqinject.ops.processes import on_host
 from jqinject.recipes.passes.float_change import Rescaling, Rows, largest_of, left_out
-from jqinject.recipes.solvers.solver import among, at_least, check_arguments
+from jqinject.recipes.solvers.solver import Checked, Expected, at_least
 from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.transforms.factor_walk import varies
 from jqinject.recipes.transforms.regions import Region, per_channel
@@ -22,10 +22,15 @@ from jqinject.recipes.work import Work
 
 NOTHING = 1e-9
 """Channels whose range is at most this keep their factor 1."""
+SHRINKAGE = Expected(
+    "a number above 0, 'vaiq' or None",
+    lambda x: x == "vaiq" or (isinstance(x, int | float) and x > 0),
+    "vaiq",
+)
 
 
 @dataclass(frozen=True)
-class Equalize:
+class Equalize(Checked):
     """Multiplies the outputs of weights by a factor for each channel, and divides the weights that contract them by it.
 
     `s = sqrt(range of the inputs' weights) / sqrt(range of the outputs' weights)`, for each channel and region in
@@ -51,20 +56,10 @@ class Equalize:
         Equalize(iterations=5, threshold=0.05, ranges='maxabs', biases=None)
     """
 
-    iterations: int = 10
+    iterations: Annotated[int, at_least(1)] = 10
     threshold: float = 0.05
     ranges: Literal["maxabs", "range"] = "maxabs"
-    biases: float | Literal["vaiq"] | None = None
-
-    def __post_init__(self) -> None:
-        numeric = isinstance(self.biases, int | float) and self.biases > 0
-        fits = numeric or self.biases in ("vaiq", None)
-        check_arguments(
-            self,
-            iterations=at_least(self.iterations, 1, 10),
-            ranges=among(self.ranges, "maxabs", "range"),
-            biases=(fits, "a number above 0, 'vaiq' or None", "vaiq"),
-        )
+    biases: Annotated[float | Literal["vaiq"] | None, SHRINKAGE] = None
 
     def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
@@ -143,7 +138,7 @@ def shrinkage_of(bias: np.ndarray, weights: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class SplitChannels:
+class SplitChannels(Checked):
     """Splits the channels with the largest weights in two, so that the range that their quantizer has to cover shrinks.
 
     A channel between two weights is copied: on one side its numbers are halved, original and copy; on the other side
@@ -176,11 +171,8 @@ class SplitChannels:
         ((8, 12), (12, 4))
     """
 
-    ratio: float = 0.02
+    ratio: Annotated[float, Expected("above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.02
     split_input: bool = False
-
-    def __post_init__(self) -> None:
-        check_arguments(self, ratio=(0 < self.ratio <= 1, "above 0 and at most 1", 0.02))
 
     def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""

@@ -1,5 +1,6 @@
 """A float model whose parameters passes change so that its function stays."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,9 +12,10 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import Chain, ChannelScale, Transform
+from jqinject.model.quantizing.rules import COUNTERPARTS, slots_for
 from jqinject.model.walk import ModelIndex
 from jqinject.ops.processes import on_host
-from jqinject.recipes.online import Online, quantizes_weight, stored, why_not_online
+from jqinject.recipes.online import Online, rule_of, stored
 from jqinject.recipes.solvers.solver import Statistics
 from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.transforms.factor_walk import factors_of
@@ -46,9 +48,7 @@ class FloatChange:
         flat: the model's program.
         values: the parameters as they are now.
         online: path of a parameter -> the transform before the inputs of its sites, as they are now.
-        sites: of the model, in the order in which they run.
         done: what the pass did to each site, or why it left it alone; for the report.
-        left_out: contractions that no pass can reach, and why.
         statistics: of the float model's sites, by name.
     """
 
@@ -58,9 +58,7 @@ class FloatChange:
         stream = work.stream()
         self.flat = flat = stream.flat
         self.values = {path: jnp.asarray(flat.state[slot]) for slot, path in flat.parameters.items()}
-        self.sites = list(flat.sites)
         self.done: list[Note] = []
-        self.left_out: list[Note] = [*flat.left_out]
         self.statistics: dict[str, Statistics] = {}
         self._changes: list[tuple[str, Changes, Mapping[str, Online]]] = []
         with jax.default_matmul_precision("highest"):
@@ -114,15 +112,35 @@ class FloatChange:
         Returns:
             Why that is impossible; empty if it was done.
         """
-        sites = [same for same in self.sites if same.path == site.path]
-        index, traced = ModelIndex(self.work.model), bool(self.work.methods)
-        why = why_not_online(index, self.work.rules, self.flat, sites, traced)
+        sites = [same for same in self.flat.sites if same.path == site.path]
+        why = self._why_not_online(sites)
         if not why:
             before = self.online.get(site.path)
             both = transform if before is None else Chain((before.transform, transform))
             online = Online(both, site.matrices.channels, site.step.path)
             self.change(site.name, [(site.path, partial(stored, sites, transform))], {site.path: online})
         return why
+
+    def _why_not_online(self, sites: Sequence[ContractionSite]) -> str:
+        """Why no transform can stay before the inputs of the sites of a parameter; empty if one can."""
+        first = sites[0]
+        took, _, holder = rule_of(first.path, first.step.path, ModelIndex(self.work.model), self.work.rules)
+        if type(holder) not in COUNTERPARTS and not self.work.methods:
+            return "the model is quantized without tracing it, as recipes with call= do"
+        if type(holder) in COUNTERPARTS and "input_quant" not in slots_for(holder):
+            return f"a {type(holder).__name__} has no quantizer of its input"
+        convolution = first.step.name == "conv_general_dilated"
+        if convolution and any(site.matrices.weight.sizes[0] > 1 for site in sites):
+            return "the convolution sees its channels in groups"
+        if took.configures:
+            return "a scheme quantizes it"
+        if isinstance(took.quantizer("input_quant"), nnx.Module):
+            return "its input shares another layer's quantizer"
+        slot = self.flat.slot_of[first.path]
+        reader = self.flat.other_use(slot, {site.index for site in sites})
+        if reader is not None:
+            return f"{reader.name}{reader.where} reads the parameter too"
+        return _with_other_channels(sites, math.prod(self.flat.shapes[slot]))
 
     def finish(self) -> list[Note]:
         """Put the parameters into the float model, whose function must be as before.
@@ -142,7 +160,7 @@ class FloatChange:
                 "  cure: look whether the model's code depends on the numbers of its parameters; or leave this pass out"
             )
         self.work.model, self.work.online = work.model, work.online
-        return [*self.done, *self.left_out]
+        return [*self.done, *self.flat.left_out]
 
     def _after(self, values: Mapping[str, jax.Array], online: Mapping[str, Online]) -> Work:
         """The work with other parameters and other transforms."""
@@ -194,10 +212,22 @@ def _changed(values: Mapping[str, jax.Array], changes: Changes) -> dict[str, jax
     return after
 
 
-def relative_change(before: jax.Array, after: jax.Array) -> float:
-    """The largest difference between two arrays, relative to the largest number of the first."""
+def _with_other_channels(sites: Sequence[ContractionSite], size: int) -> str:
+    """Name two sites that contract the same numbers of a parameter as different channels; empty if there are none."""
+    first: dict[int, tuple[ContractionSite, np.ndarray]] = {}
+    for site in sites if len(sites) > 1 else ():
+        column = site.weights(np.arange(size, dtype=np.int32))[:, :, 0].reshape(-1)
+        same, before = first.setdefault(int(column.min()), (site, column))
+        inside = np.isin(before, column).all() or np.isin(column, before).all()
+        if not inside or same.matrices.channels != site.matrices.channels:
+            return f"{same.name} and {site.name} contract different axes or channels of it"
+    return ""
+
+
+def relative_change(before: jax.Array, after: jax.Array, least: float = 0.0) -> float:
+    """The largest difference between two arrays, relative to the largest number of the first, or to `least`."""
     first, second = (on_host(x).astype(np.float64) for x in (before, after))
-    largest = np.abs(first).max(initial=0.0)
+    largest = np.abs(first).max(initial=least)
     return float(np.abs(first - second).max(initial=0.0) / (largest if largest > 0 else 1.0))
 
 
@@ -222,14 +252,14 @@ class Rescaling(FloatChange):
         self, work: Work, by: str, statistics: Sequence[str] = (), online: KeepOnline = "never"
     ) -> None:
         super().__init__(work, by, statistics)
-        alone = ((site, "") for site in self.sites)
+        alone = ((site, "") for site in self.flat.sites)
         self.regions: list[Region] = []
         rest: dict[tuple[str, int], list[ContractionSite]] = {}
         for site, region in alone if online == "all" else by_region(self.flat, region_of):
             if isinstance(region, Region):
                 self.regions.append(region)
             elif online == "never":
-                self.left_out.append(Note(site.name, site.path, reason=region))
+                self.flat.left_out.append(Note(site.name, site.path, reason=region))
             else:
                 rest.setdefault((site.path, site.matrices.channels), []).append(site)
         self.regions += map(Region.alone, rest.values())
@@ -306,7 +336,10 @@ class Rescaling(FloatChange):
         """What factors do to a region, for the report."""
         index, rules, sites = ModelIndex(self.work.model), self.work.rules, region.sites
         folded = tuple(path for path in region.parameters if path not in {site.path for site in sites})
-        unruled = ", ".join(site.name for site in sites if not quantizes_weight(site, index, rules))
+        took = {site.name: rule_of(site.path, site.step.path, index, rules)[0] for site in sites}
+        unruled = ", ".join(
+            name for name, x in took.items() if not x.configures and x.quantizer("weight_quant") is None
+        )
         what = f"{region.channels} factors from {factors.min():.3g} to {factors.max():.3g}"
         where = "kept online" if region.online else f"in {', '.join(folded)}"
         alone = f"; no rule quantizes {unruled}" if unruled else ""

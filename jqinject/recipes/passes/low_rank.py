@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,13 @@ from jqinject.model.lora.adapter_plan import PlannedAdapter, dense_update, neare
 from jqinject.model.lora.adapting import with_low_rank
 from jqinject.program import Adapter
 from jqinject.recipes.quantized_parameter import QuantizedParameter, adapters_of
-from jqinject.recipes.solvers.solver import at_least, check_arguments
+from jqinject.recipes.solvers.solver import Checked, at_least
 from jqinject.recipes.stream.flat_program import Note
 from jqinject.recipes.work import Work
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(Checked):
     """Takes a low-rank product in float out of each weight, `w = A B + rest`, and leaves the rest to the quantizer.
 
     `A B` is nearest to the weight in the sum of squares, matrix by matrix: experts and layers of a stack have their
@@ -41,11 +42,8 @@ class LowRank:
         LowRank(rank=16, iterations=1)
     """
 
-    rank: int = 32
-    iterations: int = 1
-
-    def __post_init__(self) -> None:
-        check_arguments(self, rank=at_least(self.rank, 1, 32), iterations=at_least(self.iterations, 1))
+    rank: Annotated[int, at_least(1)] = 32
+    iterations: Annotated[int, at_least(1)] = 1
 
     def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""

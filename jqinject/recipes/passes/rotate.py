@@ -17,6 +17,7 @@ from jqinject.recipes.passes import scores
 from jqinject.recipes.passes.float_change import FloatChange
 from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.transforms import rotations
+from jqinject.recipes.transforms.regions import RotatedRegion
 from jqinject.recipes.work import Work
 
 KINDS = ("R1", "R2", "R3", "R4")
@@ -97,7 +98,7 @@ class Rotate:
         return done
 
     def _rotated(
-        self, change: FloatChange, site: ContractionSite, region: rotations.RotatedRegion, key: jax.Array
+        self, change: FloatChange, site: ContractionSite, region: RotatedRegion, key: jax.Array
     ) -> Note:
         size = self._size(region.block, f"{site.name} ({site.path})")
         transform = rotation(region.block, size, region.keeps_sums, key)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jqinject.recipes.passes.float_change import KeepOnline, Rescaling, largest_
 from jqinject.recipes.passes.solve import NotSolved, Solve, Solved
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.scale_search import Clip
-from jqinject.recipes.solvers.solver import among, at_least, check_arguments, squared_errors
+from jqinject.recipes.solvers.solver import Checked, Expected, at_least, squared_errors
 from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.stream.stream import Block, module_around
 from jqinject.recipes.transforms.factor_walk import factors_of
@@ -58,7 +58,7 @@ def log_scales(inputs: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class SmoothQuant:
+class SmoothQuant(Checked):
     """Divides the inputs of sites by a scale for each channel, and multiplies the weights that contract them by it.
 
     `s = inputs^alpha / weights^(1 - alpha)`, over all sites that contract the same channels. The division is folded
@@ -90,20 +90,11 @@ class SmoothQuant:
         SmoothQuant(alpha=0.8, ranges='maxabs', formula='power', with_sources=False, online='never')
     """
 
-    alpha: float = 0.5
+    alpha: Annotated[float, Expected("within 0 and 1", lambda x: 0 <= x <= 1)] = 0.5
     ranges: Ranges = "maxabs"
     formula: Literal["power", "log"] = "power"
     with_sources: bool = False
     online: KeepOnline = "never"
-
-    def __post_init__(self) -> None:
-        check_arguments(
-            self,
-            alpha=(0 <= self.alpha <= 1, "within 0 and 1", 0.5),
-            ranges=among(self.ranges, "maxabs", "minmax"),
-            formula=among(self.formula, "power", "log"),
-            online=among(self.online, "never", "rest", "all"),
-        )
 
     def __call__(self, work: Work) -> list[Note]:
         """See `Pass`."""
@@ -173,7 +164,7 @@ def awq_scales(
 
 
 @dataclass(frozen=True)
-class AWQ:
+class AWQ(Checked):
     """Divides the inputs of sites by a scale for each channel, and multiplies the weights that contract them by it.
 
     `s = inputs^r / weights^(1 - r)`, where the exponent `r` is that with the least error when the sites' weights are
@@ -203,18 +194,10 @@ class AWQ:
         AWQ(grid=10, weights=True, error='block', clip=False)
     """
 
-    grid: int = 20
+    grid: Annotated[int, at_least(4)] = 20
     weights: WithWeights = True
     error: Literal["block", "outputs", "weights"] = "block"
     clip: bool = False
-
-    def __post_init__(self) -> None:
-        check_arguments(
-            self,
-            grid=at_least(self.grid, 4, 20),
-            weights=among(self.weights, True, False, "both", "always"),
-            error=among(self.error, "block", "outputs", "weights"),
-        )
 
     def __call__(self, work: Work) -> list[Note | Solved | NotSolved]:
         """See `Pass`."""

@@ -125,10 +125,7 @@ def shared(x: jax.Array) -> jax.Array:
         >>> shared(jnp.array([[[1.0, 1.0], [2.0, 2.0]]])).tolist()
         [[[1.0], [2.0]]]
     """
-    for axis, same in enumerate(on_host(_same_along(x))):
-        if same:
-            x = jax.lax.slice_in_dim(x, 0, 1, axis=axis)
-    return x
+    return x[tuple(slice(0, 1) if same else slice(None) for same in on_host(_same_along(x)))]
 
 
 @jax.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jqinject.ops.accumulator_bounds import integer_budget
-from jqinject.recipes.solvers.solver import MatrixGrid, Problem, at_least, check_arguments
+from jqinject.recipes.solvers.solver import Checked, Expected, MatrixGrid, Problem, at_least
+
+Bits = Annotated[int | None, Expected("within 2 and 32", lambda x: 2 <= x <= 32, 16)]
+TileSize = Annotated[int | None, at_least(1, 64)]
 
 
 def l1_threshold(magnitudes: jax.Array, radius: jax.Array | float) -> jax.Array:
@@ -48,7 +51,7 @@ def onto_ball(rows: jax.Array) -> jax.Array:
     return jnp.where(inside, rows, jnp.sign(rows) * jnp.maximum(magnitudes - threshold, 0.0))
 
 
-class Bounded(Protocol):
+class Bounded(Checked):
     """A solver whose codes are so small that no sum of products overflows its accumulator.
 
     Attributes:
@@ -57,11 +60,28 @@ class Bounded(Protocol):
             share a scale.
     """
 
-    @property
-    def accumulator_bits(self) -> int | None: ...
+    accumulator_bits: Bits
+    tile_size: TileSize
 
-    @property
-    def tile_size(self) -> int | None: ...
+    def __post_init__(self) -> None:
+        """Refuse what is no accumulator.
+
+        Raises:
+            ValueError: a tile without an accumulator, or scales that are measured on the way.
+        """
+        super().__post_init__()
+        name, bits, tile_size = type(self).__name__, self.accumulator_bits, self.tile_size
+        scales = vars(self).get("scales", "original")
+        if bits is None and tile_size is not None:
+            raise ValueError(
+                f"{name}: tile_size={tile_size!r} says what an accumulator sums, and accumulator_bits is None.\n"
+                f"  cure: {name}(accumulator_bits=16, tile_size={tile_size!r})"
+            )
+        if bits is not None and scales != "original":
+            raise ValueError(
+                f"{name}: with accumulator_bits codes must stay as they are chosen, and scales={scales!r} measures "
+                f"scales later.\n  cure: {name}(scales='original', accumulator_bits={bits})"
+            )
 
 
 def room_of(solver: Bounded, problem: Problem, weights: jax.Array, order: jax.Array) -> Room | None:
@@ -180,27 +200,3 @@ def rounded(
     in_tile = jnp.arange(room.left.shape[2])[None, None, :, None] == own
     spent = jnp.where(in_tile, used[:, :, None], 0)
     return codes.astype(jnp.float32) * grid.scale, replace(room, left=room.left - spent)
-
-
-def check_accumulator(solver: Bounded, scales: str = "original") -> None:
-    """Refuse what is no accumulator.
-
-    Raises:
-        ValueError: fewer than 2 bits or more than 32, a tile without columns, a tile without an accumulator, or scales
-            that are measured on the way.
-    """
-    name, bits, tile_size = type(solver).__name__, solver.accumulator_bits, solver.tile_size
-    if bits is None:
-        if tile_size is not None:
-            raise ValueError(
-                f"{name}: tile_size={tile_size!r} says what an accumulator sums, and accumulator_bits is None.\n"
-                f"  cure: {name}(accumulator_bits=16, tile_size={tile_size!r})"
-            )
-        return
-    within = (2 <= bits <= 32, "within 2 and 32", 16)
-    check_arguments(solver, accumulator_bits=within, tile_size=at_least(tile_size, 1, 64))
-    if scales != "original":
-        raise ValueError(
-            f"{name}: with accumulator_bits codes must stay as they are chosen, and scales={scales!r} measures "
-            f"scales later.\n  cure: {name}(scales='original', accumulator_bits={bits})"
-        )

@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.solvers import accumulator, greedy, solver
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver
+from jqinject.recipes.solvers.solver import Problem, Solution, Solver, Statistics, at_least
 
 
 @dataclass(frozen=True)
-class MagR:
+class MagR(solver.Checked):
     """Makes the largest weights of each row smaller where the output does not feel it, then solves.
 
     Proximal gradient steps on `|(w - w0) x|^2 + a |w|_inf`: with `H` twice the mean of `y y^T`,
@@ -39,10 +40,7 @@ class MagR:
     solver: Solver = field(default_factory=greedy.GPTQ)
     alpha: float = 0.01
     steps: int = 200
-    power_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        solver.check_arguments(self, power_steps=solver.at_least(self.power_steps, 1, 30))
+    power_steps: Annotated[int | None, at_least(1, 30)] = None
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -73,7 +71,7 @@ def reduce_magnitudes(
     strength = alpha / (eta * jnp.where(norm > 0, norm, 1.0))
 
     def step(_: jax.Array, now: jax.Array) -> jax.Array:
-        moved = now - eta * jnp.matmul(now - weights, hessian, precision=solver.HIGHEST)
+        moved = now - eta * solver.matmul(now - weights, hessian)
         return moved - strength * accumulator.onto_ball(moved / strength)
 
     return jax.lax.fori_loop(0, steps, step, weights)
@@ -95,7 +93,7 @@ def largest_eigenvalue(matrices: jax.Array, power_steps: int | None) -> jax.Arra
     scaled = matrices / jnp.where(largest > 0, largest, 1.0)
 
     def moved(x: jax.Array) -> jax.Array:
-        return jnp.matmul(scaled, x, precision=solver.HIGHEST)
+        return solver.matmul(scaled, x)
 
     def step(_: jax.Array, x: jax.Array) -> jax.Array:
         x = moved(x)
@@ -137,32 +135,25 @@ class QEP:
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
-        hessian, cross = (problem.statistics.mean(name) for name in ("hessian", "cross"))
-        corrected = corrected_weights(problem.weights, hessian, cross - hessian, self.factor, self.damping)
+        corrected = corrected_weights(problem.weights, problem.statistics, self.factor, self.damping)
         greedy.check_factor(corrected, self.damping)
         return self.solver(replace(problem, weights=corrected))
 
 
 @jax.jit
-def corrected_weights(
-    weights: jax.Array,
-    hessian: jax.Array,
-    delta: jax.Array,
-    factor: jax.Array | float,
-    damping: jax.Array | float,
-) -> jax.Array:
+def corrected_weights(weights: jax.Array, sums: Statistics, factor: float, damping: float) -> jax.Array:
     """The weights of `QEP`; those of inputs that were always 0 become 0.
 
     Args:
         weights: `(stack, rows, columns)`.
-        hessian: `H`.
-        delta: `G - H`.
+        sums: with `H` and `G`.
         factor, damping: see `QEP`.
     """
+    hessian, cross = sums.mean("hessian"), sums.mean("cross")
     diagonal = solver.diagonal_of(hessian)
     full, alive = solver.without_dead_inputs(hessian, weights)
     factorized = jnp.linalg.cholesky(solver.on_diagonal(full, damping * jnp.mean(diagonal, axis=1)))
-    target = jnp.matmul(alive, delta, precision=solver.HIGHEST)
+    target = solver.matmul(alive, cross - hessian)
     half = jax.lax.linalg.triangular_solve(factorized, target, left_side=False, lower=True, transpose_a=True)
     correction = jax.lax.linalg.triangular_solve(factorized, half, left_side=False, lower=True)
     return jnp.where((diagonal == 0)[:, None], 0.0, alive + factor * correction)

@@ -4,9 +4,11 @@
 still to come (`InOrder.rounded`).
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +42,7 @@ class RTN:
 
 
 @dataclass(frozen=True)
-class GPTQ:
+class GPTQ(accumulator.Bounded):
     """Rounds column by column, and spreads each error over the columns that are still to come.
 
     It minimizes `tr((Q - W) H (Q - W)^T)` greedily, with `H` twice the mean of `y y^T` over the inputs `y` of the
@@ -74,19 +76,17 @@ class GPTQ:
     """
 
     statistics = ("hessian",)
-    block_size: int = 128
-    damping: float = 0.01
+    block_size: Annotated[int, solver.at_least(1)] = 128
+    damping: solver.Share = 0.01
     act_order: bool = False
     scales: ScaleRule = "original"
     damp_dead: bool = True
     singular: Literal["refuse", "nearest"] = "refuse"
-    accumulator_bits: int | None = None
-    tile_size: int | None = None
+    accumulator_bits: accumulator.Bits = None
+    tile_size: accumulator.TileSize = None
 
     def __post_init__(self) -> None:
-        block_size = solver.at_least(self.block_size, 1, 128)
-        solver.check_arguments(self, block_size=block_size, damping=damping_share(self.damping))
-        accumulator.check_accumulator(self, self.scales)
+        super().__post_init__()
         if self.scales == "block" and self.act_order:
             raise ValueError(
                 "GPTQ(scales='block', act_order=True): groups are spread over the blocks, so none begins in one.\n"
@@ -101,11 +101,8 @@ class GPTQ:
             usable = jnp.isfinite(factor).all(axis=(1, 2), keepdims=True)
             factor = jnp.where(usable, factor, jnp.eye(factor.shape[-1], dtype=factor.dtype))
         check_factor(factor, self.damping)
-        columns = InOrder(self, problem, weights, order)
-        # Scales that do not change belong to the weights as they were given, dead inputs and all.
-        grid = columns.grid if self.scales == "original" else columns.measure(columns.weights)
-        rounded = columns.rounded(columns.weights, factor, grid, columns.room, self.block_size, self.scales)
-        return columns.solution(*rounded)
+        columns = InOrder.of(self, problem, weights, order, self.scales != "original")
+        return columns.solution(*columns.rounded(factor, self.block_size, self.scales, problem.group_size))
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -118,11 +115,6 @@ def _prepared(
     damp = damping * jnp.mean(solver.diagonal_of(hessian if damp_dead else raw), axis=1)
     damped = solver.on_diagonal(hessian, damp)
     return weights, order, solver.inverse_factor(solver.both_ordered(damped, order))
-
-
-def damping_share(share: float) -> solver.Expected:
-    """A share of a diagonal."""
-    return 0 <= share < float("inf"), "a number of at least 0", 0.01
 
 
 def check_factor(factor: jax.Array, damping: float) -> None:
@@ -139,7 +131,7 @@ def check_factor(factor: jax.Array, damping: float) -> None:
 
 
 @dataclass(frozen=True)
-class GPFQ:
+class GPFQ(accumulator.Bounded):
     """Rounds column by column so that the sum so far stays near that of the float model.
 
     With `H` the mean of `y y^T` and `G` the mean of `y x^T`, over inputs `x` of the float and `y` of the quantized
@@ -163,8 +155,8 @@ class GPFQ:
     statistics = ("hessian", "cross")
     act_order: bool = False
     scales: ScaleRule = "original"
-    accumulator_bits: int | None = None
-    tile_size: int | None = None
+    accumulator_bits: accumulator.Bits = None
+    tile_size: accumulator.TileSize = None
 
     def __post_init__(self) -> None:
         if self.scales not in ("original", "live"):
@@ -172,7 +164,7 @@ class GPFQ:
                 f"GPFQ has no blocks: scales={self.scales!r} is neither 'original' nor 'live'.\n"
                 "  cure: GPFQ(scales='original')"
             )
-        accumulator.check_accumulator(self, self.scales)
+        super().__post_init__()
 
     def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
@@ -181,58 +173,48 @@ class GPFQ:
         live, weights = self.scales == "live", problem.weights
         if live:
             _, weights = solver.without_dead_inputs(hessian, weights)
-        columns = InOrder(self, problem, weights, order)
-        weights, original, grid = columns.weights, columns.original, columns.grid
+        columns = InOrder.of(self, problem, weights, order, live)
         hessian, cross = (solver.both_ordered(x, order) for x in (hessian, cross))
-        measure = solver.as_argument(columns.measure) if live else None
-        working, values = _in_order(weights, original, hessian, cross, grid, columns.room, measure)
-        if live:
-            grid = columns.measure(working)
-            values = grid.nearest(working)
-        return columns.solution(values, grid, working)
+        return columns.solution(*_in_order(columns, hessian, cross))
 
 
 _State = tuple[jax.Array, jax.Array, accumulator.Room | None]
 
 
-@jax.jit
-def _in_order(
-    weights: jax.Array,
-    original: jax.Array,
-    hessian: jax.Array,
-    cross: jax.Array,
-    grid: solver.MatrixGrid,
-    room: accumulator.Room | None,
-    measure: solver.Measure | None,
-) -> tuple[jax.Array, jax.Array]:
-    """The matrices that are rounded, and what they were rounded to on the way.
+_Rounded = tuple[jax.Array, solver.MatrixGrid, jax.Array | None]
+"""Values, the grid that they are on, and the matrices that were rounded; None for the values."""
 
-    `measure` measures the grid at every column, and is None for the grid that there is.
-    """
-    columns = weights.shape[-1]
+
+@jax.jit
+def _in_order(columns: InOrder, hessian: jax.Array, cross: jax.Array) -> _Rounded:
+    """Round all columns, with scales that stay or are measured at every column."""
+    is_live, size = columns.remeasure is not None, columns.weights.shape[-1]
 
     def column(place: jax.Array, state: _State) -> _State:
         working, done, room = state
-        if measure is not None:
-            done = measure(working).nearest(working)
-        before = jnp.arange(columns) < place
+        if is_live:
+            done = columns.measure(working).nearest(working)
+        before = jnp.arange(size) < place
         of_hessian, of_cross = (jax.lax.dynamic_slice_in_dim(x, place, 1, -2) for x in (hessian, cross))
-        target = jnp.matmul(original, jnp.where(before, of_cross, 0.0).mT, precision=solver.HIGHEST)
-        target = target - jnp.matmul(done, jnp.where(before, of_hessian, 0.0).mT, precision=solver.HIGHEST)
+        target = solver.matmul(columns.original, jnp.where(before, of_cross, 0.0).mT)
+        target = target - solver.matmul(done, jnp.where(before, of_hessian, 0.0).mT)
         own, shared = (jax.lax.dynamic_slice_in_dim(x, place, 1, -1) for x in (of_hessian, of_cross))
         now = jax.lax.dynamic_slice_in_dim(working, place, 1, -1)
         target = jnp.where(own > 0, (shared * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
         working = jax.lax.dynamic_update_slice_in_dim(working, target, place, -1)
-        if measure is None:
-            near, room = accumulator.rounded(target, grid.from_column(place, 1), place, room)
+        if not is_live:
+            near, room = accumulator.rounded(target, columns.grid.from_column(place, 1), place, room)
             done = jax.lax.dynamic_update_slice_in_dim(done, near, place, -1)
         return working, done, room
 
-    return jax.lax.fori_loop(0, columns, column, (weights, jnp.zeros_like(weights), room))[:2]
+    start = columns.weights, jnp.zeros_like(columns.weights), columns.room
+    working, values, _ = jax.lax.fori_loop(0, size, column, start)
+    grid = columns.measure(working) if is_live else columns.grid
+    return grid.nearest(working) if is_live else values, grid, working
 
 
 @dataclass(frozen=True)
-class Qronos:
+class Qronos(accumulator.Bounded):
     """Corrects the first column for everything before it, then the others for that, then rounds as GPTQ.
 
     With `H` the mean of `y y^T` and `G` the mean of `x y^T`: `w_0 <- (w0 G_:0 - sum_{j>0} H_0j w_j) / H_00`, rounded to
@@ -253,41 +235,35 @@ class Qronos:
     """
 
     statistics = ("hessian", "cross")
-    block_size: int = 128
+    block_size: Annotated[int, solver.at_least(1)] = 128
     act_order: bool = False
-    damping: float = 1e-6
-    accumulator_bits: int | None = None
-    tile_size: int | None = None
-
-    def __post_init__(self) -> None:
-        block_size = solver.at_least(self.block_size, 1, 128)
-        solver.check_arguments(self, block_size=block_size, damping=damping_share(self.damping))
-        accumulator.check_accumulator(self)
+    damping: solver.Share = 1e-6
+    accumulator_bits: accumulator.Bits = None
+    tile_size: accumulator.TileSize = None
 
     def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
-        hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross")
-        hessian, weights = solver.without_dead_inputs(hessian, problem.weights)
+        raw, cross = (problem.statistics.mean(name) for name in self.statistics)
+        hessian, weights = solver.without_dead_inputs(raw, problem.weights)
         order = solver.by_importance(hessian, self.act_order)
-        columns = InOrder(self, problem, weights, order)
+        columns = InOrder.of(self, problem, weights, order)
         hessian, cross = solver.both_ordered(hessian, order), solver.both_ordered(cross, order)
         weights, original, grid = columns.weights, columns.original, columns.grid
-        first = (
-            jnp.matmul(original, cross[..., :1], precision=solver.HIGHEST)
-            - jnp.matmul(weights[..., 1:], hessian[:, 1:, :1], precision=solver.HIGHEST)
-        ) / hessian[:, :1, :1]
+        before = solver.matmul(weights[..., 1:], hessian[:, 1:, :1])
+        first = (solver.matmul(original, cross[..., :1]) - before) / hessian[:, :1, :1]
         head, room = accumulator.rounded(first, grid.from_column(0, 1), 0, columns.room)
         damp = self.damping * jnp.linalg.eigvalsh(hessian)[:, -1]
         root = solver.inverse_factor(solver.on_diagonal(hessian, damp))
-        inverted = jnp.matmul(root.mT, root, precision=solver.HIGHEST)
+        inverted = solver.matmul(root.mT, root)
         rest = inverted[:, 1:, 1:] - inverted[:, 1:, :1] * inverted[:, :1, 1:] / inverted[:, :1, :1]
-        target = jnp.matmul(original, solver.on_diagonal(cross, damp)[..., 1:], precision=solver.HIGHEST)
-        corrected = jnp.matmul(target - head * hessian[:, :1, 1:], rest, precision=solver.HIGHEST)
+        target = solver.matmul(original, solver.on_diagonal(cross, damp)[..., 1:])
+        corrected = solver.matmul(target - head * hessian[:, :1, 1:], rest)
         factor = jnp.linalg.cholesky(rest, upper=True)
         check_factor(factor, self.damping)
         later = None if room is None else replace(room, tiles=room.tiles[:, 1:])
         after = grid.from_column(1, weights.shape[-1] - 1)
-        values, _, _ = columns.rounded(corrected, factor, after, later, self.block_size)
+        others = replace(columns, weights=corrected, grid=after, room=later)
+        values, _, _ = others.rounded(factor, self.block_size)
         values, working = (jnp.concatenate([x, values], axis=-1) for x in (head, first))
         return columns.solution(values, grid, working)
 
@@ -296,104 +272,73 @@ _Blocks = tuple[jax.Array, jax.Array, solver.MatrixGrid, accumulator.Room | None
 _Columns = tuple[jax.Array, jax.Array, jax.Array, accumulator.Room | None]
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7))
-def _blocks(
-    weights: jax.Array,
-    factor: jax.Array,
-    grid: solver.MatrixGrid,
-    room: accumulator.Room | None,
-    measure: solver.Measure | None,
-    block_size: int,
-    scales: ScaleRule,
-    group_size: int | None,
-) -> tuple[jax.Array, jax.Array, solver.MatrixGrid]:
-    """The matrices as the last column left them, their values, and the grid, block by block: see `InOrder`.
-
-    `measure` is None for scales that do not change.
-    """
-    places = jnp.arange(weights.shape[-1])
-
-    def measured(working: jax.Array) -> solver.MatrixGrid:
-        assert measure is not None, "scales change"
-        return measure(working).spread(working.shape)
-
-    def block(start: jax.Array | int, size: int, state: _Blocks) -> _Blocks:
-        working, values, grid, room = state
-        if scales == "block" and group_size is not None:
-            first = places // group_size * group_size
-            begins = (first >= start) & (first < start + size)
-            grid = jax.tree.map(partial(jnp.where, begins), measured(working), grid)
-        rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
-        within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
-
-        def column(place: jax.Array, state: _Columns) -> _Columns:
-            block, near, errors, room = state
-            own = measured(_written(working, block, start)) if scales == "live" else grid
-            now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
-            value, room = accumulator.rounded(now, own.from_column(start + place, 1), start + place, room)
-            row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
-            error = (now - value) / jax.lax.dynamic_slice_in_dim(row, place, 1, -1)
-            block = block - error * jnp.where(jnp.arange(size) > place, row, 0.0)
-            block, near = _written(block, value, place), _written(near, value, place)
-            return block, near, _written(errors, error, place), room
-
-        part = jax.lax.dynamic_slice_in_dim(working, start, size, -1)
-        empty = jnp.zeros_like(part)
-        part, near, errors, room = jax.lax.fori_loop(0, size, column, (part, empty, empty, room))
-        later = jnp.where(places >= start + size, rows, 0.0)
-        working = _written(working, part, start) - jnp.matmul(errors, later, precision=solver.HIGHEST)
-        return working, _written(values, near, start), grid, room
-
-    def full_block(number: jax.Array, state: _Blocks) -> _Blocks:
-        return block(number * block_size, block_size, state)
-
-    count, left = divmod(weights.shape[-1], block_size)
-    state = jax.lax.fori_loop(0, count, full_block, (weights, jnp.zeros_like(weights), grid, room))
-    return (block(count * block_size, left, state) if left else state)[:3]
-
-
 def _written(matrix: jax.Array, part: jax.Array, column: jax.Array | int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(matrix, part, column, -1)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class InOrder:
     """A problem whose columns are rounded in an order.
 
-    Args:
-        algorithm: that rounds them.
-        problem: the problem.
-        weights: that are to be rounded, in the problem's order.
-        order: places of columns, `(stack, columns)`.
-
     Attributes:
         weights, original: the matrices in this order.
-        grid: the quantizer's, of the problem's weights, in this order.
-        room: what accumulators hold; None for no bound.
+        grid: the quantizer's, of the problem's weights as they were given, in this order.
+        fixed: the same in the problem's order.
+        room: what accumulators hold, for scales that do not change; None for no bound.
+        order: places of columns, `(stack, columns)`.
+        back: places of the problem's columns in this order.
+        remeasure: measures matrices in the problem's order; None for scales that do not change.
     """
 
-    def __init__(
-        self, algorithm: accumulator.Bounded, problem: solver.Problem, weights: jax.Array, order: jax.Array
-    ) -> None:
-        self.weights, self.original = solver.ordered(weights, order), solver.ordered(problem.original, order)
-        self.room = accumulator.room_of(algorithm, problem, weights, order)
-        self._problem, self._order, self._back = problem, order, jnp.argsort(order, axis=1)
-        self._fixed = problem.measure(problem.weights)
-        self.grid = self._fixed.spread(weights.shape).ordered(order)
+    weights: jax.Array
+    original: jax.Array
+    grid: solver.MatrixGrid
+    fixed: solver.MatrixGrid
+    room: accumulator.Room | None
+    order: jax.Array
+    back: jax.Array
+    remeasure: solver.Measure | None
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: accumulator.Bounded,
+        problem: solver.Problem,
+        weights: jax.Array,
+        order: jax.Array,
+        is_remeasured: bool = False,
+    ) -> InOrder:
+        """The columns of a problem in an order.
+
+        Args:
+            algorithm: that rounds them.
+            problem: the problem.
+            weights: that are to be rounded, in the problem's order.
+            order: places of columns, `(stack, columns)`.
+            is_remeasured: whether scales change.
+        """
+        fixed = problem.measure(problem.weights)
+        grid = fixed.spread(weights.shape).ordered(order)
+        room = accumulator.room_of(algorithm, problem, weights, order)
+        remeasure = solver.as_argument(problem.measure) if is_remeasured else None
+        weights, original = solver.ordered(weights, order), solver.ordered(problem.original, order)
+        return cls(weights, original, grid, fixed, room, order, jnp.argsort(order, axis=1), remeasure)
 
     def measure(self, working: jax.Array) -> solver.MatrixGrid:
         """The quantizer's grid of matrices in this order."""
-        grid = self._problem.measure(solver.ordered(working, self._back))
-        return grid.spread(working.shape).ordered(self._order)
+        assert self.remeasure is not None, "scales change"
+        grid = self.remeasure(solver.ordered(working, self.back))
+        return grid.spread(working.shape).ordered(self.order)
 
+    @partial(jax.jit, static_argnums=(2, 3, 4))
     def rounded(
         self,
-        weights: jax.Array,
         factor: jax.Array,
-        grid: solver.MatrixGrid,
-        room: accumulator.Room | None,
         block_size: int,
         scales: ScaleRule = "original",
-    ) -> tuple[jax.Array, solver.MatrixGrid, jax.Array]:
+        group_size: int | None = None,
+    ) -> _Rounded:
         """Round all columns, in order (Frantar et al., GPTQ).
 
         `q_j` is `w_j` rounded to nearest, `e = (w_j - q_j) / U_jj`, and `w_k -= e U_jk` for `k > j`. Columns of later
@@ -401,35 +346,66 @@ class InOrder:
         measured on the way.
 
         Args:
-            weights: `(stack, rows, columns)`, float32: all columns, or the last ones for scales that do not change.
             factor: `U`, upper triangular, `(stack, columns, columns)`.
-            grid: of the weights, with a scale for each number.
-            room: what accumulators hold, for scales that do not change; None for no bound.
             block_size: columns in a block.
             scales: when scales are measured; without groups those of "block" are those of the first block.
+            group_size: consecutive columns that share a scale; None for no groups.
 
         Returns:
-            Values, the grid that they are on, and the matrices as the last column left them: they differ from the
-            values only where scales are measured on the way.
+            Values, the grid that they are on, and the matrices as the last column left them; None where scales are not
+            measured on the way, as they are the values then.
         """
-        group_size = self._problem.group_size
-        if scales == "original" or (scales == "block" and group_size is None):
-            measure, scales = None, "original"
-        else:
-            measure = solver.as_argument(self.measure)
-        size = min(block_size, weights.shape[-1])
-        working, values, last = _blocks(weights, factor, grid, room, measure, size, scales, group_size)
-        if scales == "original":
-            return values, grid, values
-        if scales == "live":
-            last = self.measure(working)
-            values = last.nearest(working)
-        return values, last, working
+        places, weights, is_live = jnp.arange(self.weights.shape[-1]), self.weights, scales == "live"
 
-    def solution(self, values: jax.Array, grid: solver.MatrixGrid, working: jax.Array) -> solver.Solution:
+        def block(start: jax.Array | int, size: int, state: _Blocks) -> _Blocks:
+            working, values, grid, room = state
+            if scales == "block" and group_size is not None:
+                first = places // group_size * group_size
+                begins = (first >= start) & (first < start + size)
+                grid = jax.tree.map(partial(jnp.where, begins), self.measure(working), grid)
+            rows = jax.lax.dynamic_slice_in_dim(factor, start, size, -2)
+            within = jax.lax.dynamic_slice_in_dim(rows, start, size, -1)
+
+            def column(place: jax.Array, state: _Columns) -> _Columns:
+                block, near, errors, room = state
+                own = self.measure(_written(working, block, start)) if is_live else grid
+                now = jax.lax.dynamic_slice_in_dim(block, place, 1, -1)
+                value, room = accumulator.rounded(now, own.from_column(start + place, 1), start + place, room)
+                row = jax.lax.dynamic_slice_in_dim(within, place, 1, -2)
+                error = (now - value) / jax.lax.dynamic_slice_in_dim(row, place, 1, -1)
+                block = block - error * jnp.where(jnp.arange(size) > place, row, 0.0)
+                block, near = _written(block, value, place), _written(near, value, place)
+                return block, near, _written(errors, error, place), room
+
+            part = jax.lax.dynamic_slice_in_dim(working, start, size, -1)
+            empty = jnp.zeros_like(part)
+            part, near, errors, room = jax.lax.fori_loop(0, size, column, (part, empty, empty, room))
+            later = jnp.where(places >= start + size, rows, 0.0)
+            working = _written(working, part, start) - solver.matmul(errors, later)
+            return working, _written(values, near, start), grid, room
+
+        def full_block(number: jax.Array, state: _Blocks) -> _Blocks:
+            return block(number * full, full, state)
+
+        full = min(block_size, weights.shape[-1])
+        count, left = divmod(weights.shape[-1], full)
+        # Scales that do not change belong to the weights as they were given, dead inputs and all.
+        grid = self.grid if scales == "original" else self.measure(weights)
+        state = weights, jnp.zeros_like(weights), grid, self.room
+        state = jax.lax.fori_loop(0, count, full_block, state)
+        working, values, grid, _ = block(count * full, left, state) if left else state
+        if is_live:
+            grid = self.measure(working)
+            values = grid.nearest(working)
+        is_measured = is_live or (scales == "block" and group_size is not None)
+        return values, grid, working if is_measured else None
+
+    def solution(
+        self, values: jax.Array, grid: solver.MatrixGrid, working: jax.Array | None
+    ) -> solver.Solution:
         """The solution in the problem's order, of arrays in this one."""
         # An array for each number is not stored where fewer scales, or the values themselves, say the same.
-        grid = self._fixed if grid is self.grid else grid.ordered(self._back)
-        last, values = values, solver.ordered(values, self._back)
-        working = values if working is last else solver.ordered(working, self._back)
+        grid = self.fixed if self.remeasure is None else grid.ordered(self.back)
+        values = solver.ordered(values, self.back)
+        working = values if working is None else solver.ordered(working, self.back)
         return solver.Solution(values, grid.scale, grid.zero_point, working, complete=self.room is not None)

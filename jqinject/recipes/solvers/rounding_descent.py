@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,11 @@ from jqinject.ops import tensor_clamp
 from jqinject.quant.enums import LearnedRoundImplType, as_enum
 from jqinject.quant.solver.roles import LEARNED_ROUND_IMPL
 from jqinject.recipes.solvers import solver
-from jqinject.recipes.solvers.solver import MatrixGrid, Problem, Solution
+from jqinject.recipes.solvers.solver import Expected, MatrixGrid, Problem, Solution
 
 
 @dataclass(frozen=True)
-class LearnedRounding:
+class LearnedRounding(solver.Checked):
     """Learns the share `p` by which each weight is rounded up, which ends at 0 or 1 (AdaRound).
 
     optax's Adam minimizes, over the rounding alone,
@@ -48,24 +48,17 @@ class LearnedRounding:
     """
 
     statistics = ("hessian", "cross")
-    steps: int = 1000
-    learning_rate: float = 1e-2
-    regularization: float = 0.01
-    beta: tuple[float, float] = (20.0, 2.0)
-    warmup: float = 0.2
+    steps: Annotated[int, Expected("an int of at least 1", lambda x: isinstance(x, int) and x >= 1)] = 1000
+    learning_rate: Annotated[float, Expected("above 0", lambda x: x > 0)] = 1e-2
+    regularization: Annotated[float, solver.at_least(0, 0)] = 0.01
+    beta: Annotated[
+        tuple[float, float], Expected("two numbers above 0", lambda x: len(x) == 2 and min(x) > 0)
+    ] = (20.0, 2.0)
+    warmup: Annotated[float, Expected("between 0 and 1", lambda x: 0 <= x <= 1)] = 0.2
     learned_round_impl_type: str | LearnedRoundImplType = "hard_sigmoid"
 
     def __post_init__(self) -> None:
-        steps = isinstance(self.steps, int) and self.steps >= 1
-        beta = len(self.beta) == 2 and min(self.beta) > 0
-        solver.check_arguments(
-            self,
-            steps=(steps, "an int of at least 1", 1000),
-            learning_rate=(self.learning_rate > 0, "above 0", 0.01),
-            regularization=solver.at_least(self.regularization, 0),
-            beta=(beta, "two numbers above 0", (20.0, 2.0)),
-            warmup=(0 <= self.warmup <= 1, "between 0 and 1", 0.2),
-        )
+        super().__post_init__()
         as_enum(LearnedRoundImplType, self.learned_round_impl_type, name="learned_round_impl_type")
 
     def __call__(self, problem: Problem) -> Solution:
@@ -78,7 +71,7 @@ class LearnedRounding:
             )
         hessian, cross = (problem.statistics.mean(name) for name in ("hessian", "cross"))
         # The error of the output is (q - w0) y + w0 (y - x), whose last part no rounding changes.
-        slope = jnp.matmul(problem.original, hessian - cross, precision=solver.HIGHEST)
+        slope = solver.matmul(problem.original, hessian - cross)
         learned = grid.nearest(_learned(self, grid, problem.weights, problem.original, hessian, slope))
         nearest = grid.nearest(problem.weights)
         error, usual = (_errors(x - problem.original, hessian, slope) for x in (learned, nearest))

@@ -1,6 +1,7 @@
 """Solvers that search scales or zero points, then round to nearest: Clip and HQO."""
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,11 @@ import numpy as np
 
 from jqinject.core.statistics.half_quadratic_search import half_quadratic, shrink_lp
 from jqinject.recipes.solvers import greedy, solver
-from jqinject.recipes.solvers.solver import MatrixGrid, Problem, Solution, Solver
+from jqinject.recipes.solvers.solver import Expected, MatrixGrid, Problem, Solution, Solver, at_least
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(solver.Checked):
     """Cuts the range of each scale where the output gets better by it, then solves on these scales.
 
     Each scale is measured of its weights, clipped to a share of the largest magnitude among them: that share of
@@ -38,12 +39,8 @@ class Clip:
     """
 
     solver: Solver = field(default_factory=greedy.RTN)
-    smallest: float = 0.5
-    steps: int = 10
-
-    def __post_init__(self) -> None:
-        smallest = (0 < self.smallest < 1, "between 0 and 1", 0.5)
-        solver.check_arguments(self, smallest=smallest, steps=solver.at_least(self.steps, 1, 10))
+    smallest: Annotated[float, Expected("between 0 and 1", lambda x: 0 < x < 1)] = 0.5
+    steps: Annotated[int, at_least(1)] = 10
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -64,7 +61,7 @@ class Clip:
 
         def errors(grid: MatrixGrid) -> jax.Array:
             difference = grid.nearest(weights) - weights
-            return shared.sums(difference * jnp.matmul(difference, within, precision=solver.HIGHEST))
+            return shared.sums(difference * solver.matmul(difference, within))
 
         start = problem.measure(weights).spread(weights.shape)
         best, least = jnp.ones(shared.count), errors(start)
@@ -112,7 +109,7 @@ class _Shared:
 
 
 @dataclass(frozen=True)
-class HQO:
+class HQO(solver.Checked):
     """Finds zero points or scales by half-quadratic optimization, and rounds to nearest (HQQ).
 
     The error `w - q` is split into a sparse part, found by shrinking it, and the rest, which the next candidate fits:
@@ -143,19 +140,10 @@ class HQO:
     """
 
     statistics = ()
-    beta: float = 1.0
-    kappa: float = 1.01
-    lp_norm: float | None = None
-    steps: int = 1000
-
-    def __post_init__(self) -> None:
-        solver.check_arguments(
-            self,
-            beta=solver.above_zero(self.beta, 1.0),
-            kappa=solver.above_zero(self.kappa, 1.01),
-            lp_norm=solver.above_zero(self.lp_norm),
-            steps=solver.above_zero(self.steps, 1000),
-        )
+    beta: Annotated[float, solver.ABOVE_ZERO] = 1.0
+    kappa: Annotated[float, solver.ABOVE_ZERO] = 1.01
+    lp_norm: Annotated[float | None, solver.ABOVE_ZERO] = None
+    steps: Annotated[int, solver.ABOVE_ZERO] = 1000
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""

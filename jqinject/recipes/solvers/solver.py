@@ -2,65 +2,98 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from jqinject.inject.errors import did_you_mean
 from jqinject.ops import Grid, quantize_on_grid
 
 HIGHEST = jax.lax.Precision.HIGHEST
-Expected = tuple[bool, str, object]
-"""Whether an argument fits, what fits, and an example of it."""
+matmul = partial(jnp.matmul, precision=HIGHEST)
 
 
-def check_arguments(owner: object, **arguments: Expected) -> None:
-    """Refuse arguments of a pass or a solver that it cannot use.
+@dataclass(frozen=True)
+class Expected:
+    """What fits an argument of a pass or a solver: a mark of its annotation.
 
-    Args:
-        owner: the pass or the solver.
-        arguments: name -> see `Expected`.
+    Attributes:
+        text: as text.
+        fits: whether a value does; None fits where it is the default.
+        example: of what fits; None for the default.
+        names: that fit.
+    """
+
+    text: str
+    fits: Callable[..., bool] = field(repr=False)
+    example: object = field(default=None, repr=False)
+    names: Sequence[str] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, hint: object) -> Expected | None:
+        """What an annotation says by a mark, or by literals; None if it says nothing."""
+        kinds = (hint,) if get_origin(hint) is Literal else get_args(hint)
+        marks = [kind for kind in kinds if isinstance(kind, Expected)]
+        if marks or Literal not in map(get_origin, kinds):
+            return next(iter(marks), None)
+        choices = [x for kind in kinds for x in ((True, False) if kind is bool else get_args(kind))]
+        *most, last = map(repr, choices)
+        names = [choice for choice in choices if isinstance(choice, str)]
+        return cls(f"{', '.join(most)} or {last}", choices.__contains__, names=names)
+
+
+def at_least(least: int, example: int | None = None) -> Expected:
+    """A number of at least some integer."""
+    return Expected(f"at least {least}", lambda x: least <= x < math.inf, example)
+
+
+ABOVE_ZERO = Expected("a number above 0", lambda x: 0 < x < math.inf)
+Share = Annotated[float, Expected("a number of at least 0", lambda x: 0 <= x < math.inf, 0.01)]
+"""A share of a diagonal."""
+
+
+class Checked:
+    """Base of passes and solvers that refuse arguments which their annotations do not allow.
+
+    A subclass with postponed annotations that cannot be read, of types within a function, is not checked.
 
     Raises:
         ValueError: one does not fit.
 
     Example:
-        >>> from types import SimpleNamespace
-        >>> check_arguments(SimpleNamespace(steps=0), steps=at_least(0, 1))
+        >>> @dataclass(frozen=True)
+        ... class Turns(Checked):
+        ...     steps: Annotated[int, at_least(1)] = 10
+        >>> Turns(steps=0)
         Traceback (most recent call last):
         ...
-        ValueError: SimpleNamespace: steps must be at least 1, got 0.
-          cure: steps=1
+        ValueError: Turns: steps must be at least 1, got 0.
+          cure: steps=10
     """
-    for name, (fits, expected, example) in arguments.items():
-        if not fits:
-            raise ValueError(
-                f"{type(owner).__name__}: {name} must be {expected}, got {vars(owner)[name]!r}.\n"
-                f"  cure: {name}={example!r}"
-            )
 
-
-def at_least(value: float | None, least: int, example: float | None = None) -> Expected:
-    """A number of at least some integer; None fits."""
-    fits = value is None or least <= value < math.inf
-    return fits, f"at least {least}", least if example is None else example
-
-
-def above_zero(value: float | None, example: float | None = None) -> Expected:
-    """A finite number above 0; None fits."""
-    return value is None or 0 < value < math.inf, "a number above 0", example
-
-
-def among(value: object, *choices: object) -> Expected:
-    """One of some values."""
-    *most, last = map(repr, choices)
-    return value in choices, f"{', '.join(most)} or {last}", choices[0]
+    def __post_init__(self) -> None:
+        hints: dict[str, object] = {}
+        with contextlib.suppress(NameError):
+            hints = get_type_hints(type(self), include_extras=True)
+        for name, hint in hints.items():
+            expected, value = Expected.of(hint), vars(self).get(name)
+            default = inspect.getattr_static(type(self), name, None)
+            if expected and not (default is None if value is None else expected.fits(value)):
+                example = default if expected.example is None else expected.example
+                near = did_you_mean(value, expected.names) if isinstance(value, str) else ""
+                raise ValueError(
+                    f"{type(self).__name__}: {name} must be {expected.text}, got {value!r}"
+                    f"{'; ' + near if near else '.'}\n  cure: {name}={example!r}"
+                )
 
 
 SUM = (jnp.add, 0.0)
@@ -98,6 +131,7 @@ class Statistics:
     sums: dict[str, jax.Array]
 
     @classmethod
+    @partial(jax.jit, static_argnums=(0, 3))
     def of(
         cls, x: jax.Array, y: jax.Array, names: tuple[str, ...], own: jax.Array | None = None
     ) -> Statistics:
@@ -109,7 +143,18 @@ class Statistics:
             names: of the sums.
             own: 1 for samples that belong to a matrix of the stack, `(stack, samples)`; None if all do.
         """
-        return _sums(tuple(sorted(names)), x.astype(jnp.float32), y.astype(jnp.float32), own)
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+        stack, samples = x.shape[:2]
+        count = jnp.full((stack,), samples, jnp.float32) if own is None else own.sum(axis=1)
+        inside = None if own is None else own[:, :, None] > 0
+        compute = {
+            "hessian": lambda: jnp.einsum("sni,snj->sij", y, y, precision=HIGHEST),
+            "cross": lambda: jnp.einsum("sni,snj->sij", x, y, precision=HIGHEST),
+            "magnitude": lambda: jnp.abs(x).sum(axis=1),
+            "largest": lambda: jnp.max(x, axis=1, initial=-jnp.inf, where=inside),
+            "smallest": lambda: jnp.min(x, axis=1, initial=jnp.inf, where=inside),
+        }
+        return cls(count, {name: compute[name]() for name in names})
 
     def merged(self, more: Statistics) -> Statistics:
         """The sums over both."""
@@ -142,21 +187,6 @@ class Statistics:
         return all(
             bool((jnp.isfinite(x) | (x == EXTREMES.get(name, SUM)[1])).all()) for name, x in self.sums.items()
         )
-
-
-@partial(jax.jit, static_argnums=0)
-def _sums(names: tuple[str, ...], x: jax.Array, y: jax.Array, own: jax.Array | None) -> Statistics:
-    stack, samples = x.shape[:2]
-    count = jnp.full((stack,), samples, jnp.float32) if own is None else own.sum(axis=1)
-    inside = None if own is None else own[:, :, None] > 0
-    compute = {
-        "hessian": lambda: jnp.einsum("sni,snj->sij", y, y, precision=HIGHEST),
-        "cross": lambda: jnp.einsum("sni,snj->sij", x, y, precision=HIGHEST),
-        "magnitude": lambda: jnp.abs(x).sum(axis=1),
-        "largest": lambda: jnp.max(x, axis=1, initial=-jnp.inf, where=inside),
-        "smallest": lambda: jnp.min(x, axis=1, initial=jnp.inf, where=inside),
-    }
-    return Statistics(count, {name: compute[name]() for name in names})
 
 
 @jax.tree_util.register_dataclass
@@ -369,10 +399,11 @@ class Solution:
 def squared_errors(wrong: jax.Array, hessian: jax.Array) -> jax.Array:
     """`tr(D H D^T)` of each matrix, `(stack,)`."""
     # One product of matrices and a sum: an einsum of three operands may choose a far larger intermediate result.
-    return jnp.sum(wrong * jnp.matmul(wrong, hessian, precision=HIGHEST), axis=(1, 2))
+    return jnp.sum(wrong * matmul(wrong, hessian), axis=(1, 2))
 
 
-def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> float:
+@jax.jit
+def output_error(difference: jax.Array, weights: jax.Array, statistics: Statistics) -> jax.Array:
     """`tr(D H D^T) / tr(W H W^T)`: the mean squared error of a site's output, relative to the output.
 
     Args:
@@ -380,10 +411,6 @@ def output_error(difference: jax.Array, weights: jax.Array, statistics: Statisti
         weights: `W`.
         statistics: with the Hessian.
     """
-    return float(_relative(difference, weights, statistics.mean("hessian")))
-
-
-@jax.jit
-def _relative(difference: jax.Array, weights: jax.Array, hessian: jax.Array) -> jax.Array:
+    hessian = statistics.mean("hessian")
     total = squared_errors(weights, hessian).sum()
     return squared_errors(difference, hessian).sum() / jnp.where(total > 0, total, 1.0)

@@ -6,7 +6,7 @@ reads it, and on which parameters it depends; every transform and every stream a
 
 import collections
 import math
-from collections.abc import Callable, KeysView, Mapping, Sequence
+from collections.abc import Callable, KeysView, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -94,7 +94,6 @@ class ContractionSite:
 
     Attributes:
         name: the operation's, as `jqinject.coverage` names it, with the turns of loops around it: unique.
-        operand: the name under which a rule's quantizer of the other operand is held.
         path: the parameter's path in the model, as text.
         index: of the step.
         step: the contraction.
@@ -104,7 +103,6 @@ class ContractionSite:
     """
 
     name: str
-    operand: str
     path: str
     index: int
     step: FlatStep
@@ -251,22 +249,16 @@ class FlatProgram:
         """The value of a slot that depends on parameters, state and constants alone."""
         return self.evaluated(slot, self.values)
 
-    def forget(self, end: int) -> None:
-        """Let go of values of parameters that no step from one on reads: they are computed again if they are asked for.
+    def forget(self, values: MutableMapping[Slot, jax.Array], end: int) -> None:
+        """Let go of values that no step from one on reads: those of parameters are computed again when they are needed.
 
         Args:
+            values: by slot.
             end: index of the step.
         """
-        computed = self.values.keys() - self.constants.keys() - self.state.keys()
-        for slot in computed:
+        for slot in values.keys() - self.constants.keys() - self.state.keys():
             if self.last_uses.get(slot, -1) < end:
-                del self.values[slot]
-
-    def value_with(self, slot: Slot, parameter: Slot, number: float) -> jax.Array:
-        """The same value if all numbers of one parameter were `number`."""
-        values = {s: x for s, x in self.values.items() if parameter not in self.owners.get(s, ())}
-        values[parameter] = jnp.full_like(self.state[parameter], number)
-        return self.evaluated(slot, values)
+                del values[slot]
 
     def evaluated(self, slot: Slot, values: dict[Slot, jax.Array], run: Run | None = None) -> jax.Array:
         """The value of a slot.
@@ -357,7 +349,7 @@ class FlatProgram:
             module = path_in(eqn.scopes) or path
             if eqn.call:
                 return self._inline(eqn.call, inputs, module, turn)
-            if eqn.scan and _contracts(eqn.scan.body):
+            if eqn.scan and any(inner.name in CONTRACTIONS for inner in eqn.scan.body.everywhere()):
                 return self._unroll(eqn.scan, inputs, module, turn)
             return self._append(eqn, inputs, module, turn)
 
@@ -430,10 +422,9 @@ class FlatProgram:
             reason = matrices if isinstance(matrices, str) else str(places)
             self.left_out += [Note(name, self.parameters[owner], reason=reason) for owner in sorted(owners)]
             return
-        operand = name + ("_lhs" if place == 1 or step.kind == "einsum" else "_rhs")
         name += "".join(f"[{turn}]" for turn in step.turn)
         path = self.parameters[min(owners)]
-        self.sites.append(ContractionSite(name, operand, path, index, step, place, matrices, places))
+        self.sites.append(ContractionSite(name, path, index, step, place, matrices, places))
 
     def _places_of(self, slot: Slot, owners: frozenset[Slot]) -> Places | str:
         """Where each number of an operand is in the parameter; a sentence if it is not simply one of its numbers."""
@@ -445,10 +436,3 @@ class FlatProgram:
         return (
             Places.of(self.places(source, chain)) or "a number of the parameter is contracted more than once"
         )
-
-
-def _contracts(body: Body) -> bool:
-    """Whether a program, or one that it runs on its operands, contracts anything."""
-    return any(
-        eqn.name in CONTRACTIONS or (eqn.body is not None and _contracts(eqn.body)) for eqn in body.equations
-    )

@@ -7,6 +7,7 @@ import itertools
 import operator
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core.transforms import along
 from jqinject.program import Call, program_of_call
+from jqinject.recipes.online import Online
 from jqinject.recipes.solvers.solver import Statistics
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Run, Slot
 
@@ -60,12 +63,9 @@ class Batch:
 
     def leave(self) -> None:
         """Go on behind the step that comes next, and let go of the call's values that are not read any more."""
-        step = self.flat.steps[self.at]
-        for slot in (*step.inputs, *step.outputs):
-            if self.flat.last_uses.get(slot, -1) <= self.at:
-                for values in (self.floats, self.quantized):
-                    values.maps[0].pop(slot, None)
         self.at += 1
+        for values in (self.floats, self.quantized):
+            self.flat.forget(values.maps[0], self.at)
 
     def to_host(self) -> None:
         """Put what waits into the host's memory."""
@@ -73,6 +73,7 @@ class Batch:
             values.maps[0] = jax.device_get(values.maps[0])
 
 
+@dataclass
 class Stream:
     """Calibration data on its way through a model, at one site at a time.
 
@@ -84,8 +85,8 @@ class Stream:
         model: a float NNX module; it is traced in evaluation mode and not changed.
         calls: of the model.
         quantize_input: what the quantized model contracts instead of an input; None for the input itself.
-        transform_input: what the float model contracts instead of an input, and the quantized one without
-            `quantize_input`, which does so itself; None for the input itself.
+        online: path of a parameter -> the transform of the inputs that the float model contracts with it, and the
+            quantized one without `quantize_input`, which transforms them itself.
         updates: path -> array beside a parameter, which the quantized model contracts with inputs that are not
             quantized.
         on_host: whether values that wait between sites are in the host's memory.
@@ -96,19 +97,15 @@ class Stream:
         parameters: path -> array in the place of the model's own parameter, in the quantized model.
     """
 
-    def __init__(
-        self,
-        model: nnx.Module,
-        calls: Sequence[Call],
-        *,
-        quantize_input: QuantizeInput | None = None,
-        transform_input: QuantizeInput | None = None,
-        updates: Mapping[str, jax.Array] | None = None,
-        on_host: bool = False,
-    ) -> None:
-        self.quantize_input, self.transform_input = quantize_input, transform_input
+    model: InitVar[nnx.Module]
+    calls: InitVar[Sequence[Call]]
+    quantize_input: QuantizeInput | None = None
+    online: Mapping[str, Online] = field(default_factory=dict)
+    updates: Mapping[str, jax.Array] = field(default_factory=dict)
+    on_host: bool = False
+
+    def __post_init__(self, model: nnx.Module, calls: Sequence[Call]) -> None:
         self.parameters: dict[str, jax.Array] = {}
-        self.updates, self.on_host = dict(updates or {}), on_host
         programs: dict[object, FlatProgram] = {}
         self.batches: list[Batch] = []
         for call in calls:
@@ -136,7 +133,12 @@ class Stream:
                 if self.on_host:
                     batch.to_host()
             for batch in self.batches:
-                batch.flat.forget(batch.at)
+                batch.flat.forget(batch.flat.values, batch.at)
+
+    def transformed(self, site: ContractionSite, x: jax.Array) -> jax.Array:
+        """The other operand of a site as the float model contracts it."""
+        before = self.online.get(site.path)
+        return x if before is None else along(before.transform, x, site.matrices.input_axes)
 
     def outputs(self) -> list[jax.Array]:
         """After the last site: outputs of the float model for the first batch."""
@@ -244,15 +246,11 @@ class Visit:
         return site.contract(weight, x, *rest)
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
-        floats, quantized = batch.floats[site.activation], batch.quantized[site.activation]
-        quantize, transform = self.stream.quantize_input, self.stream.transform_input
-        if quantize is not None:
-            quantized = quantize(site, quantized)
-        if transform is not None:
-            same = floats is quantized
-            floats = transform(site, floats)
-            quantized = floats if same else quantized if quantize is not None else transform(site, quantized)
-        return floats, quantized
+        x, y = batch.floats[site.activation], batch.quantized[site.activation]
+        floats, quantize = self.stream.transformed(site, x), self.stream.quantize_input
+        if quantize is None:
+            return floats, floats if x is y else self.stream.transformed(site, y)
+        return floats, quantize(site, y)
 
 
 def module_around(sites: Sequence[ContractionSite]) -> str:
@@ -277,11 +275,10 @@ class Block:
 
     def __init__(self, visit: Visit, names: Collection[str], path: str) -> None:
         self._batches: list[tuple[Batch, set[Slot], tuple[Slot, ...], Values]] = []
-        self._transform = visit.stream.transform_input
+        self._stream = visit.stream
         for batch in visit.stream.batches:
             flat, floats = batch.flat, dict(batch.floats)
-            weights = {site.weight for site in flat.sites if site.name in names}
-            changed, exits = _reached(flat, weights, _inside(visit, flat, path))
+            changed, exits = _reached(visit, flat, names, path)
             for slot in exits:
                 flat.evaluated(slot, floats, self._run_in(flat))
             self._batches.append((batch, changed, exits, floats))
@@ -311,35 +308,31 @@ class Block:
 
     def _run_in(self, flat: FlatProgram) -> Run:
         """How steps are run: sites contract transformed inputs."""
-        transform, sites = self._transform, {site.step.outputs: site for site in flat.sites}
+        sites = {site.step.outputs: site for site in flat.sites}
 
         def run(step: FlatStep, operands: list[jax.Array]) -> list[jax.Array]:
             site = sites.get(step.outputs)
-            if site is not None and transform is not None:
-                operands[1 - site.place] = transform(site, operands[1 - site.place])
+            if site is not None:
+                operands[1 - site.place] = self._stream.transformed(site, operands[1 - site.place])
             return step.run(*operands)
 
         return run
 
 
-def _inside(visit: Visit, flat: FlatProgram, path: str) -> set[int]:
-    """The steps of a module from a site on, in the turn of the loops in which the site is."""
-    begin, turn = flat.sites[visit.index].index, visit.site.step.turn
-    return {
-        index
-        for index, step in enumerate(flat.steps)
-        if index >= begin and step.turn[: len(turn)] == turn and f"{step.path}.".startswith(f"{path}.")
-    }
-
-
 def _reached(
-    flat: FlatProgram, weights: Collection[Slot], inside: set[int]
+    visit: Visit, flat: FlatProgram, names: Collection[str], path: str
 ) -> tuple[set[Slot], tuple[Slot, ...]]:
-    """The slots that depend on some, by steps inside, and those of them that are read outside."""
+    """The slots that depend on the weights of sites within a module, and those of them that are read outside.
+
+    Within it are its steps from the visited site on, in the turn of the loops in which the site is.
+    """
+    begin, turn, inside = flat.sites[visit.index].index, visit.site.step.turn, set[int]()
+    weights = {site.weight for site in flat.sites if site.name in names}
     changed = {*weights}
-    for index in sorted(inside):
-        if changed & {*flat.steps[index].inputs}:
-            changed.update(flat.steps[index].outputs)
-    changed -= {*weights}
+    for index, step in enumerate(flat.steps[begin:], begin):
+        if step.turn[: len(turn)] == turn and f"{step.path}.".startswith(f"{path}."):
+            inside.add(index)
+            changed.update(step.outputs if changed & {*step.inputs} else ())
+    changed -= weights
     exits = (slot for slot in changed if slot in flat.outputs or not inside >= {*flat.touching[slot]})
     return changed, tuple(sorted(exits))

@@ -2,7 +2,7 @@
 
 A label says which channel a number of a value belongs to: `c` that it is multiplied by the factor of channel `c`, `-c`
 that it is divided by it, 0 that it stays. Labels of a value broadcast to it: an axis along which they are all the same
-has size 1. `Channels` knows which channels must have the same factor.
+has size 1. `Walk.join` says which channels must have the same factor.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, Flat
 from jqinject.recipes.stream.matrices import OTHER_PRODUCT
 
 Labels = np.ndarray
+NO_LABELS = np.zeros((), int)
 L = TypeVar("L")
 
 
@@ -40,59 +41,6 @@ def compressed(labels: Labels) -> Labels:
 def varies(labels: Labels) -> set[int]:
     """The axes along which labels differ."""
     return {axis for axis, size in enumerate(labels.shape) if size > 1}
-
-
-class Channels:
-    """The channels of a region, and which of them must have the same factor.
-
-    Args:
-        count: how many there are at first.
-
-    Example:
-        >>> channels = Channels(3)
-        >>> channels.join(np.array([1]), np.array([2]))
-        True
-        >>> channels.join(np.array([3]), np.array([0]))
-        True
-        >>> channels.groups().tolist()
-        [0, 1, 1, 0]
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._pairs: list[np.ndarray] = []
-
-    def join(self, first: Labels, second: Labels) -> bool:
-        """Say that numbers have the same factor under both labels; whether that says anything.
-
-        Args:
-            first, second: labels that broadcast with each other.
-        """
-        first, second = np.broadcast_arrays(first, second)
-        differ = first != second
-        if not differ.any():
-            return False
-        self._pairs.append(np.unique(np.stack([first[differ], second[differ]]), axis=1))
-        return True
-
-    def groups(self) -> np.ndarray:
-        """The new label of each label from 0 to `count`: 0 if its factor must be 1.
-
-        Channels with the same factor have the same new label; with opposite ones, if one must be the inverse.
-        """
-        pairs = np.concatenate([np.zeros((2, 0), int), *self._pairs], axis=1)
-        part = _parts(2 * self.count + 1, np.concatenate([pairs, -pairs], axis=1) + self.count)
-        labels = np.zeros(self.count + 1, int)
-        new: dict[int, int] = {}
-        for channel in range(1, self.count + 1):
-            own, inverse = part[self.count + channel], part[self.count - channel]
-            if own == inverse or own == part[self.count]:
-                continue
-            if inverse in new and own not in new:
-                labels[channel] = -new[inverse]
-            else:
-                labels[channel] = new.setdefault(own, len(new) + 1)
-        return labels
 
 
 def _parts(size: int, pairs: np.ndarray) -> np.ndarray:
@@ -186,16 +134,56 @@ class Walk(Follower[Labels]):
     factors, or nowhere, if values that the program has anyway are multiplied.
 
     Attributes:
-        channels: of the region.
+        count: how many channels there are at first.
         choices: result of a product -> which of the operands carries its factor, where either could.
         reasons: why channels must have the same factor, or 1.
         chosen: result of a product -> the operands that could carry its factor, where either could.
+
+    Example:
+        >>> walk = Walk(None, {}, count=3)  # of no program
+        >>> walk.join(np.array([1]), np.array([2])), walk.join(np.array([3]), np.array([0]))
+        (True, True)
+        >>> walk.groups().tolist()
+        [0, 1, 1, 0]
     """
 
-    channels: Channels = field(kw_only=True)
+    count: int = field(kw_only=True)
     choices: Mapping[Slot, int] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list, init=False)
     chosen: dict[Slot, tuple[Slot, ...]] = field(default_factory=dict, init=False)
+    _pairs: list[np.ndarray] = field(default_factory=list, init=False)
+
+    def join(self, first: Labels, second: Labels) -> bool:
+        """Say that numbers have the same factor under both labels; whether that says anything.
+
+        Args:
+            first, second: labels that broadcast with each other.
+        """
+        first, second = np.broadcast_arrays(first, second)
+        differ = first != second
+        if not differ.any():
+            return False
+        self._pairs.append(np.unique(np.stack([first[differ], second[differ]]), axis=1))
+        return True
+
+    def groups(self) -> np.ndarray:
+        """The new label of each label from 0 to `count`: 0 if its factor must be 1.
+
+        Channels with the same factor have the same new label; with opposite ones, if one must be the inverse.
+        """
+        pairs = np.concatenate([np.zeros((2, 0), int), *self._pairs], axis=1)
+        part = _parts(2 * self.count + 1, np.concatenate([pairs, -pairs], axis=1) + self.count)
+        labels = np.zeros(self.count + 1, int)
+        new: dict[int, int] = {}
+        for channel in range(1, self.count + 1):
+            own, inverse = part[self.count + channel], part[self.count - channel]
+            if own == inverse or own == part[self.count]:
+                continue
+            if inverse in new and own not in new:
+                labels[channel] = -new[inverse]
+            else:
+                labels[channel] = new.setdefault(own, len(new) + 1)
+        return labels
 
     def has(self, slot: Slot) -> bool:
         """Whether some number of a value has a factor."""
@@ -215,12 +203,12 @@ class Walk(Follower[Labels]):
         shape = self.flat.shapes[slot]
         if labels.ndim != len(shape):  # those of a scalar, or for one
             first = labels.reshape(-1)[0]
-            self.channels.join(labels, first)
+            self.join(labels, first)
             labels = np.full((1,) * len(shape), first)
         for axis, size in enumerate(shape):
             if size == 1 and labels.shape[axis] > 1:  # of a value that is broadcast
                 first = labels.take([0], axis=axis)
-                self.channels.join(labels, first)
+                self.join(labels, first)
                 labels = first
         before = self.labels.get(slot)
         if before is None:
@@ -228,13 +216,24 @@ class Walk(Follower[Labels]):
             if self.has(slot):
                 self._waiting.append(slot)
             return
-        if self.channels.join(before, np.where(where, labels, before)):
+        if self.join(before, np.where(where, labels, before)):
             self.reasons.append("values with different factors are added, or one has two factors")
 
     def refuse(self, slot: Slot, why: str) -> None:
         """The factors of a value must be 1."""
-        if slot in self.labels and self.channels.join(self.labels[slot], np.zeros((), int)):
+        if slot in self.labels and self.join(self.labels[slot], NO_LABELS):
             self.reasons.append(why)
+
+    def carrier(self, result: Slot, able: Sequence[Slot]) -> Slot:
+        """Choose the operand of a product that carries the factors of its result: first those made of parameters.
+
+        Args:
+            result: of the product.
+            able: the operands that can.
+        """
+        able = sorted(able, key=lambda slot: not self.flat.owned(slot))
+        self.chosen[result] = tuple(able)
+        return able[self.choices.get(result, 0) % len(able)]
 
 
 def move(walk: Walk, step: FlatStep) -> None:
@@ -262,7 +261,7 @@ def move(walk: Walk, step: FlatStep) -> None:
         if walk.has(slot):
             spread = np.broadcast_to(walk.labels[slot], place.shape)
             labels[place], labelled[place] = spread, True
-            walk.channels.join(labels[place], spread)
+            walk.join(labels[place], spread)
     if outputs:
         for slot, own in zip(data, numbers, strict=True):
             walk.give(slot, labels[own], labelled[own])
@@ -271,7 +270,6 @@ def move(walk: Walk, step: FlatStep) -> None:
             walk.give(slot, labels[place])
 
 
-NO_LABELS = np.zeros((), int)
 MIXED = "one factor would have to stand in for those of several channels of a contraction"
 
 
@@ -331,17 +329,15 @@ def _give_along(walk: Walk, slot: Slot, labels: Labels, pairs: Mapping[int, int]
 def _from_result(walk: Walk, step: FlatStep) -> None:
     (result,), operands, sides = step.outputs, step.inputs[:2], operand_axes(step.equation)
     labels = walk.labels[result]
-    backs = [{place: axis for axis, place in side.results.items()} for side in sides]
-    able = [place for place in (0, 1) if backs[place] and varies(labels) <= {*backs[place]}]
+    pairs = zip(operands, sides, strict=True)
+    backs = {slot: {place: axis for axis, place in side.results.items()} for slot, side in pairs}
+    able = [slot for slot, back in backs.items() if back and varies(labels) <= {*back}]
     if not able:
         return walk.refuse(result, MIXED)
-    having = [place for place in able if walk.has(operands[place])]
-    able.sort(key=lambda place: not walk.flat.owned(operands[place]))
-    if not having and len(able) > 1:
-        walk.chosen[result] = tuple(operands[place] for place in able)
-    carrier = having[0] if having else able[walk.choices.get(result, 0) % len(able)]
-    _give_along(walk, operands[carrier], labels, backs[carrier])
-    walk.give(operands[1 - carrier], NO_LABELS)
+    having = [slot for slot in able if walk.has(slot)]
+    carrier = having[0] if having else walk.carrier(result, able)
+    _give_along(walk, carrier, labels, backs[carrier])
+    walk.give(operands[1 - operands.index(carrier)], NO_LABELS)
 
 
 Rule = Callable[[Walk, FlatStep], None]
@@ -378,11 +374,9 @@ def product(walk: Walk, step: FlatStep) -> None:
     else:
         # An operand that has labels, and they are 0, is known to have no factor.
         able = [slot for slot in operands if slot not in walk.flat.unowned and slot not in walk.labels]
-        able.sort(key=lambda slot: not walk.flat.owned(slot))
         if not able:
             return walk.refuse(result, "neither operand of a product can have the factors")
-        walk.chosen[result] = tuple(able)
-        carrier = able[walk.choices.get(result, 0) % len(able)]
+        carrier = walk.carrier(result, able)
         walk.give(carrier, walk.labels[result])
     walk.give(operands[1 - operands.index(carrier)], NO_LABELS)
     return None

@@ -109,12 +109,11 @@ def _follow(flat: FlatProgram, gain: Gain) -> str:
     """Follow the products to where they are contracted; why these cannot take the gain over, if they cannot."""
     added = set[Slot]()
     rules = LINEAR | dict.fromkeys(ADDING, partial(_added, added))
-    channels = factor_walk.Channels(gain.numbers.size)
-    walk = factor_walk.Walk(flat, rules, gain.step, flat.fixed, channels=channels)
+    walk = factor_walk.Walk(flat, rules, gain.step, flat.fixed, count=gain.numbers.size)
     for product, labels in gain.labels.items():
         walk.give(product, labels)
     walk.run()
-    if not np.array_equal(walk.channels.groups(), np.arange(gain.numbers.size + 1)):
+    if not np.array_equal(walk.groups(), np.arange(gain.numbers.size + 1)):
         return next(iter(walk.reasons), "its channels lie in two ways")
     gain.labels = {slot: labels for slot, labels in walk.labels.items() if labels.any()}
     gain.sinks = [x for x in flat.sites if x.weight in gain.labels and x.activation in gain.labels]
@@ -131,8 +130,10 @@ def affine(flat: FlatProgram, gain: Gain) -> tuple[float, float] | None:
         flat: the program.
         gain: of it.
     """
+    others = {slot: x for slot, x in flat.values.items() if gain.parameter not in flat.owners.get(slot, ())}
+    numbers = (jnp.full_like(flat.state[gain.parameter], number) for number in (0.0, 1.0))
     at_zero, at_one = (
-        np.asarray(flat.value_with(gain.slot, gain.parameter, number), np.float32) for number in (0.0, 1.0)
+        np.asarray(flat.evaluated(gain.slot, {**others, gain.parameter: x}), np.float32) for x in numbers
     )
     slope = at_one - at_zero
     if np.ptp(slope) > 1e-6 or np.ptp(at_zero) > 1e-6 or abs(slope.flat[0]) < 1e-6:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+import jax
 import numpy as np
 
+from jqinject.core.transforms import along
 from jqinject.program.operations import operand_axes
-from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, Slot
+from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Slot
 from jqinject.recipes.transforms import factor_walk
 
 TRIES = 16
@@ -73,8 +75,7 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
     reason = ""
     columns = _columns_of(flat, site)
     for choices in itertools.islice(ways, TRIES):  # further ways are appended meanwhile
-        channels = factor_walk.Channels(int(columns.max()))
-        walk = factor_walk.Walk(flat, factor_walk.RULES, channels=channels, choices=choices)
+        walk = factor_walk.Walk(flat, factor_walk.RULES, count=int(columns.max()), choices=choices)
         walk.give(site.activation, columns)
         walk.run()
         region = _region(walk, site)
@@ -88,7 +89,7 @@ def region_of(flat: FlatProgram, site: ContractionSite) -> Region | str:
 
 
 def _region(walk: factor_walk.Walk, site: ContractionSite) -> Region | None:
-    flat, groups = walk.flat, walk.channels.groups()
+    flat, groups = walk.flat, walk.groups()
     if not groups.any():
         return None
     joined = {slot: np.sign(labels) * groups[np.abs(labels)] for slot, labels in walk.labels.items()}
@@ -114,13 +115,12 @@ def _region(walk: factor_walk.Walk, site: ContractionSite) -> Region | None:
 
 def is_gain(flat: FlatProgram, slot: Slot) -> bool:
     """Whether values that depend on the input are multiplied by a parameter."""
-    for step in flat.readers(slot):
-        if step.outputs[0] not in flat.fixed:
-            if step.name == "mul":
-                return True
-        elif any(is_gain(flat, output) for output in step.outputs):
-            return True
-    return False
+
+    def multiplies(step: FlatStep) -> bool:
+        is_fixed = step.outputs[0] in flat.fixed
+        return any(is_gain(flat, output) for output in step.outputs) if is_fixed else step.name == "mul"
+
+    return any(map(multiplies, flat.readers(slot)))
 
 
 def _columns_of(flat: FlatProgram, site: ContractionSite) -> factor_walk.Labels:
@@ -131,14 +131,45 @@ def _columns_of(flat: FlatProgram, site: ContractionSite) -> factor_walk.Labels:
     return np.arange(1, math.prod(sizes) + 1).reshape(sizes)
 
 
-class WithSites(Protocol):
-    """Sites that are changed together: those of a `Region`, or of what is rotated together."""
+@dataclass
+class RotatedRegion:
+    """What is rotated together.
+
+    Attributes:
+        block: the size of the matrix.
+        parameters: path -> the axis that is rotated.
+        sites: those whose inputs are rotated.
+        normalized: whether a norm takes the values: they are those of a residual stream.
+        keeps_sums: whether the matrix has to leave sums of the channels as they are: the program subtracts a mean.
+    """
+
+    block: int
+    parameters: dict[str, int] = field(default_factory=dict)
+    sites: list[ContractionSite] = field(default_factory=list)
+    normalized: bool = False
+    keeps_sums: bool = False
 
     @property
-    def sites(self) -> Sequence[ContractionSite]: ...
+    def kind(self) -> str:
+        """The name of the rotation: "R1" of a residual stream, "R2" of values between two weights."""
+        return "R1" if self.normalized else "R2"
+
+    def mapped(self, path: str, apply: Callable[[jax.Array], jax.Array], value: jax.Array) -> jax.Array:
+        """Apply a map of blocks along the axis of a parameter that is rotated.
+
+        Args:
+            path: of the parameter.
+            apply: a map of the last axis, which has the size of a block.
+            value: the parameter.
+        """
+
+        def in_blocks(x: jax.Array) -> jax.Array:
+            return apply(x.reshape(*x.shape[:-1], -1, self.block)).reshape(x.shape)
+
+        return along(in_blocks, value, (self.parameters[path],))
 
 
-R = TypeVar("R", bound=WithSites)
+R = TypeVar("R", Region, RotatedRegion)
 
 
 def by_region(

@@ -6,13 +6,10 @@ Where an axis goes in operations that move numbers, and what differs along it; t
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from jqinject.core.transforms import along
 from jqinject.program.moves import Shape, moves_of
 from jqinject.program.operations import CONTRACTIONS, multiplies_matrices, operand_axes
 from jqinject.recipes.stream.flat_program import (
@@ -24,7 +21,7 @@ from jqinject.recipes.stream.flat_program import (
     Slot,
 )
 from jqinject.recipes.transforms import factor_walk
-from jqinject.recipes.transforms.regions import by_region
+from jqinject.recipes.transforms.regions import RotatedRegion, by_region
 
 NONLINEAR = (
     *("max", "min", "tanh", "logistic", "erf", "erfc", "exp", "sin", "cos", "log1p"),
@@ -175,44 +172,6 @@ class Rotated(NamedTuple):
 
     axis: int
     squared: bool = False
-
-
-@dataclass
-class RotatedRegion:
-    """What is rotated together.
-
-    Attributes:
-        block: the size of the matrix.
-        parameters: path -> the axis that is rotated.
-        sites: those whose inputs are rotated.
-        normalized: whether a norm takes the values: they are those of a residual stream.
-        keeps_sums: whether the matrix has to leave sums of the channels as they are: the program subtracts a mean.
-    """
-
-    block: int
-    parameters: dict[str, int] = field(default_factory=dict)
-    sites: list[ContractionSite] = field(default_factory=list)
-    normalized: bool = False
-    keeps_sums: bool = False
-
-    @property
-    def kind(self) -> str:
-        """The name of the rotation: "R1" of a residual stream, "R2" of values between two weights."""
-        return "R1" if self.normalized else "R2"
-
-    def mapped(self, path: str, apply: Callable[[jax.Array], jax.Array], value: jax.Array) -> jax.Array:
-        """Apply a map of blocks along the axis of a parameter that is rotated.
-
-        Args:
-            path: of the parameter.
-            apply: a map of the last axis, which has the size of a block.
-            value: the parameter.
-        """
-
-        def in_blocks(x: jax.Array) -> jax.Array:
-            return apply(x.reshape(*x.shape[:-1], -1, self.block)).reshape(x.shape)
-
-        return along(in_blocks, value, (self.parameters[path],))
 
 
 def rotated_regions(flat: FlatProgram) -> Iterator[tuple[ContractionSite, RotatedRegion | str]]:
