@@ -16,26 +16,26 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 189,
-    "catalogue": 512,
+    "catalogue": 428,
     "core": 4330,
     "demo": 356,
     "dot": 4111,
-    "export": 631,
-    "formats": 3448,
+    "export": 627,
+    "formats": 3378,
     "inject": 1310,
-    "model": 4777,
+    "model": 4705,
     "native": 201,
-    "nn": 3523,
-    "odml": 290,
+    "nn": 3473,
+    "odml": 288,
     "ops": 1659,
     "optim": 271,
-    "program": 3016,
+    "program": 2988,
     "proxy": 891,
     "quant": 1756,
     "quant_tensor": 1183,
-    "recipes": 4330,
+    "recipes": 4328,
 }
-NUMBER_OF_FILES = 326
+NUMBER_OF_FILES = 325
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {
