@@ -60,8 +60,8 @@ def weight_scope(weight_path: Path) -> contextlib.AbstractContextManager[object]
 
 
 def name_in_scope(path: str) -> str:
-    """A path without the characters that have a meaning in a program's text."""
-    return NO_NAME.sub("_", path)
+    """A path without the characters that have a meaning in a program's text; "." for that of the model itself."""
+    return NO_NAME.sub("_", path) or "."
 
 
 def region_of(module: object, is_leaf: Callable[[object], bool]) -> str | None:

@@ -149,3 +149,21 @@ def test_a_layer_that_contracts_floats_names_the_reason_of_the_table():
     layer(jnp.ones((2, 8)))
     (entry,) = jqinject.report(jqinject.freeze(layer), jnp.ones((2, 8)))
     assert "no payload in common that backends contract" in entry.note
+
+
+class Bilinear(QuantLinear):
+    """Contracts its product with a second input, in floats."""
+
+    def __call__(self, left, right):
+        return jnp.einsum("bk,bk->b", super().__call__(left), right)
+
+
+def test_of_a_layer_only_the_contraction_of_its_weight_counts():
+    """Also where the layer is the model, so that the contraction has no path."""
+    layer = Bilinear(8, 6, input_quant=q.Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+    left, right = jnp.ones((2, 8)), jnp.ones((2, 6))
+    layer(left, right)
+    frozen = jqinject.freeze(layer)
+    for model, path in ((frozen, ""), (nnx.Sequential(frozen), "layers.0")):
+        row = jqinject.report(model, left, right)[path]
+        assert (row.contraction, row.operation) == ("int", "dot_general")

@@ -82,11 +82,13 @@ class TracedCall:
             copy, copied_call = split.merged(state, arrays)
             for path, node in nnx.iter_modules(copy):
                 if isinstance(node, LAYERS):
-                    name = ".".join(map(str, path))
-                    for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
-                        program.intercept(node, partial(_under_name, path), method)
+                    name, methods = ".".join(map(str, path)), ("__call__",)
                     if isinstance(node, QuantWeightLayer):
+                        # Not what else a layer of one's own contracts in its call.
+                        methods = ("__call__", "attend") if isinstance(node, QuantEmbed) else ("_contracted",)
                         program.intercept(node, partial(_noting_reason, self.reasons, name), "_choice")
+                    for method in methods:
+                        program.intercept(node, partial(_under_name, name), method)
             return jax.tree.leaves(copied_call(copy))
 
         inputs = [*jax.tree.leaves(split.state, is_leaf=is_low_bit_cache), *split.arrays]
@@ -109,7 +111,7 @@ class TracedCall:
             operands = [dtypes.get(name, "?") for name in OPERAND.findall(line["operands"])[:2]]
             # A sum too long for the dtype of the output is computed in parts.
             parts = f" in {line['parts']} parts" if line["parts"] not in (None, "1") else ""
-            entry = names.get(line["name"] or "")
+            entry = names.get(line["name"])
             if entry is not None:
                 types = f"{' x '.join(operands)} -> {line['out']}{parts}"
                 contractions[entry][types] = kind_of(operands)
@@ -125,10 +127,10 @@ def _constant(value: ArrayLike) -> Flow:
 
 
 def _under_name(
-    path: tuple[object, ...], layer: object, call: Callable[..., object], *args: object, **kwargs: object
+    name: str, layer: object, call: Callable[..., object], *args: object, **kwargs: object
 ) -> object:
     """Call a layer under a named scope, which the program's text keeps."""
-    with scopes.weight_scope(path):
+    with jax.named_scope(scopes.WEIGHT + program.name_in_scope(name)):
         return call(*args, **kwargs)
 
 
