@@ -32,8 +32,8 @@ import numpy as np
 
 from jqinject.ops.lean import Bits
 
+#: How many steps span a scale; None for 1.
 Threshold = float | jax.Array | None
-"""How many steps span a scale; None for 1."""
 
 
 @runtime_checkable

@@ -338,6 +338,7 @@ Step = Annotated[float, lambda value, where, name: positive(number(value, where,
 Steps = Annotated[int, between(-math.inf, MOST_STEPS, between(1, math.inf, integer, _OF_STEPS))]
 Whole = Annotated[int, between(0, math.inf, integer)]
 
+#: The check of an argument by its type.
 OF_TYPE: dict[object, Check] = {
     bool: flag,
     int: integer,
@@ -347,7 +348,6 @@ OF_TYPE: dict[object, Check] = {
     tuple[float, ...]: numbers,
     tuple[str, ...]: lambda value, *_: tuple(value),
 }
-"""The check of an argument by its type."""
 
 
 def of_fields(cls: type) -> dict[str, Check]:

@@ -311,8 +311,8 @@ class Hadamard(Transform):
         return x.reshape(*x.shape[:-1], channels // size, size)
 
 
+#: How far `R^T R` may be from the identity.
 ORTHOGONAL = 1e-4
-"""How far `R^T R` may be from the identity."""
 
 
 class Orthogonal(Transform):

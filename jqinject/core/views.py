@@ -29,8 +29,8 @@ class MergingView:
     """Abstract: a view that permutes and merges axes, so that each of its axes stands for some of the tensor's."""
 
     permute_dims: tuple[int, ...] | None = None
+    #: Where the axes of the view end, but the last.
     ends: ClassVar[tuple[int, ...]] = (1,)
-    """Where the axes of the view end, but the last."""
 
     def layout(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
         """The permutation of a tensor of this shape (None if not permuted), and where the view's axes end."""
@@ -180,8 +180,8 @@ class Blocks:
     padding: bool = True
 
 
+#: How many elements, or groups: as an argument also a pair of both; checked by the view.
 GroupSize: TypeAlias = Any
-"""How many elements, or groups: as an argument also a pair of both; checked by the view."""
 
 
 class GroupingView(ABC):

@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+#: `onnx_ir.Node`, of an optional library.
 Node: TypeAlias = Any
-"""`onnx_ir.Node`, of an optional library."""
+#: `onnx_ir.Value`.
 Value: TypeAlias = Any
-"""`onnx_ir.Value`."""
+#: `onnx.ModelProto`.
 Proto: TypeAlias = Any
-"""`onnx.ModelProto`."""
+#: A module of the library.
 Module: TypeAlias = Any
-"""A module of the library."""
 
 CHANNELS = 1  # the axis of the channels of a Conv's result
 MOVING = ("Transpose", "Reshape")

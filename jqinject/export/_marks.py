@@ -35,8 +35,8 @@ QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 # Hints for XLA that do not change any number.
 AS_IT_IS = frozenset({"layout_constraint", "optimization_barrier"})
 
+#: Of a primitive.
 Parameters: TypeAlias = Mapping[str, Any]
-"""Of a primitive."""
 Rule: TypeAlias = Callable[[Sequence[jax.Array], Parameters], Sequence[jax.Array]]
 
 
@@ -85,8 +85,8 @@ def evaluate(
     return body.used().run(inputs, run, lambda value: value)
 
 
+#: An operator of ONNX. Parameters: `operator`, its name; `shape` and `dtype`, of the result; `attributes`, pairs.
 OPERATOR = Primitive("jqinject_onnx_operator")
-"""An operator of ONNX. Parameters: `operator`, its name; `shape` and `dtype`, of the result; `attributes`, pairs."""
 
 OPERATOR.def_abstract_eval(
     lambda x, *operands, operator, shape, dtype, attributes: x.update(shape=shape, dtype=dtype)
@@ -202,12 +202,10 @@ POOLS = {
 
 Marked: TypeAlias = jax.Array | QuantTensor
 
+#: Operands: what was quantized, its quantized value, scale; of integers zero point and bit width. Result: the value.
+#: Parameters: `format` of minifloats, None of integers; `signed`; `narrow_range`; `nearest`, whether the value is
+#: `clamp(round(x / scale + zero_point))` and back.
 MARK = Primitive("jqinject_quantized")
-"""Operands: what was quantized, its quantized value, scale; of integers zero point and bit width. Result: the value.
-
-Parameters: `format` of minifloats, None of integers; `signed`; `narrow_range`; `nearest`, whether the value is
-`clamp(round(x / scale + zero_point))` and back.
-"""
 
 MARK.def_abstract_eval(lambda x, value, *grid, **facts: value)
 # Under vmap the grid has its own batch axis, so the value is an ordinary computation.

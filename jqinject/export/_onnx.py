@@ -15,10 +15,10 @@ from jqinject.export._marks import MARK, OPERATOR, POOLS, evaluate, mark_quantiz
 from jqinject.export._model import ExportedCall, PyTree, checked_path, needed, serving_copy
 from jqinject.program import CALL, Call, Method, checked_method, jaxpr
 
+#: jax2onnx's state while it writes a graph.
 Context: TypeAlias = Any
-"""jax2onnx's state while it writes a graph."""
+#: JAX's own equation, as jax2onnx passes it.
 JaxprEquation: TypeAlias = Any
-"""JAX's own equation, as jax2onnx passes it."""
 
 SHOWN = 5  # kinds of operators in a repr
 

@@ -7,16 +7,16 @@ from typing import Any
 
 from jqinject.inject.errors import did_you_mean
 
+#: The end of messages about tensors that fit neither one another nor the settings.
 CONTRADICTION = (
     "\n  cure: fetch config.json and the files again, of one revision; they contradict one another"
 )
-"""The end of messages about tensors that fit neither one another nor the settings."""
+#: How a file begins that a clone of a repository left out.
 POINTER = b"version https://git-lfs"
-"""How a file begins that a clone of a repository left out."""
+#: Endings of files that may hold code, and are never opened.
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".joblib")
-"""Endings of files that may hold code, and are never opened."""
+#: What can be inspected; `read_checkpoint` takes no Orbax folder, whose arrays `load_state` takes.
 KINDS = "an Orbax folder, a .safetensors file (or a folder of them) or a .gguf file"
-"""What can be inspected; `read_checkpoint` takes no Orbax folder, whose arrays `load_state` takes."""
 
 
 class CheckpointError(ValueError):

@@ -14,8 +14,8 @@ ERRORS = (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError)
 ARCHITECTURE = "general.architecture"
 LONGEST_NAME = 63  # of a tensor, in llama.cpp
 
+#: The name of a type of blocks, such as Q4_0, and the bytes of blocks.
 Block: TypeAlias = tuple[str, np.ndarray]
-"""The name of a type of blocks, such as Q4_0, and the bytes of blocks."""
 
 
 def gguf_reader(path: Path) -> Any:

@@ -144,8 +144,8 @@ class AxesOfLayout:
         return f"'{' '.join(left)} -> {' '.join(map(shown, self.target))}'"
 
 
+#: Axes that are not rearranged.
 UNCHANGED = AxesOfLayout((), (), ())
-"""Axes that are not rearranged."""
 
 
 def _fill(sizes: dict[str, int], names: Sequence[str], size: int) -> None:
@@ -156,8 +156,8 @@ def _fill(sizes: dict[str, int], names: Sequence[str], size: int) -> None:
         sizes[free[0]] = size // rest
 
 
+#: How a matrix lies in a parameter of two axes, by the parameter's name.
 BY_LEAF = {"kernel": TRANSPOSED, "embedding": AS_ROWS, "weight": AS_ROWS}
-"""How a matrix lies in a parameter of two axes, by the parameter's name."""
 
 
 def axes_by_name(path: str, source: tuple[int, ...], shape: tuple[int, ...], name: str) -> AxesOfLayout:

@@ -29,10 +29,10 @@ DTYPES = {
 }
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 
+#: Sizes that a tensor must have; None for any.
 Shape: TypeAlias = tuple[int | None, ...]
-"""Sizes that a tensor must have; None for any."""
+#: What JSON says by name: numbers, texts, lists, and further values; of a tensor `dtype`, `shape`, `data_offsets`.
 Values: TypeAlias = dict[str, Any]
-"""What JSON says by name: numbers, texts, lists, and further values; of a tensor `dtype`, `shape`, `data_offsets`."""
 
 
 @dataclass(frozen=True)

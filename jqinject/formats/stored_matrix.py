@@ -20,8 +20,8 @@ from jqinject.ops import NF4, FloatGrid, Grid, IntGrid, TableGrid
 E4M3, E5M2, E2M1, E2M3 = map(
     FloatGrid.of_dtype, ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "float6_e2m3fn")
 )
+#: The minifloats that files hold.
 MINIFLOATS = {"e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1, "e2m3": E2M3}
-"""The minifloats that files hold."""
 SCALED = {"float8_e8m0fnu": "mx", "float8_e4m3fn": "nv"}
 
 

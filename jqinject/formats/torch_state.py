@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+#: Arrays by the names of layers and parameters, nested.
 Layers: TypeAlias = dict[str, Any]
-"""Arrays by the names of layers and parameters, nested."""
 PARTS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
 NOT_HERE = ("bias_k", "bias_v")
 

@@ -135,10 +135,10 @@ class HasBinding(Protocol):
     binding: Binding
 
 
+#: The name of an injector's own explanation: a function of the injector that returns a `Node`.
 EXPLAINED_BY = "explained_by"
-"""The name of an injector's own explanation: a function of the injector that returns a `Node`."""
+#: What proxies read of an injector besides its quantizer; `explain` shows below that.
 BESIDE = ("pre_transform",)
-"""What proxies read of an injector besides its quantizer; `explain` shows below that."""
 
 
 def explain(

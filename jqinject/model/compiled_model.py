@@ -19,10 +19,10 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.model.walk import check_module, listed, place_name
 from jqinject.program import CALL, Call, Method, checked_method, dotted, jaxpr
 
+#: The attributes that `model.eval()` sets.
 MODES = ("deterministic", "use_running_average")
-"""The attributes that `model.eval()` sets."""
+#: In what an array must not differ from that of the first call.
 DIFFERENCES = ("a cache of another kind", "another dtype", "another number of axes")
-"""In what an array must not differ from that of the first call."""
 
 
 Model = TypeVar("Model", bound=nnx.Module)

@@ -10,14 +10,14 @@ import numpy as np
 from jqinject.native.library import library
 
 MOST_GROUPS = 1024
+#: The table of signed integers in 4 bits: what each half of a byte stands for.
 INT4 = (*range(8), *range(-8, 0))
-"""The table of signed integers in 4 bits: what each half of a byte stands for."""
+#: That of unsigned ones.
 UINT4 = tuple(range(16))
-"""That of unsigned ones."""
+#: What scales may be stored in.
 SCALE_DTYPES = tuple(map(np.dtype, (jnp.float32, jnp.float8_e4m3fn, jnp.float8_e8m0fnu)))
-"""What scales may be stored in."""
+#: What zero points may be stored in.
 ZERO_DTYPES = tuple(map(np.dtype, (jnp.float32, jnp.int8, jnp.uint8)))
-"""What zero points may be stored in."""
 
 
 class Scales(NamedTuple):

@@ -361,8 +361,8 @@ class Steps:
         return floats if self.payload is None else (floats, integers.astype(self.payload))
 
 
+#: `quantize_in_steps(how, x, scale, zero_point, low, high)`: `fake_quantize` with float32 bounds.
 quantize_in_steps = jax.custom_jvp(Steps.quantized, nondiff_argnums=(0,))
-"""`quantize_in_steps(how, x, scale, zero_point, low, high)`: `fake_quantize` with float32 bounds."""
 
 
 def _jvp(how: Steps, primals: Any, tangents: Any) -> tuple[Any, Any]:

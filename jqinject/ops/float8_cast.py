@@ -170,8 +170,8 @@ def quantize_by_factor(
 
 
 LEAST, NAN = -127, 128
+#: The bits of the fraction of a float32: added to the bits of a number, they round its exponent up.
 FRACTION = (1 << 23) - 1
-"""The bits of the fraction of a float32: added to the bits of a number, they round its exponent up."""
 _SIGN = -(1 << 31)
 _SMALLEST_NORMAL = 2.0**-126
 _SMALL, _UP = 2.0**-60, 64

@@ -233,8 +233,8 @@ class IntGrid(Grid):
 
 
 MOST_VALUES = 256
+#: Values of a table that each number is compared with; in larger tables the place is found by halving.
 MOST_COMPARED = 32
-"""Values of a table that each number is compared with; in larger tables the place is found by halving."""
 
 
 class Codebook(Grid):
@@ -390,13 +390,13 @@ class TableGrid(Codebook):
         return f"{self.bit_width}-bit table"
 
 
+#: NormalFloat4: quantiles of a normal distribution, with a 0 (Dettmers et al., 2023, "QLoRA", appendix E).
 NF4 = TableGrid((
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 ))  # fmt: skip
-"""NormalFloat4: quantiles of a normal distribution, with a 0 (Dettmers et al., 2023, "QLoRA", appendix E)."""
 
 
 def half_integers(bit_width: int) -> TableGrid:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+#: Sizes that are no power of two times a smaller table, of which a matrix is stored. The largest that divides a size is
+#: used, which is also the one that QuaRot and Brevitas use.
 TABLES = (12, 20, 28, 36, 40, 52, 60, 108, 140, 152, 156, 172)
-"""Sizes that are no power of two times a smaller table, of which a matrix is stored. The largest that divides a size is
-used, which is also the one that QuaRot and Brevitas use."""
 
 
 @functools.cache

@@ -11,8 +11,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.ops.sharding import sharded_as, varying_with
 
+#: A bit width: an int if it is constant, an array if it is learned.
 Bits = int | jax.Array
-"""A bit width: an int if it is constant, an array if it is learned."""
 
 
 def choose(which: jax.Array, x: ArrayLike, y: ArrayLike) -> jax.Array:

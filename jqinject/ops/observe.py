@@ -15,8 +15,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from jqinject.ops import sharding, ste
 
+#: What the last axis of a slot reports: the largest magnitude, and the scale that was used; 0 if there was none.
 SLOT_SIZE = 2
-"""What the last axis of a slot reports: the largest magnitude, and the scale that was used; 0 if there was none."""
 
 
 @jax.custom_batching.custom_vmap

@@ -145,8 +145,8 @@ def _mapped(
     return on_one_device(alone, otherwise, *arrays, warning=warning), 0
 
 
+#: As `on_one_device`, for arrays that are not traced: compiled once for arrays that are alike.
 eagerly = jax.jit(on_one_device, static_argnums=(0, 1))
-"""As `on_one_device`, for arrays that are not traced: compiled once for arrays that are alike."""
 
 
 def _lowered(

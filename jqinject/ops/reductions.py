@@ -25,14 +25,14 @@ from jqinject.ops.cut import Cut
 from jqinject.ops.sharding import Names, extreme_over, is_split, place_over, places_over, sharded_as, sum_over
 
 Axes = int | tuple[int, ...] | Cut | None
+#: A tensor, or several that share a statistic: that of all their elements, the first tensor's first.
 Tensors = jax.Array | tuple[jax.Array, ...]
-"""A tensor, or several that share a statistic: that of all their elements, the first tensor's first."""
+#: What a statistic measures of a tensor: one small array, or several.
 Measured = jax.Array | tuple[jax.Array, ...]
-"""What a statistic measures of a tensor: one small array, or several."""
 
 
+#: `map_tensors(function, x, *others)`: a function applied to each of some tensors.
 map_tensors: Callable[..., Any] = jax.tree.map
-"""`map_tensors(function, x, *others)`: a function applied to each of some tensors."""
 
 
 def parts_of(x: Tensors) -> tuple[jax.Array, ...]:

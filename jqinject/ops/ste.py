@@ -21,8 +21,8 @@ from jqinject.ops.sharding import is_split
 Elementwise = Callable[[ArrayLike], jax.Array]
 R = TypeVar("R")
 Primals = tuple[Any, ...]
+#: Arguments of a derivative rule: arrays, or pytrees of them; tangents may be `SymbolicZero`s.
 Tangents = tuple[Any, ...]
-"""Arguments of a derivative rule: arrays, or pytrees of them; tangents may be `SymbolicZero`s."""
 
 
 def custom_jvp(*static: int) -> Callable[[Callable[..., R]], jax.custom_jvp[R]]:
@@ -70,8 +70,8 @@ def straight_through(function: Callable[[jax.Array], jax.Array]) -> Elementwise:
     return rounded
 
 
+#: The nearest integer, ties to the even one; without the gradient of `round_ste`.
 nearest = partial(jax.lax.round, rounding_method=jax.lax.RoundingMethod.TO_NEAREST_EVEN)
-"""The nearest integer, ties to the even one; without the gradient of `round_ste`."""
 
 
 @straight_through

@@ -10,8 +10,8 @@ from flax import nnx
 
 from jqinject.optim.block_format import BlockFormat, StoredBlocks
 
+#: Arrays with fewer numbers stay float32: they take little memory, and are often norms and biases.
 SMALLEST = 4096
-"""Arrays with fewer numbers stay float32: they take little memory, and are often norms and biases."""
 KeepFloat = Callable[[str], bool]
 
 

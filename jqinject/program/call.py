@@ -35,8 +35,8 @@ _Result = TypeVar("_Result")
 
 CALL = "__call__"
 ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, LowBitCache)
+#: A method of a model: its name, or a function that takes the model first, such as `Whisper.encode`.
 Method = str | Callable[..., object]
-"""A method of a model: its name, or a function that takes the model first, such as `Whisper.encode`."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from jqinject.program.tracked_value import Evaluate, Origin, Path, Tracked, Weig
 from jqinject.proxy import transform_of
 from jqinject.quant_tensor import QuantTensor, as_array, is_quantized
 
+#: An output, and the token whose cotangent is the scale of its gradient, if backward its payload is contracted.
 Product = tuple[jax.Array, jax.Array | None]
-"""An output, and the token whose cotangent is the scale of its gradient, if backward its payload is contracted."""
 
 
 def contraction(step: OperationRun) -> list[Tracked]:

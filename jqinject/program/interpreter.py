@@ -23,8 +23,8 @@ from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
 
+#: Compiled functions that are one operation.
 OPERATIONS_OF_JIT = FUNCTIONS | {DEQUANTIZE}
-"""Compiled functions that are one operation."""
 
 
 class Interpreter(Run):
@@ -106,8 +106,8 @@ def _average_pool(x: jax.Array, **window: tuple[int, ...]) -> jax.Array:
     return jax.lax.reduce_window_sum_p.bind(x, **window) / float(np.prod(window["window_dimensions"]))
 
 
+#: A function of one array, and its further arguments: hashable, so that it is traced once for each shape.
 Template = tuple[Callable[..., jax.Array], dict[str, object]]
-"""A function of one array, and its further arguments: hashable, so that it is traced once for each shape."""
 _WINDOW = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
 
 

@@ -23,8 +23,8 @@ from jax.extend.core import Primitive as Primitive
 
 V = TypeVar("V")
 Atom = core.Var | core.Literal
+#: Steps of a computation: primitive, inputs, parameters.
 Skeleton = list[tuple[str, Sequence[object], Mapping[str, object]]]
-"""Steps of a computation: primitive, inputs, parameters."""
 
 # Primitives that run their only body once, on their operands as they are.
 CALLS = frozenset(
@@ -45,8 +45,8 @@ SYNONYMS: Mapping[str, str] = {"pjit": "jit", "checkpoint": "remat2", "copy_p": 
 LAYOUT = frozenset({"broadcast_in_dim", "reshape", "squeeze", "transpose"})
 SPECIFICATION = re.compile(r"[A-Za-z.]*(?:,[A-Za-z.]*)+->[A-Za-z.]*")  # of an einsum of several operands
 LONGEST = 1000  # steps of a while loop that are counted ahead
+#: What `jax.named_scope` adds to a name stack; transformations of a function add another type.
 Scope = type(source_info_util.new_name_stack("scope").stack[0])
-"""What `jax.named_scope` adds to a name stack; transformations of a function add another type."""
 
 
 class Equation:

@@ -288,8 +288,8 @@ def _with_values(tracked: Sequence[Tracked], values: Sequence[jax.Array]) -> lis
     return [replace(x.with_value(value), state=x.state) for x, value in zip(tracked, values, strict=True)]
 
 
+#: A pytree of Variables of quantizers.
 State = Any
-"""A pytree of Variables of quantizers."""
 LOWER_ENDS = ("sum_of_min", "low")
 
 

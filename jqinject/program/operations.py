@@ -137,6 +137,7 @@ def known_operations() -> tuple[str, ...]:
     return tuple(sorted(name for name, row in OPERATIONS.items() if row.kind is not Kind.TRANSPARENT))
 
 
+#: The primitives that contract, and the parameters that say what.
 ARGUMENTS = {
     "dot_general": ("dimension_numbers",),
     "conv_general_dilated": (
@@ -145,7 +146,6 @@ ARGUMENTS = {
     ),
     "ragged_dot_general": ("ragged_dot_dimension_numbers", "precision"),
 }
-"""The primitives that contract, and the parameters that say what."""
 CONTRACTIONS = tuple(ARGUMENTS)
 Axes = tuple[int, ...]
 

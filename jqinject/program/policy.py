@@ -12,8 +12,8 @@ from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.operations import Operation
 from jqinject.program.tracked_value import Evaluate, Path, Tracked
 
+#: The attribute of a model that holds the quantizers of its program.
 HELD = "op_quant"
-"""The attribute of a model that holds the quantizers of its program."""
 
 
 def dotted(path: Path) -> str:

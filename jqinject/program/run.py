@@ -34,8 +34,8 @@ class Run:
         constants_now: see `Policy`; not in a part of the program.
     """
 
+    #: Of each operand of the equation that is run now: see `Occurrence`.
     sources: tuple[frozenset[str], ...] = ()
-    """Of each operand of the equation that is run now: see `Occurrence`."""
 
     def __init__(self, policy: Policy, quantizers: Quantizers, names: SiteNames = PLAIN) -> None:
         self.policy = policy

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from jqinject.program.low_rank_product import LowRankProduct
 
 
+#: The path of a parameter, Variable or module in a model.
 Path = tuple[Any, ...]
-"""The path of a parameter, Variable or module in a model."""
+#: Runs an operation on arrays.
 Evaluate = Callable[[list[jax.Array]], list[jax.Array]]
-"""Runs an operation on arrays."""
 
 
 class Origin(enum.Enum):

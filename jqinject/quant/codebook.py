@@ -84,11 +84,11 @@ class NF4WeightPerGroupFp8Scale(NF4WeightPerGroupFloat):
     restrict_scale_threshold_impl = this.scale_quant.restrict_scale_impl
 
 
+#: Bits to the root mean squares at which QuEST clips, near the least squared error of a normal distribution.
 NORMAL_CLIP = {
     1: 0.7978845587140913, 2: 1.4935346200015913, 3: 2.051068354131873, 4: 2.513930578568423,
     5: 2.9160938834961225, 6: 3.276597282593217, 7: 3.6010497188221655, 8: 3.884938678807525,
 }  # fmt: skip
-"""Bits to the root mean squares at which QuEST clips, near the least squared error of a normal distribution."""
 
 
 class QuestQuant(ExtendedInjector):

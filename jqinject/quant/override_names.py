@@ -16,9 +16,9 @@ PASSED = frozenset(
 )
 
 _TABLE = importlib.resources.files("jqinject.quant").joinpath("override_names.toml").read_text("utf-8")
+#: Of each name its type, as it stands in an annotation, and what the name says.
 NAMES: Mapping[str, tuple[str, str]] = {
     name: (annotation, meaning)
     for subject in tomllib.loads(_TABLE).values()
     for name, (annotation, meaning) in subject.items()
 }
-"""Of each name its type, as it stands in an annotation, and what the name says."""

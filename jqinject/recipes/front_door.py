@@ -74,8 +74,8 @@ def fold_batch_norm(
     return FoldBatchNorm(None if pairs is None else tuple(pairs)).fold(model, call)
 
 
+#: `fold_batch_norm` by the name that Brevitas has for it.
 merge_batch_norm = fold_batch_norm
-"""`fold_batch_norm` by the name that Brevitas has for it."""
 
 
 def calibrate_batch_norm(

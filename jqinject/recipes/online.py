@@ -72,8 +72,8 @@ def rule_with_transform(
     return Rule(re.escape(path), op=op or rule.op, contraction=rule.contraction, **slots)
 
 
+#: It quantizes nothing.
 NO_RULE = Rule()
-"""It quantizes nothing."""
 
 
 def rule_of(

@@ -22,8 +22,8 @@ from jqinject.recipes.solvers.solver import Solver
 from jqinject.recipes.work import Work
 
 Model = TypeVar("Model", bound=nnx.Module)
+#: Numbers, text, lists and tables, as JSON has them.
 Data = None | bool | int | float | str | Sequence["Data"] | Mapping[str, "Data"]
-"""Numbers, text, lists and tables, as JSON has them."""
 
 
 @dataclass(frozen=True)

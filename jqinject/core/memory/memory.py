@@ -25,13 +25,13 @@ from jqinject.core.statistics.statistic import in_place, statistic_of
 from jqinject.core.views import cut_of
 from jqinject.ops import fake_quant, lean, power, processes, sharding, ste
 
+#: The name in the record of what a policy averages.
 AVERAGED: dict[memory_policy.Kind, str] = {"running": "running_stats", "collected": "buffer"}
-"""The name in the record of what a policy averages."""
+#: Constructor's arguments that stay attributes of the same name.
 OWN = (
     *("block_scale_impl", "exponent_impl", "group_dim", "group_size", "int_quant"),
     *("quantize_zero_point", "scaling_gradient_scale", "shared_per_row"),
 )
-"""Constructor's arguments that stay attributes of the same name."""
 
 
 class Memory(Component):
@@ -70,8 +70,8 @@ class Memory(Component):
     of: ClassVar[str] = "scaling"
     kind: ClassVar[memory_policy.Kind] = "now"
     default_view: ClassVar[Any] = clamping.Identity()
+    #: The initial value of a parameter or average that is not filled.
     empty: ClassVar[float] = 1.0
-    """The initial value of a parameter or average that is not filled."""
 
     policy: memory_policy.MemoryPolicy
     value: QuantParam = None  # type: ignore[assignment]

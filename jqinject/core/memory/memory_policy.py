@@ -287,8 +287,8 @@ def _collected_after_jvp(
 collected_after.defjvp(_collected_after_jvp, symbolic_zeros=True)
 
 
+#: What checkpoints of some policies hold, and others have no use for.
 OTHERS = ("affine_rescaling", "buffer", "counter", "running_stats")
-"""What checkpoints of some policies hold, and others have no use for."""
 
 
 def completed_entries(memory: Any, entries: dict[str, Any]) -> dict[str, Any]:

@@ -232,8 +232,8 @@ class QuantRestrictValue(Unchanged, component.Component):
 E2M1_MAX, E4M3_MAX = 6.0, 448.0
 LARGEST = float(np.finfo(np.float32).max)
 SIXTH = float(np.float32(1) / np.float32(6))
+#: Tensors below `SMALL` are multiplied by `RAISED` first: their reciprocals leave the range of normal numbers.
 SMALL, RAISED = 2.0**-60, 2.0**60
-"""Tensors below `SMALL` are multiplied by `RAISED` first: their reciprocals leave the range of normal numbers."""
 
 
 class BlockScales(NamedTuple):

@@ -36,8 +36,8 @@ from jqinject.core import _protocols, check, clamping, component, rounding
 from jqinject.ops import fake_quant, lean, minifloat, power, ste
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
+#: The largest float32 below 128, where `2**x` overflows.
 _MOST_LOG2 = 127.99999237060547
-"""The largest float32 below 128, where `2**x` overflows."""
 
 
 def _finite_power(exponent: jax.Array, most: float) -> jax.Array:
@@ -189,9 +189,9 @@ class IntRestrictValue(Unchanged, component.Component):
 
 RESTRICTIONS = ("restrict_scaling_impl", "restrict_threshold_impl", "restrict_scale_threshold_impl")
 ONE = np.float32(1)
+#: The minimum divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale and its derivative
+#: finite for tensors of ordinary magnitude, and a tensor of zeros from becoming nan.
 SCALE_FLOOR = 2.0**-64
-"""The minimum divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale and its derivative
-finite for tensors of ordinary magnitude, and a tensor of zeros from becoming nan."""
 
 
 def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:

@@ -35,8 +35,8 @@ def _place(x: Tensors, value: jax.Array, k: int, positions: Tensors, over: ops.O
     return ops.locate(x, value, positions, over)
 
 
+#: A few units in the last place below 1: an element this close to an extreme counts as the extreme.
 ALMOST = 1.0 - 2.0**-21
-"""A few units in the last place below 1: an element this close to an extreme counts as the extreme."""
 TIES = (None, "first", "shared", "near")
 
 

@@ -94,8 +94,8 @@ def masked_median(x: Tensors, mask: Tensors, over: Over) -> jax.Array:
 
 
 Fit = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+#: Tensors, each with the result of a trial.
 Tried = Sequence[tuple[jax.Array, Any]]
-"""Tensors, each with the result of a trial."""
 
 
 def half_quadratic(

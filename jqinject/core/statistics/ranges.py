@@ -189,8 +189,8 @@ class NonzeroRange:
         return ends._replace(high=jnp.where(ends.high == 0.0, 1.0, ends.high))
 
 
+#: Methods that accept None for the axes: the range of the whole tensor, as scalars.
 OF_NO_AXES = (AbsMaxRange, MinMaxRange)
-"""Methods that accept None for the axes: the range of the whole tensor, as scalars."""
 
 
 @component.frozen_value

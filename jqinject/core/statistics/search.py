@@ -33,8 +33,8 @@ from jqinject.ops.cut import Cut
 Loss = Callable[[jax.Array], jax.Array]
 
 
+#: The best candidate of each search and its loss, of the shape of the bounds.
 Best = tuple[jax.Array, jax.Array]
-"""The best candidate of each search and its loss, of the shape of the bounds."""
 
 
 def least_of(start: Best, candidate: Loss, loss: Loss, fractions: jax.Array) -> Best:
@@ -108,8 +108,8 @@ def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) ->
 LINE_SEARCHES = {"grid": grid_search, "fibonacci": fibonacci_search}
 OF_LINE_SEARCHES = check.among(LINE_SEARCHES, f"one of {sorted(LINE_SEARCHES)}")
 
+#: (tensor, statistic) -> value, scale, zero point of the quantized tensor.
 Trial = Callable[[jax.Array, jax.Array], Any]
-"""(tensor, statistic) -> value, scale, zero point of the quantized tensor."""
 
 
 @dataclass(frozen=True)

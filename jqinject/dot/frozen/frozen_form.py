@@ -12,8 +12,8 @@ from jqinject.ops import Grid, IntGrid, packing
 from jqinject.ops.cut import Cut
 from jqinject.quant_tensor import Groups
 
+#: Metadata of a Variable with a name for each axis.
 PER_AXIS = ("out_sharding", "sharding_names", "sharding")
-"""Metadata of a Variable with a name for each axis."""
 
 
 @dataclass(frozen=True)

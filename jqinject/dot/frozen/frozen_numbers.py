@@ -217,8 +217,8 @@ def quant_tensor_of(numbers: Numbers, form: FrozenForm) -> Any:
     return in_groups(tensor, groups.size, groups.dim, groups.length, piece)
 
 
+#: The name of the compiled function that dequantizes a `FrozenParam`, by which a program's equation is known.
 DEQUANTIZE = "jqinject_dequantize"
-"""The name of the compiled function that dequantizes a `FrozenParam`, by which a program's equation is known."""
 
 
 def _value_of(numbers: dict[str, jax.Array], form: FrozenForm) -> jax.Array:

@@ -30,8 +30,8 @@ from jqinject.ops.cut import Cut
 from jqinject.ops.groups import split_groups
 from jqinject.quant_tensor import QuantTensor
 
+#: Metadata of a `FrozenParam` that is dequantized before it is indexed, so that an adapter can follow the index.
 READS_WHOLE = "reads_whole"
-"""Metadata of a `FrozenParam` that is dequantized before it is indexed, so that an adapter can follow the index."""
 
 
 class LowBitArray:

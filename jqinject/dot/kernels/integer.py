@@ -24,8 +24,8 @@ from jqinject.ops import processes, sharding, ste
 from jqinject.ops.grid import IntGrid
 from jqinject.quant_tensor import IntQuantTensor, QuantTensor
 
+#: Smaller groups are contracted as floats, unless integers are asked for. Qwix uses the same limit.
 LEAST_GROUP = 128
-"""Smaller groups are contracted as floats, unless integers are asked for. Qwix uses the same limit."""
 
 
 class Affine(NamedTuple):

@@ -23,8 +23,8 @@ from jqinject.ops.sharding import varying_with
 from jqinject.quant_tensor.shaping import full_rank
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]]
+#: What integers in 4 bits stand for, by dtype.
 TABLES = {"int4": INT4, "uint4": UINT4}
-"""What integers in 4 bits stand for, by dtype."""
 
 
 class RowLayout(NamedTuple):

@@ -11,10 +11,10 @@ from jqinject.dot.geometry.dimensions import Label, Labels
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.inject import Binding
 
+#: The operands of the three products.
 PAIRS = (("fprop_lhs", "fprop_rhs"), ("dgrad_grad", "dgrad_rhs"), ("wgrad_grad", "wgrad_lhs"))
-"""The operands of the three products."""
+#: The flags of a scheme that draw signs, and an operand of their product.
 SIGNS = {"dgrad_random_signs": "dgrad_grad", "wgrad_random_signs": "wgrad_grad"}
-"""The flags of a scheme that draw signs, and an operand of their product."""
 
 
 def transform_of(quantizer: object) -> Any:

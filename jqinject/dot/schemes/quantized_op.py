@@ -29,12 +29,12 @@ from jqinject.quant_tensor import FloatQuantTensor, IntQuantTensor, Operand, is_
 class QuantMode(enum.Enum):
     """What happens to one operand of a quantized contraction."""
 
+    #: It is quantized at every call.
     TRAIN = "train"
-    """It is quantized at every call."""
+    #: It is quantized at every call, and the `Freezer` stores it.
     CONVERT = "convert"
-    """It is quantized at every call, and the `Freezer` stores it."""
+    #: The `Freezer`'s stored operand is used instead.
     SERVE = "serve"
-    """The `Freezer`'s stored operand is used instead."""
 
 
 class Freezer(component.InnerModule):

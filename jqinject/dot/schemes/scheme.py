@@ -29,10 +29,10 @@ from jqinject.inject import (
 class Kept(enum.Enum):
     """What a backward product may use instead of a quantizer's result."""
 
+    #: The forward product's operand: its payload if that fits, else the dequantized value.
     FPROP = "fprop"
-    """The forward product's operand: its payload if that fits, else the dequantized value."""
+    #: The forward product's payload; refused if its scales vary along what the backward product sums over.
     PAYLOAD = "payload"
-    """The forward product's payload; refused if its scales vary along what the backward product sums over."""
 
 
 PLACES = {
@@ -197,8 +197,8 @@ FORWARD = ("fprop_lhs", "fprop_rhs")
 AGAIN = ("dgrad_rhs", "wgrad_lhs")
 GRADIENTS = ("dgrad_grad", "wgrad_grad")
 OPERANDS = (*FORWARD, *AGAIN, *GRADIENTS)
+#: The prefixes of what a scheme says of one product.
 PRODUCTS = {"fprop": "", "dgrad": "dgrad_", "wgrad": "wgrad_"}
-"""The prefixes of what a scheme says of one product."""
 TILES = tuple(f"{prefix}tile_size" for prefix in PRODUCTS.values())
 COMPONENTS = ("explained_by", "calibration", "restrict_scaling_impl")  # of a scheme, shared by its operands
 SchemeOperand = Binding | Kept | None
@@ -419,6 +419,7 @@ def _is_integer(dtype: DTypeLike) -> bool:
         return False
 
 
+#: The names of a scheme, each with the check of what it declares.
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(OPERANDS, _operand),
     **{f"{prefix}accumulator_dtype": _accumulator for prefix in PRODUCTS.values()},
@@ -429,4 +430,3 @@ CHECKS: dict[str, Check] = {
     "quant_delay_steps": lambda steps, name, key: delay_steps(steps, name),
     "before": _before,
 }
-"""The names of a scheme, each with the check of what it declares."""

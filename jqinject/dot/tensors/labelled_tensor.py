@@ -40,8 +40,8 @@ class LabelledTensor(NamedTuple):
         return self.in_order((*(label for label in self.labels if label not in last), *last))
 
 
+#: Roles whose quantizers know the axes of their tensor.
 IN_PLACE = ("weight", "parameter", "operand")
-"""Roles whose quantizers know the axes of their tensor."""
 
 
 def quantized_by(

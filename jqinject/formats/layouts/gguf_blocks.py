@@ -23,11 +23,11 @@ from jqinject.ops import Grid, IntGrid
 GGUF_GROUP = 32
 
 
+#: Bits of codes: the bytes from one place to another, how many bits of each code they hold, and how many bytes in a row
+#: hold their lowest bits before the next ones follow.
 Plane: TypeAlias = tuple[int, int, int, int]
-"""Bits of codes: the bytes from one place to another, how many bits of each code they hold, and how many bytes in a row
-hold their lowest bits before the next ones follow."""
+#: From the bytes of blocks to the scale of each group, and its minimum; None without minima.
 Statistics: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
-"""From the bytes of blocks to the scale of each group, and its minimum; None without minima."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ PARTS = ("qvalue", "scale", "zero_point", "qtype", "bias")
 FROZEN = re.compile(r"(?:^|\.)Aqt\w+\.q[lr]hs\.frozen$|\.?q[lr]hs\.frozen$|\.?frozen$")
 GRIDS = {str(grid): grid for name, grid in MINIFLOATS.items() if name != "e2m3"}
 
+#: Nested mappings of arrays, and of what Qwix or AQT quantized.
 Tree: TypeAlias = Mapping[Any, Any]
-"""Nested mappings of arrays, and of what Qwix or AQT quantized."""
+#: What a tree has: mappings, lists, boxes, arrays.
 Node: TypeAlias = Any
-"""What a tree has: mappings, lists, boxes, arrays."""
 Array: TypeAlias = jax.Array | np.ndarray | np.generic
 
 

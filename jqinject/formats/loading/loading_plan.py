@@ -34,13 +34,13 @@ LEFT = (r".*\.rotary_emb\.inv_freq", r".*\.(k|v|q|kv)_scale", r".*rope_freqs\.we
 LEAVES = ("kernel", "embedding", "scale", "weight", "w", "value")
 PREFIXES = ("", "model.", "language_model.model.", "model.language_model.", "transformer.")
 CACHE_SCALE = re.compile(r"(?P<module>.*?)(?:\.[kv]_proj)?\.(?P<which>[kv])_scale")
+#: The quantizers of an attention layer through which keys and values go into its cache.
 PROXIES = {"k": "k_transposed_quant", "v": "v_quant"}
-"""The quantizers of an attention layer through which keys and values go into its cache."""
 
 # Of a tensor: its place in the parameter's stack, and among the tensors that are joined.
 Place = tuple[tuple[int | str, ...], int]
+#: The model's parameters by their paths.
 Parameters = Mapping[str, jax.ShapeDtypeStruct]
-"""The model's parameters by their paths."""
 
 
 def stored_variables(

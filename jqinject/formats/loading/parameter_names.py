@@ -109,8 +109,8 @@ def compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(expression)
 
 
+#: A `Name` for each rule; or a mapping from names of the file to paths of the model, or to a path and axes.
 Names = Mapping[str, str | tuple[str, ...]] | Sequence[Name]
-"""A `Name` for each rule; or a mapping from names of the file to paths of the model, or to a path and axes."""
 
 
 def checked_names(names: Names) -> tuple[Name, ...]:
@@ -149,6 +149,7 @@ def _table(rows: str) -> tuple[Name, ...]:
 
 
 CHOICE = re.compile(r"<([^>]*)>")
+#: Llama, Qwen and Mistral checkpoints for Tunix's models (`tunix.models.llama3`, `qwen2`, `qwen3`).
 TUNIX = _table("""
     model.embed_tokens.weight             embedder.input_embedding              rows columns -> rows columns
     model.norm.weight                     final_norm.w
@@ -160,7 +161,6 @@ TUNIX = _table("""
     *.mlp.<gate|up|down>_proj.weight      layers.{i}.mlp.<gate|up|down>_proj.kernel   out in -> in out
     *.<input|post_attention>_layernorm.weight   layers.{i}.<input|post_attention>_layernorm.w
 """)
-"""Llama, Qwen and Mistral checkpoints for Tunix's models (`tunix.models.llama3`, `qwen2`, `qwen3`)."""
 
 KEYS_AND_VALUES = Name(
     tuple(f"model.layers.{{i}}.self_attn.{part}_proj.weight" for part in "kv"),
@@ -168,6 +168,9 @@ KEYS_AND_VALUES = Name(
     "(both heads dim) in -> both heads in dim",
     {"both": 2},
 )
+#: Gemma 3 checkpoints (text) for `tunix.models.gemma3`, of models with fewer heads of keys than of queries. Its
+#: parameters are bfloat16 unless `ModelConfig(param_dtype=jnp.float32)` says otherwise, and `load` keeps that; Tunix's
+#: own loader gives them the dtype of the file.
 TUNIX_GEMMA3 = (
     KEYS_AND_VALUES,
     *_table("""
@@ -184,10 +187,6 @@ TUNIX_GEMMA3 = (
     *.post_feedforward_layernorm.weight   layers.{i}.post_ffw_norm.scale
     """),
 )
-"""Gemma 3 checkpoints (text) for `tunix.models.gemma3`, of models with fewer heads of keys than of queries.
-
-Its parameters are bfloat16 unless `ModelConfig(param_dtype=jnp.float32)` says otherwise, and `load` keeps that; Tunix's
-own loader gives them the dtype of the file."""
 
 
 def _divided(module: str, fused: str, parts: Sequence[str]) -> Name:
@@ -196,6 +195,8 @@ def _divided(module: str, fused: str, parts: Sequence[str]) -> Name:
     return Name(f"model.layers.{{i}}.{module}.{fused}_proj.weight", models, TRANSPOSED)
 
 
+#: Checkpoints with fused `qkv_proj` and `gate_up_proj` (Phi's, vLLM's) for models of Flax's layers, called as in
+#: `transformers` without `model.`, that have them apart. Where nothing is fused such a model needs no names.
 FUSED = (
     _divided("self_attn", "qkv", "qkv"),
     _divided("mlp", "gate_up", ("gate", "up")),
@@ -208,11 +209,9 @@ FUSED = (
     *.<input|post_attention>_layernorm.weight   layers.{i}.<input|post_attention>_layernorm.scale
     """),
 )
-"""Checkpoints with fused `qkv_proj` and `gate_up_proj` (Phi's, vLLM's) for models of Flax's layers, called as in
-`transformers` without `model.`, that have them apart. Where nothing is fused such a model needs no names."""
 
+#: All rules of these tables, which serve several models: no model has a tensor for each of them.
 READY = (*TUNIX, *TUNIX_GEMMA3, *FUSED)
-"""All rules of these tables, which serve several models: no model has a tensor for each of them."""
 
 
 # Modules in GGUF files, as the models' own checkpoints call them.

@@ -47,8 +47,8 @@ class OperandGrid:
         return self.bits is None or self.bits <= 8
 
 
+#: Of an operand that is not quantized.
 FLOAT = OperandGrid("", 32.0)
-"""Of an operand that is not quantized."""
 
 
 class ModelWeights:

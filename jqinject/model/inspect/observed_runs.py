@@ -37,10 +37,10 @@ PLAIN_OPS = {
     "einsum_op": jnp.einsum,
     "conv_general_dilated": jax.lax.conv_general_dilated,
 }
+#: The entry of all quantizers that run outside of the others.
 OTHERS = "(others)"
-"""The entry of all quantizers that run outside of the others."""
+#: (entry, what) -> the arrays of each call.
 Records = Mapping[tuple[str, str], list[tuple[np.ndarray, ...]]]
-"""(entry, what) -> the arrays of each call."""
 
 
 class Observer:

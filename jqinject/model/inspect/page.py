@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 STYLE = resources.files("jqinject.model.inspect").joinpath("page.css").read_text(encoding="utf-8")
+#: The last column of a table whose texts are long: where it does not fit, they are listed beneath.
 NOTE = "note"
-"""The last column of a table whose texts are long: where it does not fit, they are listed beneath."""
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 

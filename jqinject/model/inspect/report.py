@@ -22,10 +22,10 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import CALL, Call, Method, checked_method
 
 COLUMNS = ("layer", "class", "input x weight", "contracts", "program", "bytes", "operations")
+#: Python's names of such numbers in JSON, which does not have them -> texts.
 NOT_FINITE = {"Infinity": "inf", "-Infinity": "-inf", "NaN": "nan"}
-"""Python's names of such numbers in JSON, which does not have them -> texts."""
+#: The first cell of the line of totals.
 TOTAL = "all layers"
-"""The first cell of the line of totals."""
 COLUMNS_EXPLAINED = {
     "input x weight": "The grids of both; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
     "contracts, program": "What the compiled program multiplies, and its types in XLA's notation (s8: 8-bit integers).",

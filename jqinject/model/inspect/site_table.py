@@ -24,18 +24,18 @@ from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Call, WeightUse
 
 LOW_BITS = "quantized, in low bits"
+#: What the columns of a coverage mean.
 LEGEND = {
     "weight, input": "Their grids; int4 in groups of 32: with a scale for each 32; int8 per row: for each row.",
     "contracts": "In which numbers the program contracts them now; float: quantized ones are dequantized first.",
     LOW_BITS: "A matrix in all its uses; multiply-adds whose operands have at most 8 bits each.",
 }
-"""What the columns of a coverage mean."""
+#: The columns of a report with numbers.
 MEASURED = ("alone dB", "here dB", "weight dB", "clipped w/in/out", "only quantized", "only float")
-"""The columns of a report with numbers."""
+#: The columns of numbers.
 RIGHT = frozenset({"bytes", "operations", "multiply-adds", *MEASURED})
-"""The columns of numbers."""
+#: The operation of a row for what a model writes into a cache.
 CACHE = "cache"
-"""The operation of a row for what a model writes into a cache."""
 UNKNOWN = "no inputs were given, so the program was not looked at"
 UNREAD = "no traced call reads it; other methods are traced if they are named: methods={...}"
 NO_QUANTIZER = "it has no quantizer"

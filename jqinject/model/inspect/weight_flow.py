@@ -34,8 +34,8 @@ def operations_of(equation: jaxpr.Equation) -> int:
     return equation.times * (max(within) if equation.branches else sum(within))
 
 
+#: Kind of a contraction -> the dtypes of its operands, of JAX or in XLA's notation.
 KINDS = {"int": r"[su]\d+|u?int\d+", "fp8": r"f(loat)?8.*", "fp4": r"f(loat)?4.*"}
-"""Kind of a contraction -> the dtypes of its operands, of JAX or in XLA's notation."""
 
 
 def kind_of(dtypes: Sequence[str]) -> str:

@@ -22,8 +22,8 @@ from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted, track
 from jqinject.proxy import QuantProxyFromInjector
 
 Rank = int | Mapping[str, int]
+#: Regular expression for the path of a parameter, or of the module that holds it -> rank.
 Ranks = Mapping[str, int]
-"""Regular expression for the path of a parameter, or of the module that holds it -> rank."""
 Parameter = nnx.Variable[jax.Array]
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from jqinject.program.tracked_value import Path
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import ScalingPerOutputType
 
+#: The role of a scheme's own quantizers, which take any operand; as a parameter's they are quantizers of weights.
 OPERAND = "operand"
-"""The role of a scheme's own quantizers, which take any operand; as a parameter's they are quantizers of weights."""
 OF_PARAMETER = replace(WEIGHT, also=(OPERAND,))
+#: Contractions of rows and columns.
 ROWS = ("dot_general", "einsum")
-"""Contractions of rows and columns."""
 
 
 def uses_by_path(uses: Iterable[WeightUse]) -> dict[Path, list[WeightUse]]:

@@ -39,8 +39,8 @@ RULE_SLOTS = (WEIGHT, BIAS, INPUT, OUTPUT, GRAD, *map(act_slot, ("lhs_", "rhs_",
 SLOTS = tuple(slot.name for slot in RULE_SLOTS)
 PREFIXES = tuple(slot.prefix for slot in RULE_SLOTS)
 KEYWORDS = (*SLOTS, "op", "contraction", "scheme", "share")
+#: Operations whose two operands may share a scale.
 SHARING = ("add", "subtract")
-"""Operations whose two operands may share a scale."""
 
 
 def slots_for(module: object, *, named: bool = False) -> tuple[str, ...]:

@@ -23,8 +23,8 @@ from jqinject.program import OpQuantizers
 from jqinject.quant_tensor import is_concrete
 
 LIST = "a list of numbers"
+#: The path of an entry, and what is wrong with it.
 Problem = tuple[Path, str]
-"""The path of an entry, and what is wrong with it."""
 
 
 def flat_entries(state: object) -> dict[Path, Any]:

@@ -16,8 +16,8 @@ from jqinject.program import OpQuantizers
 ArgNum = int | nnx.DiffState
 Given = ParamSpec("Given")
 Value = TypeVar("Value")
+#: A function of a user, or one derived from it: its result is whatever that returns.
 Function = Callable[..., Any]
-"""A function of a user, or one derived from it: its result is whatever that returns."""
 
 
 class GradOptions(TypedDict, total=False):

@@ -172,5 +172,5 @@ def _of_conv(layer: Any, rows: int) -> tuple[int, ...]:
     return rows, *windows, layer.in_features
 
 
+#: The shape of an input of a layer, with so many rows, where its geometry does not say it.
 _INPUTS: dict[type, Callable[[Any, int], tuple[int, ...]]] = {nnx.Einsum: _of_einsum, nnx.Conv: _of_conv}
-"""The shape of an input of a layer, with so many rows, where its geometry does not say it."""

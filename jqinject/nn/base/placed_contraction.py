@@ -30,8 +30,8 @@ from jqinject.quant_tensor import (
     quantized,
 )
 
+#: Input, weight and bias of a call; None for no bias.
 LayerArrays: TypeAlias = tuple[Any, Any, jax.Array | None]
-"""Input, weight and bias of a call; None for no bias."""
 
 
 class ContractingLayer(Protocol):
@@ -293,8 +293,8 @@ class PlacedFilters:
         )
 
 
+#: How a layer contracts inputs of one shape with its weight, and where axes and scales are in its output.
 Placement: TypeAlias = PlacedContraction | PlacedFilters
-"""How a layer contracts inputs of one shape with its weight, and where axes and scales are in its output."""
 
 
 @lru_cache(maxsize=1024)

@@ -190,8 +190,8 @@ Off: TypeAlias = Literal[False]
 On: TypeAlias = Literal[True]
 
 
+#: What a constructor calls its further keywords if the declared arguments are among them.
 MORE = "more"
-"""What a constructor calls its further keywords if the declared arguments are among them."""
 
 
 class ConstructorSignature:

@@ -222,8 +222,8 @@ class NVFP4Act(NVFP4Mixin, FpOCPMixin, ScaledFloatActBase):
     scaling_impl = core.RuntimeDynamicGroupStatsScaling
 
 
+#: The signs of TransformerEngine's random Hadamard transform of 16 numbers.
 NVFP4TrainingSigns = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
-"""The signs of TransformerEngine's random Hadamard transform of 16 numbers."""
 
 
 class NVFP4TwoLevels(Fp4e2m1Mixin, FpOCPMixin, FloatBase):

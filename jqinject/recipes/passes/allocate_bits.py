@@ -72,17 +72,17 @@ def cheapest_errors(errors: np.ndarray, costs: np.ndarray, budget: float) -> lis
     return choices[np.argmin(lost)].tolist()
 
 
+#: Measured times: path of a parameter -> seconds with each width, in their order; or a function of both.
 Seconds = Mapping[str, Sequence[float]] | Callable[[str, int], float]
-"""Measured times: path of a parameter -> seconds with each width, in their order; or a function of both."""
 
 
+#: What the budgets are counted in.
 UNITS = {
     "mean_bits": "bits on average",
     "max_bytes": "bytes",
     "max_bit_operations": "bit operations",
     "max_seconds": "seconds",
 }
-"""What the budgets are counted in."""
 
 
 Sites = dict[str, list[ContractionSite]]

@@ -26,8 +26,8 @@ from jqinject.recipes.stream.flat_program import Note
 from jqinject.recipes.work import Work
 
 Pairs = tuple[tuple[str, str], ...]
+#: The mean and the variance of each batch normalization, by path.
 Statistics = dict[str, tuple[jax.Array, jax.Array]]
-"""The mean and the variance of each batch normalization, by path."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class FoldBatchNorm:
         return pairs
 
 
+#: In order: the path of a layer or normalization, what a normalization gets, and what it returns.
 _Calls = list[tuple[str, jax.Array | None, jax.Array]]
-"""In order: the path of a layer or normalization, what a normalization gets, and what it returns."""
 
 
 def _recorded(

@@ -140,8 +140,8 @@ class _Shifts:
             variable.set_value(jax.device_put(corrected, variable.get_value().sharding))
 
 
+#: Layers that add a bias to their outputs' last axes if they have one.
 BIASED = (nnx.Linear, nnx.Conv, nnx.ConvTranspose, nnx.LinearGeneral)
-"""Layers that add a bias to their outputs' last axes if they have one."""
 
 
 def add_biases(work: Work) -> set[str]:

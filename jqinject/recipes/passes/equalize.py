@@ -20,8 +20,8 @@ from jqinject.recipes.transforms.factor_walk import varies
 from jqinject.recipes.transforms.regions import Region, per_channel
 from jqinject.recipes.work import Work
 
+#: Channels whose range is at most this keep their factor 1.
 NOTHING = 1e-9
-"""Channels whose range is at most this keep their factor 1."""
 SHRINKAGE = Expected(
     "a number above 0, 'vaiq' or None",
     lambda x: x == "vaiq" or (isinstance(x, int | float) and x > 0),
@@ -212,8 +212,8 @@ def _copied(value: jax.Array, *, axis: int, at: np.ndarray, halved: bool) -> jax
     return jnp.concatenate([value, jnp.take(value, at, axis=axis)], axis=axis)
 
 
+#: Where channels stand in a parameter: the axis, and the place of each along it.
 Side = tuple[int, np.ndarray]
-"""Where channels stand in a parameter: the axis, and the place of each along it."""
 
 
 def _sides(region: Region) -> dict[str, Side] | str:

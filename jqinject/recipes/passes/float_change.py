@@ -23,15 +23,15 @@ from jqinject.recipes.transforms.gains_and_biases import bias_of
 from jqinject.recipes.transforms.regions import Region, by_region, per_channel, region_of
 from jqinject.recipes.work import Work
 
+#: How far a float32 model's outputs may move, relative to the largest.
 TOLERANCE = 1e-5
-"""How far a float32 model's outputs may move, relative to the largest."""
 Change = Callable[[jax.Array], jax.Array]
+#: Paths of parameters, each with what makes another value of its value in float32; in order.
 Changes = Sequence[tuple[str, Change]]
-"""Paths of parameters, each with what makes another value of its value in float32; in order."""
+#: Of each row the label of its channel, and the rows: `(rows, columns)`, of one number for a gain.
 Rows = tuple[np.ndarray, np.ndarray]
-"""Of each row the label of its channel, and the rows: `(rows, columns)`, of one number for a gain."""
+#: Layers that know how many features their kernel's last two axes have.
 FEATURES = (nnx.Linear, nnx.Conv, nnx.ConvTranspose)
-"""Layers that know how many features their kernel's last two axes have."""
 
 
 class FloatChange:
@@ -231,8 +231,8 @@ def relative_change(before: jax.Array, after: jax.Array, least: float = 0.0) -> 
     return float(np.abs(first - second).max(initial=0.0) / (largest if largest > 0 else 1.0))
 
 
+#: Which sites get factors before their inputs instead of in a neighbour.
 KeepOnline = Literal["never", "rest", "all"]
-"""Which sites get factors before their inputs instead of in a neighbour."""
 
 
 class Rescaling(FloatChange):

@@ -20,9 +20,9 @@ from jqinject.recipes.transforms.factor_walk import factors_of
 from jqinject.recipes.transforms.regions import Region, per_channel
 from jqinject.recipes.work import Work
 
+#: The range of numbers: their largest magnitude, or the largest less the smallest (of weights, twice their largest
+#: magnitude).
 Ranges = Literal["maxabs", "minmax"]
-"""The range of numbers: their largest magnitude, or the largest less the smallest (of weights, twice their largest
-magnitude)."""
 
 
 def smooth_scales(inputs: np.ndarray, weights: np.ndarray, alpha: float) -> np.ndarray:

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from jqinject.recipes.solvers import accumulator, solver
 
+#: When a solver asks for scales: once, of the weights that it is given ("original"); of the matrix as it stands, at
+#: every column ("live"); or for the groups that begin in a block, of the matrix as it stands when the block begins
+#: ("block", as in Qwix).
 ScaleRule = Literal["original", "live", "block"]
-"""When a solver asks for scales: once, of the weights that it is given ("original"); of the matrix as it stands, at
-every column ("live"); or for the groups that begin in a block, of the matrix as it stands when the block begins
-("block", as in Qwix)."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ class GPFQ(accumulator.Bounded):
 _State = tuple[jax.Array, jax.Array, accumulator.Room | None]
 
 
+#: Values, the grid that they are on, and the matrices that were rounded; None for the values.
 _Rounded = tuple[jax.Array, solver.MatrixGrid, jax.Array | None]
-"""Values, the grid that they are on, and the matrices that were rounded; None for the values."""
 
 
 @jax.jit

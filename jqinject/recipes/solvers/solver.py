@@ -57,8 +57,8 @@ def at_least(least: int, example: int | None = None) -> Expected:
 
 
 ABOVE_ZERO = Expected("a number above 0", lambda x: 0 < x < math.inf)
+#: A share of a diagonal.
 Share = Annotated[float, Expected("a number of at least 0", lambda x: 0 <= x < math.inf, 0.01)]
-"""A share of a diagonal."""
 
 
 class Checked:
@@ -97,8 +97,8 @@ class Checked:
 
 
 SUM = (jnp.add, 0.0)
+#: Statistics that are no sums: how two are merged, and their values without samples.
 EXTREMES = {"largest": (jnp.maximum, -jnp.inf), "smallest": (jnp.minimum, jnp.inf)}
-"""Statistics that are no sums: how two are merged, and their values without samples."""
 
 
 @jax.tree_util.register_dataclass
@@ -287,8 +287,8 @@ def inverse_factor(hessian: jax.Array) -> jax.Array:
     return jax.lax.linalg.triangular_solve(reversed_factor[..., ::-1, ::-1], eye, left_side=True, lower=False)
 
 
+#: From matrices to the grid that their quantizer would choose for them.
 Measure = Callable[[jax.Array], MatrixGrid]
-"""From matrices to the grid that their quantizer would choose for them."""
 
 
 def as_argument(measure: Measure) -> Measure:

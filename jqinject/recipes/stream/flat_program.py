@@ -22,11 +22,11 @@ from jqinject.recipes.stream.matrices import Matrices, Places, Shape, matrices_o
 
 CASTS = ("convert_element_type", "stop_gradient", "copy", "name", "reduce_precision", "optimization_barrier")
 PLACEMENTS = ("sharding_constraint", "layout_constraint", "reshard", "pvary")
+#: Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places.
 MOVES = (
     *("reshape", "transpose", "slice", "squeeze", "broadcast_in_dim", "rev", "split"),
     *("dynamic_slice", "gather", *PLACEMENTS),
 )
-"""Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places."""
 
 Slot = int
 

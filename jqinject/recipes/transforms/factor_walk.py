@@ -437,6 +437,7 @@ def _padded(step: FlatStep) -> set[int]:
     return {axis for axis, config in enumerate(step.params["padding_config"]) if any(config)}
 
 
+#: What operations say about factors, by name. Any other operation commutes with none.
 RULES: dict[str, Rule] = (
     dict.fromkeys(
         (*CASTS, "neg", "abs", "add", "add_any", "sub", "max", "min", "select_n", "real", "copy"), same
@@ -452,4 +453,3 @@ RULES: dict[str, Rule] = (
     | dict.fromkeys((*MOVES, "concatenate", "stack"), move)
     | dict.fromkeys(CONTRACTIONS, contraction)
 )
-"""What operations say about factors, by name. Any other operation commutes with none."""

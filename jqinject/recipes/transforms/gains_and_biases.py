@@ -19,12 +19,12 @@ from jqinject.recipes.stream.flat_program import (
 from jqinject.recipes.transforms import factor_walk
 
 ADDING = ("add", "add_any")
+#: Operations that keep every number of a value, once.
 KEEPING = (*CASTS, "reshape", "transpose", "squeeze")
-"""Operations that keep every number of a value, once."""
 
 
+#: What a gain of either sign, or 0, commutes with, besides sums with a bias.
 LINEAR = {name: factor_walk.RULES[name] for name in (*CASTS, *MOVES, "neg", "mul", "div", "dot_general")}
-"""What a gain of either sign, or 0, commutes with, besides sums with a bias."""
 
 
 def _added(biases: set[Slot], walk: factor_walk.Walk, step: FlatStep) -> None:

@@ -16,8 +16,8 @@ from jqinject.program.operations import operand_axes
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Slot
 from jqinject.recipes.transforms import factor_walk
 
+#: How many ways to carry a factor through products are tried.
 TRIES = 16
-"""How many ways to carry a factor through products are tried."""
 
 
 SiteLabels = Mapping[ContractionSite, factor_walk.Labels]

@@ -96,11 +96,11 @@ def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
     return ((axis, place) for axis in axes for place in moves[0].where(axis))
 
 
+#: Operations each of whose axes is one of the result, if it has its size: others are taken apart.
 MOVED = (
     *("transpose", "broadcast_in_dim", "squeeze", "gather", "reduce_sum", "stack"),
     *("slice", "dynamic_slice", "pad", "concatenate", "split", "cumsum", "dynamic_update_slice"),
 )
-"""Operations each of whose axes is one of the result, if it has its size: others are taken apart."""
 
 
 def is_uniform(flat: FlatProgram, slot: Slot, axis: int, *, parameters: bool = True, depth: int = 8) -> bool:
@@ -339,6 +339,7 @@ class _RotationWalk(factor_walk.Follower[Rotated]):
                 self._give(end, label._replace(axis=axis))
 
 
+#: What operations do with a rotation, by name; any other operation commutes with none.
 RULES: dict[str, Callable[[_RotationWalk, FlatStep], None]] = {
     **dict.fromkeys((*CASTS, *MOVES, *MOVED, "neg", "real"), _RotationWalk._move),
     **dict.fromkeys(("add", "add_any", "sub", "select_n"), _RotationWalk._sum),
@@ -347,4 +348,3 @@ RULES: dict[str, Callable[[_RotationWalk, FlatStep], None]] = {
     **dict.fromkeys(CONTRACTIONS, _RotationWalk._contract),
     "reduce_sum": _RotationWalk._sums,
 }
-"""What operations do with a rotation, by name; any other operation commutes with none."""
