@@ -25,7 +25,7 @@ CODE_LINES = {
     "inject": 1308,
     "model": 4687,
     "native": 197,
-    "nn": 3469,
+    "nn": 3471,
     "odml": 288,
     "ops": 1645,
     "optim": 270,

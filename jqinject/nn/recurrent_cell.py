@@ -9,7 +9,6 @@ from flax import nnx
 
 from jqinject.core.flax_internals import ParameterView, change_class
 from jqinject.nn import base, linear
-from jqinject.ops.processes import Bound
 from jqinject.proxy import BiasQuantProxyFromInjector
 from jqinject.quant import QuantizerLike
 from jqinject.quant_tensor import as_array, on_integers
@@ -248,11 +247,17 @@ def set_bias(layer: nnx.Linear, bias: nnx.Param[jax.Array] | None) -> None:
     layer.use_bias = bias is not None
 
 
-def _of_flax(name: str, x: jax.Array) -> jax.Array:
-    return getattr(nnx, name)(x)
+def _sigmoid(x: jax.Array) -> jax.Array:
+    return nnx.sigmoid(x)
 
 
-# Flax's functions as ones that can be pickled.
-PICKLABLE: Mapping[object, Activation] = {
-    getattr(nnx, name): Bound(_of_flax, (name,)) for name in ("sigmoid", "tanh", "relu")
-}
+def _tanh(x: jax.Array) -> jax.Array:
+    return nnx.tanh(x)
+
+
+def _relu(x: jax.Array) -> jax.Array:
+    return nnx.relu(x)
+
+
+# Flax's functions by names that can be pickled.
+PICKLABLE: Mapping[object, Activation] = {nnx.sigmoid: _sigmoid, nnx.tanh: _tanh, nnx.relu: _relu}

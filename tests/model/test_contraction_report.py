@@ -155,12 +155,12 @@ class Bilinear(QuantLinear):
     """Contracts its product with a second input, in floats."""
 
     def __call__(self, left, right):
-        return jnp.einsum("bk,bk->b", super().__call__(left), right)
+        return jnp.einsum("bjk,bj->bk", super().__call__(left).reshape(-1, 6, 3), right)
 
 
 def test_of_a_layer_only_the_contraction_of_its_weight_counts():
     """Also where the layer is the model, so that the contraction has no path."""
-    layer = Bilinear(8, 6, input_quant=q.Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
+    layer = Bilinear(8, 18, input_quant=q.Int8ActPerTensorFloat, rngs=nnx.Rngs(0))
     left, right = jnp.ones((2, 8)), jnp.ones((2, 6))
     layer(left, right)
     frozen = jqinject.freeze(layer)

@@ -13,7 +13,7 @@ remain.
 """
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -76,7 +76,7 @@ class WeightBitWidthWeightedBySize:
         return jnp.average(jnp.stack(bits), weights=jnp.array(sizes, jnp.float32))
 
 
-class BitWidthOfCalls:
+class BitWidthOfCalls(ABC):
     """Abstract: the mean bit width of what some modules return when a model is called.
 
     Attributes:
@@ -159,7 +159,7 @@ class ActivationBitWidthWeightedBySize(BitWidthOfCalls):
         """See `BitWidthOfCalls`."""
         return isinstance(node, ActQuantProxyFromInjector) and _learns_bits(node)
 
-    def cost(self, module: Any, y: Any) -> Weighted | None:
+    def cost(self, module: object, y: Any) -> Weighted:
         """See `BitWidthOfCalls`."""
         return y.bit_width, _per_example(y)
 
