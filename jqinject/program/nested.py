@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat
-from jqinject.dot import is_low_bit_cache
 from jqinject.program.cache_writes import check_caches_carried
 from jqinject.program.jaxpr import Body, Equation, Scan, settled
 from jqinject.program.moves import arrays_of, with_arrays
@@ -32,64 +31,59 @@ def _inlined(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
 def _rematerialized(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     (part,) = eqn.bodies
     options = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
-    passed = closed_over(inputs)
 
-    def body(run: Run, inside: list[Tracked]) -> list[Tracked]:
-        return run.run(part, passed.inside(inside), path)
+    def body(run: Run, entered: list[Tracked]) -> list[Tracked]:
+        return run.run(part, list(map(_from_outside, inputs)), path)
 
-    return carried(
-        run, body, passed.arrays, lambda step: jax.checkpoint(step, **options), Inside(passed.arrays)
-    )
+    return carried(run, body, inputs, lambda step: jax.checkpoint(step, **options), Inside())
 
 
 def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     scan = eqn.scan
     if scan is None:  # a loop of unknown length
         return _unchanged_part(run, eqn, inputs, path)
-    constants, carry, xs = scan.split([parameter(run, x) for x in inputs])
+    inputs = [parameter(run, x) for x in inputs]
+    constants, carry, xs = scan.split(inputs)
     carries = scan.carries
     facts = _Steps(scan, constants, carry, xs)
     layers = scan.options["length"] if facts.through_layers else 0
-    closed, slices = closed_over(constants), in_slices(xs)
-    fixed, xs = closed.arrays, slices.arrays
-    inputs, own = [*fixed, *carry, *xs], replace(scan, constants=len(fixed))
+    # State may come in twice, but not by slices, of which a mark does not say which it was.
+    times = collections.Counter(x.state.label for x in inputs if x.state is not None)
+    sliced = {x.state.label: x.state for x in xs if x.state is not None and times[x.state.label] == 1}
+    slices = [in_slices(x, sliced) for x in xs]
 
-    def body(run: Run, inside: list[Tracked]) -> list[Tracked]:
-        unchanged, now, sliced = own.split(inside)
-        entered = [*closed.inside(unchanged), *now, *slices.inside(sliced)]
-        outputs = run.run(scan.body, entered, path)
+    def entered(values: list[Any]) -> list[Tracked]:
+        now = map(_unknown_in_loop, carry, facts.depends, values[:carries])
+        return [*now, *(x.inside(value) for x, value in zip(slices, values[carries:], strict=True))]
+
+    def body(run: Run, entered: list[Tracked]) -> list[Tracked]:
+        outputs = run.run(scan.body, [*map(_from_outside, constants), *entered], path)
         return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
 
     def loop(step: Step) -> Step:
         def steps(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
-            closed, start, slices = own.split(values)
             (shared, of_steps), left = state
 
             def one(carried: Any, x: Any) -> Any:
                 (shared, is_first, left, now), (of_step, x) = carried, x
                 entering = with_ranges(lambda _, start, last: start, before, shared)
-                out, ((after, of_step), left) = step(((entering, of_step), left), [*closed, *now, *x])
+                out, ((after, of_step), left) = step(((entering, of_step), left), [*now, *x])
                 check_caches_carried(carry, now, out)
                 shared = with_ranges(partial(larger, is_first), shared, after)
                 return (shared, jnp.bool_(False), left, out[:carries]), (of_step, out[carries:])
 
-            before = shared
+            before, start = shared, (shared, jnp.bool_(True), left, values[:carries])
             (shared, _, left, end), (of_steps, stacked) = jax.lax.scan(
-                one, (shared, jnp.bool_(True), left, start), (of_steps, slices), **scan.options
+                one, start, (of_steps, values[carries:]), **scan.options
             )
             return [*end, *stacked], ((shared, of_steps), left)
 
         return steps
 
-    # State may come in twice, but not by slices, of which a mark does not say which it was.
-    times = collections.Counter(x.state.label for x in inputs if x.state is not None)
-    sliced = {x.state.label: x.state for x in xs if x.state is not None and times[x.state.label] == 1}
-    inside = [
-        *(replace(x.with_value(x.value), state=x.state) for x in fixed),
-        *(_unknown_in_loop(x, grown) for x, grown in zip(carry, facts.depends, strict=True)),
-        *(_slice(x, sliced) for x in xs),
-    ]
-    return carried(run, body, inputs, loop, Inside(inside, True, carries, layers, sliced))
+    first, others = [x.passed for x in carry], [x.parts for x in slices]
+    of_step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), others)
+    inside = Inside([*first, *others], [*first, *of_step], entered, True, carries, layers, sliced)
+    return carried(run, body, inputs, loop, inside)
 
 
 Kinds = frozenset[str]
@@ -138,20 +132,17 @@ class _Steps:
         return inside if eqn.call is not None and len(inside) == count else [NONE.union(*inputs)] * count
 
 
-def _unknown_in_loop(x: Tracked, depends: bool) -> Tracked:
+def _unknown_in_loop(x: Tracked, depends: bool, value: Any) -> Tracked:
     """A carried value, which differs between iterations, so that only its origin is known."""
     origin = Origin.ACTIVATION if depends else x.origin
-    return Tracked(x.value, origin, cache=x.cache, cache_ndim=x.cache_ndim, transform=x.transform)
+    return Tracked(value, origin, cache=x.cache, cache_ndim=x.cache_ndim, transform=x.transform)
 
 
-def _slice(x: Tracked, sliced: Container[str]) -> Tracked:
-    abstract = x.value if is_low_bit_cache(x.value) else jax.ShapeDtypeStruct(x.value.shape, x.value.dtype)
-    inside = x.with_value(
-        jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), abstract)
-    )
-    if x.state is not None and x.state.label in sliced:
-        inside.state = StatePlace(x.state.label)
-    return inside if x.axes is None else replace(inside, axes=x.axes.sliced())
+def _from_outside(x: Tracked) -> Tracked:
+    """A value that a part of the program reads from outside; a quantized weight with its payload and scales."""
+    if _is_quantized_weight(x):
+        return replace(x, state=None, twins={})
+    return replace(x.with_value(x.passed), state=x.state)
 
 
 def _settled(run: Run, out: Tracked, name: str) -> Tracked:
@@ -193,17 +184,21 @@ Part = Callable[[Run, list[Tracked]], list[Tracked]]
 
 @dataclass(frozen=True)
 class Inside:
-    """What a part of the program, or each step of a loop, sees of its inputs.
+    """What is passed into a part of the program, or into a loop; the part reads its other inputs from outside.
 
     Attributes:
-        inputs: the inputs, as the part sees them.
+        passed: the values.
+        seen: the same, of a loop as a step sees them: only their shapes and dtypes are read.
+        entered: from the values to inputs of the part.
         is_loop: whether it is a loop.
         carries: how many values a loop carries.
         layers: the length of a loop over stacked layers, whose steps have state of their own; else 0.
         sliced: label -> state of the model's layers of which each step has a slice.
     """
 
-    inputs: list[Tracked]
+    passed: Sequence[Any] = ()
+    seen: Sequence[Any] = ()
+    entered: Callable[[list[Any]], list[Tracked]] = list
     is_loop: bool = False
     carries: int = 0
     layers: int = 0
@@ -226,17 +221,17 @@ def carried(
 
     Args:
         run: the interpreter of what surrounds the part.
-        body: runs the part, given an interpreter and inputs.
-        inputs: the inputs.
+        body: runs the part, given an interpreter and the inputs that are passed into it.
+        inputs: all inputs.
         wrap: transforms a function of state and values.
-        inside: the inputs as the part sees them.
+        inside: what is passed into it.
     """
     layers = inside.layers
     finder = run.within(Quantizers(run.quantizers.depths, run.quantizers.again), layers)
     returned: dict[str, int] = {}
 
     def look(values: list[Any]) -> list[Any]:
-        outputs = body(finder, finder.kept.begin(_with_values(inside.inputs, values)))
+        outputs = body(finder, finder.kept.begin(inside.entered(values)))
         for place, x in enumerate(outputs):
             state = inside.left(place, x.state)
             if state is not None and finder.kept.is_newest(x):
@@ -245,7 +240,7 @@ def carried(
 
     has_state = run.quantizers.has_state() or any(x.state is not None for x in inputs)
     if has_state:  # else which sites there are need not be found out first
-        jax.eval_shape(look, [x.passed for x in inside.inputs])
+        jax.eval_shape(look, list(inside.seen))
     stacked = {
         name for name, site in finder.recorded.sites.items() if layers and len(site.stack) > len(run.stack)
     }
@@ -257,7 +252,7 @@ def carried(
     def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
         quantizers = run.quantizers.restored(state[0]) if has_state else run.quantizers
         part = run.within(quantizers, layers)
-        entered = part.kept.begin(_with_values(inside.inputs, values))
+        entered = part.kept.begin(inside.entered(values))
         for text, value in state[1].items():
             part.kept.put(StatePlace(text), value)
         outputs = body(part, entered)
@@ -268,7 +263,7 @@ def carried(
 
     start = run.quantizers.state(finder.recorded.sites, stacked) if has_state else ((), ())
     entering = {text: run.kept.within().leaving(text) for text in looped}
-    values, (state, left) = wrap(step)((start, entering), [x.passed for x in inputs])
+    values, (state, left) = wrap(step)((start, entering), list(inside.passed))
     ((part, outputs),) = ran
     run.adopt(part)
     if has_state:
@@ -278,14 +273,11 @@ def carried(
     for text, value in left.items():
         run.kept.put(inside.sliced.get(text, StatePlace(text)), value)
     # Updates do not leave the part: `lora` refuses a model whose weights leave one before they are contracted.
+    facts: dict[str, Any] = dict.fromkeys(("low_rank", "unrounded", "chosen"))
     return [
-        replace(x, low_rank=None, unrounded=None, chosen=None, state=inside.left(place, x.state))
-        for place, x in enumerate(_with_values(outputs, values[: len(outputs)]))
+        replace(x.with_value(values[place]), **facts, state=inside.left(place, x.state))
+        for place, x in enumerate(outputs)
     ]
-
-
-def _with_values(tracked: Sequence[Tracked], values: Sequence[jax.Array]) -> list[Tracked]:
-    return [replace(x.with_value(value), state=x.state) for x, value in zip(tracked, values, strict=True)]
 
 
 #: A pytree of Variables of quantizers.
@@ -331,77 +323,56 @@ def larger(is_first: jax.Array, name: str, widest: Any, range_: Any) -> Any:
     return jax.tree.map_with_path(chosen, widest, range_)
 
 
-# Quantized weights enter a part with their payloads and scales, although a part is run on arrays: one that is the same
-# in every iteration is closed over; one of a stack that a loop runs over is taken apart into its arrays, which the loop
-# slices, and put together again inside.
+# Quantized weights enter a part with their payloads and scales: one that is the same in every iteration is closed over;
+# one of a stack that a loop runs over is taken apart into its arrays, which the loop slices, and put together inside.
 
 
-class Passed(NamedTuple):
-    """How some inputs enter a part of a program.
+class Slices(NamedTuple):
+    """One input along whose first axis a loop runs.
 
     Attributes:
-        arrays: what is passed in.
-        inside: the inputs as the part sees them, from the same arrays inside.
+        parts: what the loop slices, a pytree.
+        inside: from one slice of it to the input as a step sees it.
     """
 
-    arrays: list[Tracked]
-    inside: Callable[[Sequence[Tracked]], list[Tracked]]
+    parts: Any
+    inside: Callable[[Any], Tracked]
 
 
-def closed_over(inputs: Sequence[Tracked]) -> Passed:
-    """Inputs of which quantized weights are not passed: the part reads them from outside."""
-    passed = [x for x in inputs if not _is_quantized_weight(x)]
+def in_slices(x: Tracked, states: Container[str]) -> Slices:
+    """An input along whose first axis a loop runs, with what is behind its value.
 
-    def inside(arrays: Sequence[Tracked]) -> list[Tracked]:
-        remaining = iter(arrays)
-        return [
-            replace(x, state=None, twins={}) if _is_quantized_weight(x) else next(remaining) for x in inputs
-        ]
+    Args:
+        x: the input.
+        states: labels of the state of which each step has a slice.
+    """
+    arrays, of_arrays = _layers_of(replace(x, chosen=None, twins={}))
+    layers = None if x.stored is None else x.stored.layers
+    state = None if x.state is None or x.state.label not in states else StatePlace(x.state.label)
+    axes = None if x.axes is None else x.axes.sliced()
 
-    return Passed(passed, inside)
+    def inside(parts: Any) -> Tracked:
+        own, numbers, unrounded, low_rank = parts
+        stored = None if x.stored is None or numbers is None else x.stored.layer(numbers)
+        facts = {"unrounded": unrounded, "chosen": x.chosen, "low_rank": low_rank, "stored": stored}
+        return replace(x.with_value(of_arrays(own)), **facts, state=state, axes=axes)
 
-
-def in_slices(inputs: Sequence[Tracked]) -> Passed:
-    """Inputs along whose first axis a loop runs, quantized weights as several arrays each."""
-    taken = [_layers_of(x) for x in inputs]
-
-    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        remaining = iter(slices)
-        return [x for part in taken for x in part.inside([next(remaining) for _ in part.arrays])]
-
-    return Passed([array for part in taken for array in part.arrays], inside)
+    return Slices((arrays, layers, x.unrounded, x.low_rank), inside)
 
 
 def _is_quantized_weight(x: Tracked) -> bool:
     return x.is_weight and (is_quantized(x.value) or x.chosen is not None)
 
 
-def _layers_of(x: Tracked) -> Passed:
-    """One input of a loop, with what is behind its value."""
-    value = _layers_of_value(replace(x, low_rank=None, unrounded=None, chosen=None, twins={}))
-    stored = x.stored
-    layers = None if stored is None else stored.layers
-    others, structure = jax.tree.flatten((layers, x.unrounded, x.low_rank))
-    count = len(value.arrays)
-
-    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        (layer,) = value.inside(slices[:count])
-        numbers, unrounded, low_rank = structure.unflatten([part.value for part in slices[count:]])
-        facts = {"unrounded": unrounded, "chosen": x.chosen, "low_rank": low_rank}
-        own = None if stored is None or layers is None else stored.layer(numbers)
-        return [replace(layer, stored=own, twins={}, **facts)]
-
-    return Passed([*value.arrays, *map(Tracked, others)], inside)
-
-
-def _layers_of_value(x: Tracked) -> Passed:
+def _layers_of(x: Tracked) -> tuple[Any, Callable[[Any], Any]]:
+    """The arrays of a value that a loop slices, and what makes a step's value of their slices."""
     tensor = x.value
     inner = tensor
     if is_grouped(tensor):
         along = tensor.groups.dim % tensor.ndim
         inner = None if along == 0 else tensor.grouped if tensor.as_it_lies is None else tensor.as_it_lies
     if not (x.is_weight and is_quantized(inner) and shape_of(x)):
-        return Passed([x], list)
+        return x.passed, lambda array: array
     full = {
         name: array if array.ndim == 0 else shaping.full_rank(array, inner.ndim)
         for name, array in arrays_of(inner).items()
@@ -409,9 +380,8 @@ def _layers_of_value(x: Tracked) -> Passed:
     sliced = {name: array for name, array in full.items() if array.ndim and array.shape[0] == shape_of(x)[0]}
     same = {name: array[0] if array.ndim else array for name, array in full.items() if name not in sliced}
 
-    def inside(slices: Sequence[Tracked]) -> list[Tracked]:
-        own = {name: part.value for name, part in zip(sliced, slices, strict=True)}
+    def layer(own: dict[str, jax.Array]) -> Any:
         layer = with_arrays(inner, {**same, **own})
-        return [x.with_value(tensor.moved(layer, tensor.groups) if is_grouped(tensor) else layer)]
+        return tensor.moved(layer, tensor.groups) if is_grouped(tensor) else layer
 
-    return Passed([Tracked(array, x.origin) for array in sliced.values()], inside)
+    return sliced, layer
