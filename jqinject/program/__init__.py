@@ -11,6 +11,7 @@ from jqinject.program.call import arguments_of as arguments_of
 from jqinject.program.call import checked_method as checked_method
 from jqinject.program.call import compiled_call as compiled_call
 from jqinject.program.call import with_copied_modules as with_copied_modules
+from jqinject.program.class_swap import METHODS as METHODS
 from jqinject.program.class_swap import ClassMixin as ClassMixin
 from jqinject.program.class_swap import derived_class as derived_class
 from jqinject.program.class_swap import intercept as intercept
@@ -44,7 +45,6 @@ from jqinject.program.quantizers import HeldQuantizers as HeldQuantizers
 from jqinject.program.quantizers import Quantizers as Quantizers
 from jqinject.program.quantizers import contract_by as contract_by
 from jqinject.program.quantizers import quantized_stack as quantized_stack
-from jqinject.program.scopes import in_scope as in_scope
 from jqinject.program.scopes import mark_modules as mark_modules
 from jqinject.program.scopes import name_in_scope as name_in_scope
 from jqinject.program.scopes import path_in as path_in

@@ -93,7 +93,11 @@ def _attribute(method: str) -> str:
     return f"_jqinject_around_{method}"
 
 
-def intercept(layer: nnx.Module, around: Callable[..., object], method: str = "__call__") -> None:
+#: The methods by which layers are called.
+METHODS = ("__call__", "attend")
+
+
+def intercept(layer: nnx.Module, around: Callable[..., object], *methods: str) -> None:
     """Run `around` around the calls of a module, outside any earlier interceptors.
 
     It is called with the called module (inside a transformation, this is another object than outside); with the
@@ -104,10 +108,12 @@ def intercept(layer: nnx.Module, around: Callable[..., object], method: str = "_
         layer: a module of a private copy of a model. Its class becomes a subclass, cached for each class and method,
             and `around` is stored in an attribute of the module: NNX carries both through transformations.
         around: the interceptor; a program that is traced again finds compiled parts again if it is equal by value.
-        method: the method to intercept.
+        methods: names of the methods to intercept, as far as the module has them; none means `__call__`.
     """
-    attribute = _attribute(method)
-    others = vars(layer).get(attribute)
-    setattr(layer, attribute, (*(others or ()), around))
-    if others is None:
-        change_class(layer, derived_class(type(layer), _Intercepted, method))
+    for method in methods or ("__call__",):
+        if callable(getattr(type(layer), method, None)):
+            attribute = _attribute(method)
+            others = vars(layer).get(attribute)
+            setattr(layer, attribute, (*(others or ()), around))
+            if others is None:
+                change_class(layer, derived_class(type(layer), _Intercepted, method))

@@ -67,17 +67,20 @@ class Interpreter(Run):
         name = eqn.name
         if self.region is not None:
             return [plain(value, inputs) for value in eqn.bind([x.array for x in inputs])]
-        function = eqn.function
-        if any(x.form is not None for x in inputs) and (name not in nested.CALLS or function == DEQUANTIZE):
+        function, is_part = eqn.function, name in nested.PARTS
+        if any(x.form is not None for x in inputs) and (not is_part or function == DEQUANTIZE):
             return follow_stored(OperationRun(self, operation_of(name), where, inputs, eqn))
         if function in FUNCTIONS:
             name = str(function)
-        elif name in nested.CALLS:
-            # The names of equations within a program do not tell what is around it.
-            before, self.mapped = self.mapped, self.mapped or eqn.is_mapped
-            outputs = nested.CALLS[name](self, eqn, list(map(self.kept.newest, inputs)), where)
-            self.mapped = before
-            return outputs
+        elif is_part:
+            inputs = list(map(self.kept.newest, inputs))
+            if nested.runs_inside(eqn):
+                # The names of equations within a program do not tell what is around it.
+                before, self.mapped = self.mapped, self.mapped or eqn.is_mapped
+                outputs = nested.CALLS[name](self, eqn, inputs, where)
+                self.mapped = before
+                return outputs
+            self.kept.check_unchanged_part(eqn)
         step = OperationRun(self, operation_of("einsum" if eqn.is_einsum else name), where, inputs, eqn)
         cache = cache_writes.written(step)
         if cache is not None:

@@ -181,7 +181,6 @@ def of_model(text: str) -> str:
 
 
 STATE = (QuantParam, QuantStat, GradStat, GradSlot, nnx.RngState)
-METHODS = ("__call__", "attend")
 
 
 def _marked(
@@ -268,9 +267,8 @@ def mark_state(called: Path, is_leaf: Callable[[object], bool], always: bool) ->
         state = tuple(
             (inside, paths[id(variable)]) for inside, variable in variables if id(variable) in paths
         )
-        for method in METHODS if state else ():
-            if callable(getattr(type(module), method, None)):
-                class_swap.intercept(module, processes.Bound(_marked, (state, always)), method)
+        if state:
+            class_swap.intercept(module, processes.Bound(_marked, (state, always)), *class_swap.METHODS)
 
 
 def _holders(

@@ -19,7 +19,7 @@ from jqinject.program.parameters import parameter
 from jqinject.program.policy import Site
 from jqinject.program.quantizers import Quantizers
 from jqinject.program.run import Run
-from jqinject.program.tracked_value import Origin, StatePlace, Tracked, plain, shape_of
+from jqinject.program.tracked_value import Origin, StatePlace, Tracked, shape_of
 from jqinject.quant_tensor import is_grouped, is_quantized, shaping
 
 
@@ -40,8 +40,7 @@ def _rematerialized(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -
 
 def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     scan = eqn.scan
-    if scan is None:  # a loop of unknown length
-        return _unchanged_part(run, eqn, inputs, path)
+    assert scan is not None, "or it runs unchanged"
     inputs = [parameter(run, x) for x in inputs]
     constants, carry, xs = scan.split(inputs)
     carries = scan.carries
@@ -152,30 +151,19 @@ def _settled(run: Run, out: Tracked, name: str) -> Tracked:
     )
 
 
-def _unchanged_part(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
-    """A part that runs unchanged: branches, loops of unknown length, functions with custom derivatives."""
-    run.kept.check_unchanged_part(eqn)
-    inputs = [parameter(run, x) for x in inputs]
-    outputs = [plain(value, inputs) for value in eqn.bind([x.array for x in inputs])]
-    if any(x.is_float and x.is_activation for x in inputs) and any(out.is_float for out in outputs):
-        run.policy.unknown(path, eqn.name)
-    return outputs
-
-
 CALLS: dict[str, Callable[[Run, Equation, list[Tracked], str], list[Tracked]]] = {
     "jit": _inlined,
     "remat2": _rematerialized,
     "scan": _scanned,
     "while": _scanned,
-    **dict.fromkeys(("cond", "one_device", "custom_jvp_call", "custom_vjp_call"), _unchanged_part),
 }
+#: All parts of a program. Those that are no calls run unchanged: branches, functions with custom derivatives.
+PARTS = frozenset({*CALLS, "cond", "one_device", "custom_jvp_call", "custom_vjp_call"})
 
 
 def runs_inside(eqn: Equation) -> bool:
     """Whether quantizers reach the operations in a part of a program, given the part's equation."""
-    return CALLS.get(eqn.name, _unchanged_part) is not _unchanged_part and (
-        eqn.loop is None or eqn.scan is not None
-    )
+    return eqn.name in CALLS and (eqn.loop is None or eqn.scan is not None)
 
 
 Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]

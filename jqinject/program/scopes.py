@@ -19,7 +19,6 @@ MODULE, WEIGHT = "jqinject_module:", "jqinject_weight:"
 NO_NAME = re.compile(r"[^\w.\-]")
 BEGIN, END = "jqinject_begin", "jqinject_end"
 LAYER, QUANTIZED_LAYER = LAYERS = ("layer", "quantized_layer")
-ATTEND = "attend"
 RAISED_IN = "raised in the module at"
 
 # Modules that count as one operation.
@@ -72,13 +71,6 @@ def region_of(module: object, is_leaf: Callable[[object], bool]) -> str | None:
     return next((name for name, kinds in REGIONS.items() if isinstance(module, kinds)), None)
 
 
-def _in_module(
-    path: str, region: str | None, layer: object, call: Callable[..., object], *args: object, **kwargs: object
-) -> object:
-    """A call of a module under its path; see `intercept`."""
-    return in_scope(path, region, call, args, kwargs)
-
-
 def mark_modules(model: nnx.Module, is_leaf: Callable[[object], bool] | None = None) -> None:
     """Let the modules of a private copy of a model leave their paths in the programs traced of it.
 
@@ -89,10 +81,9 @@ def mark_modules(model: nnx.Module, is_leaf: Callable[[object], bool] | None = N
     for path, module in list(nnx.iter_modules(model, graph=True)):
         if path and "__call__" in dir(type(module)):
             name, region = ".".join(map(str, path)), None if is_leaf is None else region_of(module, is_leaf)
-            intercept(module, Bound(_in_module, (name, region)))
-            # Without a region: the output of this method is not the layer's.
-            if region in LAYERS and callable(getattr(type(module), ATTEND, None)):
-                intercept(module, Bound(_in_module, (name, None)), ATTEND)
+            intercept(module, Bound(_in_scope, (name, region)))
+            if region in LAYERS:  # without a region: the output of this method is not the layer's
+                intercept(module, Bound(_in_scope, (name, None)), "attend")
 
 
 def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> contextlib.AbstractContextManager[object]:
@@ -111,14 +102,16 @@ def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> contextlib.A
         if context.method_name != "__call__" or not context.module.path:
             return call(*args, **kwargs)
         path = "+" + ".".join(context.module.path)
-        return in_scope(path, region_of(context.module, is_leaf), call, args, kwargs)
+        return _in_scope(path, region_of(context.module, is_leaf), context.module, call, *args, **kwargs)
 
     has_linen = any(isinstance(node, nnx.bridge.ToNNX) for _, node in nnx.iter_modules(model, graph=True))
     return linen.intercept_methods(named) if has_linen else contextlib.nullcontext()
 
 
-def in_scope(path: str, region: str | None, call: Callable[..., V], args: Path, kwargs: Any) -> V:
-    """Call a module under its path; as one operation if it is a region."""
+def _in_scope(
+    path: str, region: str | None, module: object, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Call a module under its path; as one operation if it is a region. See `intercept`."""
     with jax.named_scope(MODULE + path), _naming(path):
         if region is None or not args:
             return call(*args, **kwargs)

@@ -23,7 +23,7 @@ from jqinject.model.frozen_weights import op_slot, quantized_op
 from jqinject.model.inspect.layer_numbers import clipped_fields
 from jqinject.model.status import Change, changed
 from jqinject.model.walk import modules_of
-from jqinject.nn import QuantCheckpoint, QuantEmbed, activations
+from jqinject.nn import QuantCheckpoint, activations
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import from_holder, on_host, spans_processes
@@ -318,8 +318,7 @@ class ObservedRuns:
             program.intercept(copy, lambda _, call: ObservedQuantizers(call(), observer), "quantizers")
         for name, node in modules.items():
             if name in self.nodes:
-                for method in ("__call__", "attend") if isinstance(node, QuantEmbed) else ("__call__",):
-                    program.intercept(node, partial(_at_layer, name, observer), method)
+                program.intercept(node, partial(_at_layer, name, observer), *program.METHODS)
             if isinstance(node, QuantProxyFromInjector) and id(node) not in of_program:
                 program.intercept(node, partial(_at_quantizer, observer))
                 node.disable_quant |= observer.on is False and id(node) not in of_layers

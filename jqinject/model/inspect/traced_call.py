@@ -82,13 +82,12 @@ class TracedCall:
             copy, copied_call = split.merged(state, arrays)
             for path, node in nnx.iter_modules(copy):
                 if isinstance(node, LAYERS):
-                    name, methods = ".".join(map(str, path)), ("__call__",)
+                    name, methods = program.dotted(path), program.METHODS
                     if isinstance(node, QuantWeightLayer):
                         # Not what else a layer of one's own contracts in its call.
-                        methods = ("__call__", "attend") if isinstance(node, QuantEmbed) else ("_contracted",)
+                        methods = methods if isinstance(node, QuantEmbed) else ("_contracted",)
                         program.intercept(node, partial(_noting_reason, self.reasons, name), "_choice")
-                    for method in methods:
-                        program.intercept(node, partial(_under_name, name), method)
+                    program.intercept(node, partial(_under_name, name), *methods)
             return jax.tree.leaves(copied_call(copy))
 
         inputs = [*jax.tree.leaves(split.state, is_leaf=is_low_bit_cache), *split.arrays]

@@ -20,12 +20,10 @@ from jqinject.model.inspect.observed_runs import ObservedRuns, Observer
 from jqinject.model.walk import ModelIndex, bytes_of
 from jqinject.optim import LowBitMoment
 from jqinject.program import Call, OpQuantizers, dotted, mark_modules, name_in_scope, path_in, weight_in
-from jqinject.program.jaxpr import Body, Equation
+from jqinject.program.jaxpr import LAYOUT, Body, Equation
 
 # An array that one of these makes is stored nowhere if what it was made of is.
-VIEWS = frozenset(
-    ("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "stop_gradient", "name")
-)
+VIEWS = LAYOUT | {"copy", "name"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,18 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.program import Program, dotted, operation_of, path_in
+from jqinject.program import Program, dotted, moves, operation_of, path_in
 from jqinject.program.jaxpr import Body, Equation, Scan
 from jqinject.program.operations import CONTRACTIONS
 from jqinject.recipes.stream.matrices import Matrices, Places, Shape, matrices_of, moved_by_numpy
 
 CASTS = ("convert_element_type", "stop_gradient", "copy", "name", "reduce_precision", "optimization_barrier")
-PLACEMENTS = ("sharding_constraint", "layout_constraint", "reshard", "pvary")
 #: Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places.
-MOVES = (
-    *("reshape", "transpose", "slice", "squeeze", "broadcast_in_dim", "rev", "split"),
-    *("dynamic_slice", "gather", *PLACEMENTS),
-)
+MOVES = tuple(name for name in moves.MOVES if name not in (*CASTS, "mesh_cast"))
 
 Slot = int
 

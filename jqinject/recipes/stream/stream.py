@@ -8,8 +8,6 @@ import operator
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.transforms import along
-from jqinject.program import Call, program_of_call
+from jqinject.program import Call, Policy, program_of_call
 from jqinject.recipes.online import Online
 from jqinject.recipes.solvers.solver import Statistics
 from jqinject.recipes.stream.flat_program import ContractionSite, FlatProgram, FlatStep, Run, Slot
@@ -111,8 +109,7 @@ class Stream:
         for call in calls:
             key = (call.frame, tuple((np.shape(x), np.dtype(x.dtype)) for x in call.arrays))
             if key not in programs:
-                everything: Any = SimpleNamespace(is_leaf=lambda module: False)
-                programs[key] = FlatProgram(program_of_call(model, everything, call))
+                programs[key] = FlatProgram(program_of_call(model, Policy(), call))
             self.batches.append(Batch(programs[key], call))
         self.flat = self.batches[0].flat
 
