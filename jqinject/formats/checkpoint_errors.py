@@ -1,7 +1,7 @@
 """Why a checkpoint cannot be read, or does not fit; and the formats' own libraries, imported when a file needs them."""
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,6 @@ class CheckpointError(ValueError):
 
 class MissingLibraryError(ImportError):
     """A checkpoint needs a library that is not installed; the message says how to install it."""
-
-
-def listed(names: Sequence[str], count: int = 4) -> str:
-    """Return the first of some names as text, and how many more there are.
-
-    Example:
-        >>> listed(["a", "b", "c"], 2)
-        'a, b and 1 more'
-    """
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

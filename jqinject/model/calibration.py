@@ -14,10 +14,10 @@ from flax import nnx
 from jqinject import program
 from jqinject.core import QuantParam, QuantStat, StaticRange
 from jqinject.model.quantizing.rule_policy import RulePolicy
-from jqinject.model.walk import ModelIndex, check_module, is_finite, listed, static_ranges
+from jqinject.model.walk import ModelIndex, check_module, is_finite, static_ranges
 from jqinject.nn.base.slots import is_on
 from jqinject.ops.processes import on_host
-from jqinject.program import CALL, Call, Method, QuantizedProgram
+from jqinject.program import CALL, Call, Method, QuantizedProgram, listed
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 
 

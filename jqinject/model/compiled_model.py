@@ -16,8 +16,8 @@ from flax import nnx
 
 from jqinject.dot import is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
-from jqinject.model.walk import check_module, listed, place_name
-from jqinject.program import CALL, Call, Method, checked_method, dotted, jaxpr
+from jqinject.model.walk import check_module, place_name
+from jqinject.program import CALL, Call, Method, checked_method, dotted, jaxpr, listed
 
 #: The attributes that `model.eval()` sets.
 MODES = ("deterministic", "use_running_average")

@@ -214,7 +214,7 @@ def restore_masters(index: ModelIndex) -> None:
         else:
             setattr(holder, holder.weight_name, master)
             if isinstance(holder, KernelInOp):
-                change_class(holder, type(holder)._base_class)
+                change_class(holder, type(holder)._made_from[0])
 
 
 def _kept(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from flax import nnx
 
-from jqinject.model.walk import ModelIndex, check_module, listed, place_name
+from jqinject.model.walk import ModelIndex, check_module, place_name
+from jqinject.program import listed
 from jqinject.proxy import QuantProxyFromInjector
 
 Change = tuple[dict[str, Any], str, object]

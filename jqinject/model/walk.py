@@ -1,6 +1,5 @@
 """An index of a model: every Variable under every path, every proxy with its layers, and its static ranges."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from jqinject.core.flax_internals import PYTREE_ATTRIBUTES
 from jqinject.core.state import CURE, UNSEEN, RecordPart, state_parts
 from jqinject.dot import FrozenParam
 from jqinject.nn.base.parameter_site import ParameterSite
-from jqinject.program import OpQuantizers
+from jqinject.program import OpQuantizers, listed
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 
@@ -314,9 +313,6 @@ def bytes_of(tree: object) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-SHOWN = 8
-
-
 def static_ranges(index: ModelIndex) -> dict[str, StaticRange]:
     """The outermost modules that may hold static ranges (quantizers, quantized ops, lone components), by first path."""
     # Looked up on the class, not the instance: `nnx.Rngs` has a stream under any name.
@@ -346,9 +342,3 @@ def check_calibrated(index: ModelIndex, name: str) -> None:
         raise ValueError(
             f"{name}: {listed(paths)}: of each, {UNSEEN}.\n  cure: {CURE}; or {name}(..., allow_uncalibrated=True)"
         )
-
-
-def listed(paths: tuple[str, ...]) -> str:
-    """Paths for a message; only the first few if there are many."""
-    more = len(paths) - SHOWN
-    return ", ".join(itertools.islice(paths, SHOWN)) + (f" and {more} more" if more > 0 else "")

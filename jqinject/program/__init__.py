@@ -40,6 +40,7 @@ from jqinject.program.policy import Policy as Policy
 from jqinject.program.policy import Site as Site
 from jqinject.program.policy import WeightUse as WeightUse
 from jqinject.program.policy import dotted as dotted
+from jqinject.program.policy import listed as listed
 from jqinject.program.policy import other_axes as other_axes
 from jqinject.program.quantizers import HeldQuantizers as HeldQuantizers
 from jqinject.program.quantizers import Quantizers as Quantizers

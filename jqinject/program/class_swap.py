@@ -19,12 +19,10 @@ class ClassMixin:
     """Abstract: an addition to the class of a module.
 
     Attributes:
-        _base_class: the class that it was added to.
-        _made_from: the arguments of `derived_class`.
+        _made_from: the arguments of `derived_class`: the class that it was added to, the addition, and the methods.
     """
 
     __slots__ = ()  # an instance can only take a class of the same layout
-    _base_class: type
     _made_from: tuple[type, type, tuple[str, ...]]
 
     @classmethod
@@ -50,7 +48,7 @@ def derived_class(kind: type, mixin: type[ClassMixin], *methods: str) -> type:
 def original_class(kind: type) -> type:
     """The class that `kind` was derived from, by whatever additions; `kind` itself if there are none."""
     while "_made_from" in vars(kind):
-        kind = vars(kind)["_base_class"]
+        kind = vars(kind)["_made_from"][0]
     return kind
 
 
@@ -59,8 +57,9 @@ def original_class(kind: type) -> type:
 def _derived(kind: type, mixin: type[ClassMixin], methods: tuple[str, ...]) -> type:
     body = {name: getattr(kind, name) for name in ("__doc__", "__module__", "__qualname__")}
     replaced = {name: mixin.method(kind, name) for name in methods}
-    origin = {"_base_class": kind, "_made_from": (kind, mixin, methods)}
-    return _picklable(type(kind))(kind.__name__, (kind, mixin), body | replaced | origin)
+    return _picklable(type(kind))(
+        kind.__name__, (kind, mixin), body | replaced | {"_made_from": (kind, mixin, methods)}
+    )
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from jqinject.core import GradSlot, GradStat, LostStateWarning, QuantParam, Quan
 from jqinject.core.state import state_parts
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.ops import processes
-from jqinject.program import class_swap, jaxpr
+from jqinject.program import class_swap, jaxpr, policy
 from jqinject.program.moves import only_moves
 from jqinject.program.policy import dotted
 from jqinject.program.tracked_value import Path, StatePlace, Tracked, shape_of
@@ -35,7 +35,6 @@ from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import is_concrete
 
 READ, WRITTEN = "jqinject_read:", "jqinject_written:"
-SHOWN = 8
 
 
 class KeptState:
@@ -157,10 +156,9 @@ class KeptState:
     def warn_of_lost(self, model: nnx.Module) -> None:
         """Tell which state is lost."""
         if self.lost:
-            paths = sorted(of_model(text) for text in self.lost)
-            more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+            shown = policy.listed(sorted(of_model(text) for text in self.lost))
             warnings.warn(
-                f"{type(model).__name__} throws away what its quantizers record in {', '.join(paths[:SHOWN])}{more}: "
+                f"{type(model).__name__} throws away what its quantizers record in {shown}: "
                 "copies of their layers are called inside a transformation that does not give this state back.\n"
                 "  cure: nnx.remat, nnx.scan, nnx.vmap, nnx.cond, which do; or jax.checkpoint and jax.lax.scan on the "
                 "state that nnx.split returns, as it is; model.eval() records nothing",

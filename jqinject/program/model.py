@@ -125,16 +125,14 @@ def quantized_class(kind: type, methods: Iterable[str] = ()) -> type:
 
     Args:
         kind: a class of modules, or one that this function has made.
-        methods: names of the methods; none means those of `kind` if this function has made it, else `__call__`.
+        methods: names of the methods; none means `__call__`.
     """
-    if not methods and issubclass(kind, QuantizedProgram):
-        _, _, methods = kind._made_from
     return derived_class(program_class_of(kind), QuantizedProgram, *methods)
 
 
 def program_class_of(kind: type) -> type:
     """The class from which `quantized_class` made `kind`; `kind` itself if it did not."""
-    return kind._base_class if issubclass(kind, QuantizedProgram) else kind
+    return kind._made_from[0] if issubclass(kind, QuantizedProgram) else kind
 
 
 def run(model: nnx.Module, policy: Policy, quantizers: Quantizers, call: Call) -> object:

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jqinject.core import QuantParam, QuantStat
 from jqinject.program.cache_writes import check_caches_carried
-from jqinject.program.jaxpr import Body, Equation, Scan, settled
+from jqinject.program.jaxpr import Equation, Scan, settled
 from jqinject.program.moves import arrays_of, with_arrays
 from jqinject.program.parameters import parameter
 from jqinject.program.policy import Site
@@ -44,15 +44,14 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
     inputs = [parameter(run, x) for x in inputs]
     constants, carry, xs = scan.split(inputs)
     carries = scan.carries
-    facts = _Steps(scan, constants, carry, xs)
-    layers = scan.options["length"] if facts.through_layers else 0
+    depends, through_layers = _facts_of_steps(scan, constants, carry, xs)
     # State may come in twice, but not by slices, of which a mark does not say which it was.
     times = collections.Counter(x.state.label for x in inputs if x.state is not None)
     sliced = {x.state.label: x.state for x in xs if x.state is not None and times[x.state.label] == 1}
     slices = [in_slices(x, sliced) for x in xs]
 
     def entered(values: list[Any]) -> list[Tracked]:
-        now = map(_unknown_in_loop, carry, facts.depends, values[:carries])
+        now = map(_unknown_in_loop, carry, depends, values[:carries])
         return [*now, *(x.inside(value) for x, value in zip(slices, values[carries:], strict=True))]
 
     def body(run: Run, entered: list[Tracked]) -> list[Tracked]:
@@ -81,6 +80,7 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
 
     first, others = [x.passed for x in carry], [x.parts for x in slices]
     of_step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), others)
+    layers = scan.options["length"] if through_layers else 0
     inside = Inside([*first, *others], [*first, *of_step], entered, True, carries, layers, sliced)
     return carried(run, body, inputs, loop, inside)
 
@@ -90,8 +90,10 @@ NONE: Kinds = frozenset()
 _WEIGHT, _SLICE, _COUNTER, _INPUT = (frozenset({kind}) for kind in ("weight", "slice", "counter", "input"))
 
 
-class _Steps:
-    """What values of a loop's body are made from: "weight", "slice" of one, "input" of the model, "counter".
+def _facts_of_steps(
+    scan: Scan, constants: list[Tracked], carry: list[Tracked], xs: list[Tracked]
+) -> tuple[list[bool], bool]:
+    """Follow what values of a loop's body are made from: "weight", "slice" of one, "input" of the model, "counter".
 
     A counter differs from step to step, whatever the model's inputs are.
 
@@ -99,36 +101,32 @@ class _Steps:
         scan: the loop.
         constants, carry, xs: its operands.
 
-    Attributes:
-        depends: for each carried value, whether it depends on the model's inputs in some step: a cell's state may start
-            as zeros.
-        through_layers: whether each step has matrices of its own: it slices a parameter, or looks it up by its number.
+    Returns:
+        For each carried value, whether it depends on the model's inputs in some step: a cell's state may start as
+        zeros. And whether each step has matrices of its own: it slices a parameter, or looks it up by its number.
     """
+    fixed = [_WEIGHT if x.is_weight else _INPUT if x.is_activation else NONE for x in constants]
+    slices = [_SLICE if x.is_weight else _INPUT if x.is_activation else _COUNTER for x in xs]
+    through_layers = slices_layers = any(x.is_weight and len(shape_of(x)) > 2 for x in xs)
 
-    def __init__(self, scan: Scan, constants: list[Tracked], carry: list[Tracked], xs: list[Tracked]) -> None:
-        fixed = [_WEIGHT if x.is_weight else _INPUT if x.is_activation else NONE for x in constants]
-        slices = [_SLICE if x.is_weight else _INPUT if x.is_activation else _COUNTER for x in xs]
-        self._length = scan.options["length"]
-        slices_layers = any(x.is_weight and len(shape_of(x)) > 2 for x in xs)
-
-        def step(carry: list[Kinds]) -> list[Kinds]:
-            self.through_layers = slices_layers
-            return self._run(scan.body, [*fixed, *carry, *slices])[: scan.carries]
-
-        start = [_INPUT if x.is_activation else _COUNTER for x in carry]
-        self.depends = ["input" in kinds for kinds in settled(step, start, operator.or_)]
-
-    def _run(self, body: Body, kinds: list[Kinds]) -> list[Kinds]:
-        return body.run(kinds, self._made_from, lambda value: NONE)
-
-    def _made_from(self, eqn: Equation, inputs: list[Kinds]) -> list[Kinds]:
+    def made_from(eqn: Equation, inputs: list[Kinds]) -> list[Kinds]:
+        nonlocal through_layers
         if eqn.name in ("dynamic_slice", "gather") and inputs[0] == _WEIGHT:
             shape, sizes = eqn.inputs[0].shape, eqn.params["slice_sizes"]
-            of_layers = len(shape) > 2 and shape[0] >= self._length and sizes[0] == 1
-            self.through_layers |= of_layers and NONE.union(*inputs[1:]) == _COUNTER
+            of_layers = len(shape) > 2 and shape[0] >= scan.options["length"] and sizes[0] == 1
+            through_layers |= of_layers and NONE.union(*inputs[1:]) == _COUNTER
         count = len(eqn.outputs)
-        inside = [] if eqn.body is None else self._run(eqn.body, inputs)
+        inside = [] if eqn.body is None else eqn.body.run(inputs, made_from, lambda value: NONE)
         return inside if eqn.call is not None and len(inside) == count else [NONE.union(*inputs)] * count
+
+    def step(carry: list[Kinds]) -> list[Kinds]:
+        nonlocal through_layers
+        through_layers = slices_layers
+        return scan.body.run([*fixed, *carry, *slices], made_from, lambda value: NONE)[: scan.carries]
+
+    start = [_INPUT if x.is_activation else _COUNTER for x in carry]
+    depends = ["input" in kinds for kinds in settled(step, start, operator.or_)]
+    return depends, through_layers
 
 
 def _unknown_in_loop(x: Tracked, depends: bool, value: Any) -> Tracked:

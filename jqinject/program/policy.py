@@ -21,6 +21,16 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+def listed(names: Sequence[str], count: int = 8) -> str:
+    """Return the first of some names as text, and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c"], 2)
+        'a, b and 1 more'
+    """
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+
+
 @dataclass(frozen=True)
 class Choice:
     """The quantizers of one operation: injectors, or None.

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from jqinject.dot import FrozenParam
 from jqinject.formats.checkpoint import Checkpoint, read_checkpoint
-from jqinject.formats.checkpoint_errors import CheckpointError, listed
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.jax_trees import Tree
 from jqinject.formats.loading import layer_rules
 from jqinject.formats.loading.frozen_matrix import floats_of, low_bits_of
@@ -25,6 +25,7 @@ from jqinject.model.frozen_weights import put_in_place
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import listed
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -147,8 +148,8 @@ def load(
     needs = () if inputs is not None else layer_rules.shown_by_calls(model, low_bits, plan.caches)
     if needs:
         raise CheckpointError(
-            f"{opened.path} has low-bit numbers for {listed(needs)}, which the model contracts without a layer: how, "
-            "only a call shows.\n  cure: load(model, checkpoint, inputs=...), the model's arguments: arrays or "
+            f"{opened.path} has low-bit numbers for {listed(needs, 4)}, which the model contracts without a layer: how,"
+            " only a call shows.\n  cure: load(model, checkpoint, inputs=...), the model's arguments: arrays or "
             "jax.ShapeDtypeStructs"
         )
     by_name = {cache.target: caches[cache.target] for cache in plan.caches if not cache.is_proxy}
@@ -192,7 +193,7 @@ def _refuse_quantized(model: nnx.Module) -> None:
     ]
     if quantized:
         raise ValueError(
-            f"load takes a float model; this one has quantized weights: {listed(quantized)}.\n"
+            f"load takes a float model; this one has quantized weights: {listed(quantized, 4)}.\n"
             "  cure: the model before quantize and freeze; jqinject.load_state for float weights"
         )
 
@@ -207,14 +208,14 @@ def _warn_of_floats(checkpoint: Checkpoint, floats: Sequence[Assignment]) -> Non
     texts = []
     if across := [part.path for part in floats if part.is_low]:
         texts.append(
-            f"the groups of {listed(across)} follow no axis of the weight, so it became floats.\n  cure: a checkpoint "
-            "with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several orders are "
-            "joined, or adapters lie above"
+            f"the groups of {listed(across, 4)} follow no axis of the weight, so it became floats.\n  cure: a "
+            "checkpoint with axis = 1 (HQQ), or without activation order (desc_act = false) where matrices of several "
+            "orders are joined, or adapters lie above"
         )
     low = [part.path for part in floats if any(name in checkpoint.matrices for name, _ in part.sources)]
     if joined := [path for path in low if path not in across]:
         texts.append(
-            f"{listed(joined)} is joined from tensors in low bits and floats, so it became floats.\n  cure: a "
+            f"{listed(joined, 4)} is joined from tensors in low bits and floats, so it became floats.\n  cure: a "
             "checkpoint that has all of these tensors in low bits, or a model with a parameter for each of them"
         )
     for text in texts:

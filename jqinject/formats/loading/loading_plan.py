@@ -17,12 +17,13 @@ from flax import nnx
 from jqinject.dot import FrozenParam
 from jqinject.formats import layout_axes
 from jqinject.formats.checkpoint import Checkpoint
-from jqinject.formats.checkpoint_errors import CheckpointError, listed, nearest
+from jqinject.formats.checkpoint_errors import CheckpointError, nearest
 from jqinject.formats.loading import parameter_names
 from jqinject.formats.loading.parameter_names import READY, Name
 from jqinject.formats.stored_matrix import StoredMatrix
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.program import listed
 from jqinject.terminal import table
 
 T = TypeVar("T")

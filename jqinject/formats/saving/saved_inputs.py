@@ -13,7 +13,7 @@ from flax import nnx
 
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.transforms import Permutation
-from jqinject.formats.checkpoint_errors import CheckpointError, listed
+from jqinject.formats.checkpoint_errors import CheckpointError
 from jqinject.formats.layouts.compressed_tensors import settings_of_input
 from jqinject.formats.loading.layer_rules import LARGEST, cache_proxies, input_quantizer, static_format
 from jqinject.formats.loading.loading_plan import CACHE_SCALE, PROXIES
@@ -23,7 +23,7 @@ from jqinject.formats.stored_matrix import InputFormat
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn import QuantIdentity
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.program import QuantizedProgram
+from jqinject.program import QuantizedProgram, listed
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 from jqinject.quant_tensor import on_minifloats
 
@@ -191,6 +191,6 @@ def refuse_other_quantizers(
         is_frozen = not any(path.endswith("weight_quant") for path in lost)
         frozen_cure = "rules without these, in the model that is saved"
         raise CheckpointError(
-            f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {listed(lost)}.\n"
+            f"checkpoints hold weights and the ranges of their layers' inputs; this model also has {listed(lost, 4)}.\n"
             f"  cure: {frozen_cure if is_frozen else 'save(jqinject.freeze(model), ...)'}"
         )

@@ -15,8 +15,8 @@ from jqinject.model.frozen_weights import WeightHolder
 from jqinject.model.inspect import layer_numbers
 from jqinject.model.inspect.layer_numbers import Clipped, LayerNumbers
 from jqinject.model.inspect.observed_runs import ObservedRuns, Observer, Records
-from jqinject.model.walk import ModelIndex, listed, place_name
-from jqinject.program import HELD, Call, intercept
+from jqinject.model.walk import ModelIndex, place_name
+from jqinject.program import HELD, Call, intercept, listed
 from jqinject.proxy import QuantProxyFromInjector, WeightQuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_concrete
 

@@ -16,9 +16,9 @@ from jqinject.dot.frozen.frozen_form import PER_AXIS
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.quantizing import parameter_sites, rule_policy
 from jqinject.model.quantizing.rules import Rule, matches_path
-from jqinject.model.walk import ModelIndex, listed, place_name
+from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn.base.parameter_site import PlannedParameter
-from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted, tracked_value
+from jqinject.program import Adapter, QuantizedProgram, WeightUse, dotted, listed, tracked_value
 from jqinject.proxy import QuantProxyFromInjector
 
 Rank = int | Mapping[str, int]

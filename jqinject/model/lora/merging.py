@@ -15,9 +15,9 @@ from jqinject.model.inspect.measured_report import sqnr_db
 from jqinject.model.lora.adapter_plan import dense_update
 from jqinject.model.quantizing.parameter_sites import parameter_site
 from jqinject.model.quantizing.rules import matches_path
-from jqinject.model.walk import ModelIndex, Path, check_module, is_finite, listed, place_name
+from jqinject.model.walk import ModelIndex, Path, check_module, is_finite, place_name
 from jqinject.nn.freeze_layer import frozen_param
-from jqinject.program import HELD, Adapter, QuantizedProgram, change_class, program_class_of
+from jqinject.program import HELD, Adapter, QuantizedProgram, change_class, listed, program_class_of
 from jqinject.quant_tensor import as_array, is_concrete
 
 Model = TypeVar("Model", bound=nnx.Module)

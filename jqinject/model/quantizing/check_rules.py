@@ -15,8 +15,8 @@ from jqinject.model.quantizing.rule_policy import (
     needs_inputs,
 )
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule, nearest_pattern, weight_rule
-from jqinject.model.walk import ModelIndex, bytes_of, listed, place_name
-from jqinject.program import HELD, Call, QuantizedProgram
+from jqinject.model.walk import ModelIndex, bytes_of, place_name
+from jqinject.program import HELD, Call, QuantizedProgram, listed
 
 NOT_CONTRACTED = (
     "no call contracts it or looks rows up in it (one that is multiplied by elements, "

@@ -13,8 +13,9 @@ from flax import nnx
 from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import is_low_bit_cache
 from jqinject.model.state import checkpoint_entries as entries_of
-from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, is_finite, listed, place_name
+from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, is_finite, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
+from jqinject.program import listed
 from jqinject.proxy import WeightQuantProxyFromInjector, write
 from jqinject.quant_tensor import is_concrete
 
