@@ -21,7 +21,7 @@ from jqinject.program.parameters import follow, follow_stored, parameter
 from jqinject.program.policy import Choice, Site
 from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import BEGIN, END, path_in
-from jqinject.program.tracked_value import Masked, Origin, Tracked, joined, plain, shape_of
+from jqinject.program.tracked_value import Origin, Tracked, joined, plain, shape_of
 
 #: Compiled functions that are one operation.
 OPERATIONS_OF_JIT = FUNCTIONS | {DEQUANTIZE}
@@ -216,19 +216,9 @@ def _with_operands(step: OperationRun, choice: Choice | None, name: str) -> list
         x = operands[place]
         # Scalar constants are not quantized.
         if x.is_activation or x.is_weight or shape_of(x) != ():
-            quantize = _masked_operand if operation.masked and x.masked is not None else _operand
-            operands[place] = quantize(step.run, x, choice, name + suffix)
+            quantize = functools.partial(_operand, step.run, choice=choice, name=name + suffix)
+            operands[place] = x.masked(quantize) if operation.masked and x.masked else quantize(x)
     return operands
-
-
-def _masked_operand(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
-    """A masked operand, quantized before masking: else the mask's constant would determine the range."""
-    assert x.masked is not None
-    unmasked = x.masked.unmasked()
-    quantized = _operand(run, unmasked, choice, name)
-    return (
-        x if quantized is unmasked else replace(quantized, value=x.masked.filled(quantized.array), twins={})
-    )
 
 
 def _quantized(step: OperationRun) -> list[Tracked]:
@@ -342,14 +332,16 @@ def _selecting(step: OperationRun) -> list[Tracked]:
         (array,) = step.eqn.bind([which.array, *constants[:place], value, *constants[place + 1 :]])
         return array
 
-    def filled(value: jax.Array) -> jax.Array:
-        return selected(value, [x.array for x in cases])
-
-    def unmasked() -> Tracked:
+    def masked(quantize: Callable[[Tracked], Tracked]) -> Tracked:
+        """Quantize with zeros, which widen no range, in the place of the constants, and put these back."""
         array = selected(cases[place].value, [jnp.zeros_like(x.array) for x in cases])
-        return Tracked(array, Origin.ACTIVATION, pending=cases[place].pending)
+        unmasked = Tracked(array, Origin.ACTIVATION, pending=cases[place].pending)
+        quantized = quantize(unmasked)
+        if quantized is unmasked:
+            return out
+        return replace(quantized, value=selected(quantized.array, [x.array for x in cases]), twins={})
 
-    out.masked = Masked(unmasked, filled)
+    out.masked = masked
     return [out]
 
 

@@ -33,19 +33,6 @@ class Origin(enum.Enum):
     CONSTANT = enum.auto()
 
 
-@dataclass(frozen=True)
-class Masked:
-    """A value with some elements replaced by constants: `where(mask, x, -1e30)`.
-
-    Attributes:
-        unmasked: the value with zeros instead of the constants; zeros widen no range.
-        filled: puts the constants back into a value.
-    """
-
-    unmasked: Callable[[], Tracked]
-    filled: Callable[[jax.Array], jax.Array]
-
-
 class StatePlace(NamedTuple):
     """Which state of the model's layers a value is. See `kept_state`.
 
@@ -85,7 +72,8 @@ class Tracked:
         chosen: what an operation that takes arrays reads of a quantized parameter, given the quantized and the
             unrounded numbers; None for the quantized ones.
         low_rank: the update of that parameter, moved as it is; None without an adapter.
-        masked: set if some of its elements were replaced by constants.
+        masked: of a value with some elements replaced by constants, `where(mask, x, -1e30)`: from a quantizer to the
+            value quantized before that; None for any other.
         state: which state of the model it is.
         sources: the names of the last operations that it comes from; see `Occurrence`.
         twins: quantizer -> this value quantized by it, for the operations that share it.
@@ -108,7 +96,7 @@ class Tracked:
     unrounded: jax.Array | None = None
     chosen: Callable[[jax.Array, jax.Array | None], jax.Array] | None = None
     low_rank: LowRankProduct | None = None
-    masked: Masked | None = None
+    masked: Callable[[Callable[[Tracked], Tracked]], Tracked] | None = None
     state: StatePlace | None = None
     sources: frozenset[str] = frozenset()
     twins: dict[Any, Tracked] = field(default_factory=dict)
