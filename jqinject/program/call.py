@@ -282,11 +282,12 @@ class Program(NamedTuple):
             state: of the model's layers, after the program.
         """
         first = len(values) - len(self.new_state)
-        rows = zip(self.new_state, self.body.returns_input[first:], values[first:], strict=True)
+        before = {path: place for place, path in enumerate(self.paths)}
+        rows = zip(self.new_state, self.body.returned_inputs[first:], values[first:], strict=True)
         return [
             (path, variable, value)
-            for (path, variable), is_input, value in rows
-            if not is_input or dotted(path) in state.written
+            for (path, variable), place, value in rows
+            if place is None or place != before.get(path) or dotted(path) in state.written
         ]
 
 

@@ -286,10 +286,10 @@ class Body:
         return [atom.aval for atom in self._outputs]
 
     @property
-    def returns_input(self) -> list[bool]:
-        """For each output, whether it is an input as it came."""
-        inputs = set(self._inputs)
-        return [not isinstance(atom, core.Literal) and atom in inputs for atom in self._outputs]
+    def returned_inputs(self) -> list[int | None]:
+        """For each output, which input it is as it came; None if it is computed."""
+        places = {var: place for place, var in enumerate(self._inputs)}
+        return [None if isinstance(atom, core.Literal) else places.get(atom) for atom in self._outputs]
 
     def run(
         self,

@@ -118,6 +118,31 @@ def test_a_method_or_a_function_of_the_user():
     assert entries["dense"].operations == 3 * 4 * 4 and entries["head"].operations == 0
 
 
+class Exchanging(nnx.Module):
+    """Keeps its last input as it came, and exchanges two Variables."""
+
+    def __init__(self):
+        self.weight = nnx.Param(jnp.ones((4, 4)))
+        self.last = nnx.Cache(jnp.zeros((2, 4)))
+        self.ahead, self.behind = nnx.Cache(jnp.zeros(2)), nnx.Cache(jnp.ones(2))
+
+    def __call__(self, x):
+        self.last.set_value(x)
+        ahead, behind = self.ahead.get_value(), self.behind.get_value()
+        self.ahead.set_value(behind)
+        self.behind.set_value(ahead)
+        return x @ self.weight
+
+
+def test_variables_that_take_an_argument_or_another_variable():
+    x = jnp.full((2, 4), 3.0)
+    model = quantize(Exchanging(), Rule(weight_quant=Int8WeightPerChannelFloat), inputs=x)
+    model(x)
+    np.testing.assert_array_equal(model.last[...], x)
+    np.testing.assert_array_equal(model.ahead[...], np.ones(2))
+    np.testing.assert_array_equal(model.behind[...], np.zeros(2))
+
+
 def test_variables_among_the_arguments():
     def count(net, call):
         return call(net)
