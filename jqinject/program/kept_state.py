@@ -178,6 +178,7 @@ def of_model(text: str) -> str:
     return text.split(".", 1)[-1]
 
 
+QUANTIZERS = (QuantProxyFromInjector, QuantizedOp)
 STATE = (QuantParam, QuantStat, GradStat, GradSlot, nnx.RngState)
 
 
@@ -261,27 +262,13 @@ def mark_state(called: Path, is_leaf: Callable[[object], bool], always: bool) ->
         always: whether state is marked although it has not changed.
     """
     paths = {id(variable): path for path, variable in nnx.to_flat_state(nnx.state(called, STATE, graph=True))}
-    for module, variables in _holders(called, is_leaf) if paths else ():
-        state = tuple(
-            (inside, paths[id(variable)]) for inside, variable in variables if id(variable) in paths
-        )
-        if state:
-            class_swap.intercept(module, processes.Bound(_marked, (state, always)), *class_swap.METHODS)
-
-
-def _holders(
-    called: Path, is_leaf: Callable[[object], bool]
-) -> list[tuple[nnx.Module, list[tuple[Path, object]]]]:
-    """The outermost modules whose calls change the state of quantizers, with that state by its path in them."""
-    holders: dict[Path, tuple[nnx.Module, list[tuple[Path, object]]]] = {}
-    for path, node in nnx.iter_graph(called, graph=True):
-        if isinstance(node, nnx.Module) and (_is_quantizer(node) or is_leaf(node)):
+    holders: dict[Path, tuple[nnx.Module, tuple[tuple[Path, Path], ...]]] = {}
+    for path, node in nnx.iter_graph(called, graph=True) if paths else ():
+        if isinstance(node, nnx.Module) and (isinstance(node, QUANTIZERS) or is_leaf(node)):
             below = list(nnx.iter_graph(node, graph=True))
-            if any(_is_quantizer(inner) for _, inner in below):
-                holders[path] = node, [entry for entry in below if isinstance(entry[1], STATE)]
-    inner = {path for path in holders if any(path[:end] in holders for end in range(len(path)))}
-    return [holder for path, holder in holders.items() if path not in inner]
-
-
-def _is_quantizer(node: object) -> bool:
-    return isinstance(node, QuantProxyFromInjector | QuantizedOp)
+            state = tuple((inside, paths[id(inner)]) for inside, inner in below if id(inner) in paths)
+            if state and any(isinstance(inner, QUANTIZERS) for _, inner in below):
+                holders[path] = node, state
+    for path, (node, state) in holders.items():
+        if not any(path[:end] in holders for end in range(len(path))):  # the outermost ones
+            class_swap.intercept(node, processes.Bound(_marked, (state, always)), *class_swap.METHODS)
