@@ -11,7 +11,7 @@ from flax import nnx
 from jqinject.dot import LowBitCache, is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
 from jqinject.model.walk import ModelIndex, check_module
-from jqinject.program import CacheSite, QuantizedProgram, dotted
+from jqinject.program import QuantizedProgram, Site, dotted
 from jqinject.proxy import ActQuantProxyFromInjector
 
 Cache = TypeVar("Cache")
@@ -54,7 +54,7 @@ def quantized_cache(model: nnx.Module, cache: Cache = None) -> Cache:
         (2048, 544, Array([0.       , 0.9921875, 0.       ], dtype=float32))
     """
     check_module(model, "quantized_cache")
-    sites: tuple[CacheSite, ...] = model.op_quant.caches if isinstance(model, QuantizedProgram) else ()  # pyright: ignore
+    sites: tuple[Site, ...] = model.op_quant.caches if isinstance(model, QuantizedProgram) else ()  # pyright: ignore
     if not sites:
         raise ValueError(
             f"quantized_cache: {type(model).__name__} has no rule for caches.\n"
@@ -85,7 +85,7 @@ def quantized_cache(model: nnx.Module, cache: Cache = None) -> Cache:
     return jax.tree.unflatten(tree, [copies[name] for name in leaves])
 
 
-def check_cache_quantizer(site: CacheSite, proxy: ActQuantProxyFromInjector) -> None:
+def check_cache_quantizer(site: Site, proxy: ActQuantProxyFromInjector) -> None:
     """Refuse a quantizer whose numbers a cache cannot hold.
 
     Raises:
@@ -105,24 +105,23 @@ def _encoded(proxy: ActQuantProxyFromInjector, x: jax.Array) -> LowBitCache:
     return LowBitCache.of(copy(x), proxy.has_zero_point)
 
 
-def _quantized(proxy: ActQuantProxyFromInjector, array: Any, site: CacheSite, name: str) -> LowBitCache:
-    stacked = array.ndim - len(site.shape)
-    fits = stacked == site.stacked and array.shape[-1:] == site.shape[-1:]
+def _quantized(proxy: ActQuantProxyFromInjector, array: Any, site: Site, name: str) -> LowBitCache:
+    fits = array.ndim == site.cache_ndim and array.shape[-1:] == site.shape[-1:]
     if not fits or not jnp.issubdtype(array.dtype, jnp.floating):
         raise ValueError(
             f"quantized_cache: {name} is {array.dtype}{list(array.shape)}, and the model was quantized with a "
-            f"float cache of {len(site.shape) + site.stacked} axes and {site.shape[-1]} features in the last.\n"
+            f"float cache of {site.cache_ndim} axes and {site.shape[-1]} features in the last.\n"
             "  cure: a cache of that layout; its other sizes are free"
         )
     encode: Callable[..., LowBitCache] = partial(_encoded, proxy)
-    for _ in range(stacked):
+    for _ in range(array.ndim - len(site.shape)):
         encode = jax.vmap(encode)
     return (
         jax.eval_shape(encode, array) if isinstance(array, jax.ShapeDtypeStruct) else jax.jit(encode)(array)
     )
 
 
-def _site_of(name: str, sites: Sequence[CacheSite], of_model: bool) -> CacheSite | None:
+def _site_of(name: str, sites: Sequence[Site], of_model: bool) -> Site | None:
     """The site of an array by its name, in the model or below an argument."""
     exact = next((site for site in sites if site.name == name), None)
     if exact is not None or of_model:

@@ -34,7 +34,6 @@ from jqinject.program.operations import known_operations as known_operations
 from jqinject.program.operations import operation_of as operation_of
 from jqinject.program.policy import HELD as HELD
 from jqinject.program.policy import ActivationProduct as ActivationProduct
-from jqinject.program.policy import CacheSite as CacheSite
 from jqinject.program.policy import Choice as Choice
 from jqinject.program.policy import Policy as Policy
 from jqinject.program.policy import Site as Site

@@ -19,7 +19,7 @@ from jqinject.program.class_swap import ClassMixin, derived_class, original_clas
 from jqinject.program.interpreter import Interpreter
 from jqinject.program.kept_state import node_at, of_model
 from jqinject.program.moves import AxesInParameter
-from jqinject.program.policy import HELD, CacheSite, FoundSites, Occurrence, Policy, Site, SiteNames, dotted
+from jqinject.program.policy import HELD, FoundSites, Occurrence, Policy, Site, SiteNames, dotted
 from jqinject.program.quantizers import HeldQuantizers, Quantizers
 from jqinject.program.tracked_value import Path, Tracked, shape_of
 
@@ -44,7 +44,7 @@ class OpQuantizers(InnerModule):
         held: name of a tensor -> its quantizer.
         weights: path of a parameter, as text -> what holds its quantizer; None if absent.
         tied: paths of parameters that belong to a layer of ours and that the model contracts by itself too.
-        caches: caches whose rows are quantized when they are written.
+        caches: the sites of caches whose rows are quantized when they are written.
         same: see `FoundSites`.
         unstored: paths of parameters that a scheme quantizes within a contraction, and why they cannot be stored.
         stacks: name of a tensor in a loop over stacked layers -> the number of leading axes of its quantizer's state.
@@ -55,7 +55,7 @@ class OpQuantizers(InnerModule):
     held: nnx.Dict[Any]
     weights: nnx.Dict[Any] | None = None
     tied: tuple[Path, ...] = ()
-    caches: tuple[CacheSite, ...] = ()
+    caches: tuple[Site, ...] = ()
     same: tuple[tuple[str, str], ...] = ()
     unstored: tuple[tuple[str, str], ...] = ()
     stacks: tuple[tuple[str, int], ...] = ()

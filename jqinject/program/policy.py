@@ -69,15 +69,17 @@ class Site:
     """One place where a tensor is quantized.
 
     Attributes:
-        name: unique in the model: path of the module, operation, its number there, and which operand.
+        name: unique in the model: path of the module, operation, its number there, and which operand. That of a cache:
+            the argument's name and the keys below it, `cache.layer_0.k`; or the path of a Variable of the model.
         quantizer: the injector.
         overrides: names that it redeclares here.
         is_weight: whether the tensor is a weight.
-        shape: of the tensor.
+        shape: of the tensor; of a cache, of what is written into it.
         weight_path: a weight's path in the model.
         contraction: the primitive that a scheme contracts by, if the site is a whole contraction. `is_weight` then says
             whether one operand is a weight that comes quantized, and `weight_path` is that of the weight.
-        cache_ndim: of the cache that the tensor is written into; 0 for any others.
+        cache_ndim: of the cache that the tensor is written into: with the leading axes over which a loop runs, which
+            `shape` has not; 0 for any others.
         rows: the axes that a contraction sums over, which share one scale; empty for the quantizer's own axes.
         transform_axes: the axes that the transform before the quantizer takes; empty without one.
         is_transformed: whether the tensor has been through that transform already, as it comes from a cache that keeps
@@ -151,22 +153,6 @@ class ActivationProduct:
     lhs: str
     rhs: str
     equation: Any = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True)
-class CacheSite:
-    """A cache that a model writes, and for which a rule has a quantizer.
-
-    Attributes:
-        name: the parameter's name and the keys below it, `cache.layer_0.k`; or the path of a Variable of the model. Its
-            quantizer is `op_quant.held[name]`.
-        shape: of what is written there.
-        stacked: its leading axes over which a loop runs, and which `shape` has not.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    stacked: int = 0
 
 
 class Policy:

@@ -157,11 +157,7 @@ def quantize_program(model: nnx.Module, plan: QuantizationPlan, rngs: nnx.Rngs |
     }
     kind = program.quantized_class(type(model), methods=[call.name for call in plan.calls])
     program.change_class(model, kind)
-    caches = tuple(
-        program.CacheSite(name, site.shape, site.cache_ndim - len(site.shape))
-        for name, site in sites.items()
-        if site.cache_ndim
-    )
+    caches = tuple(site for site in sites.values() if site.cache_ndim)
     for site in caches:
         check_cache_quantizer(site, quantizers[site.name])
     between, parameters = nnx.Dict(quantizers), nnx.Dict(weights) if weights else None
