@@ -342,8 +342,28 @@ class Body:
         return Body(self._inputs, self._outputs, equations, self._constants)
 
     def skeleton(self) -> Skeleton:
-        """What it computes of its only input, whatever the layout of the arrays: comparable."""
-        return _skeleton(self.equations, self._inputs[0])
+        """What it computes of its only input, comparable: the names, inputs and plain parameters of its equations.
+
+        Those that only change a layout are left out.
+        """
+        values: dict[object, object] = {self._inputs[0]: "operand"}
+        steps: Skeleton = []
+        for eqn in self.equations:
+            inputs = [
+                np.asarray(atom.val).tolist() if isinstance(atom, core.Literal) else values.get(atom)
+                for atom in eqn._inputs
+            ]
+            if eqn.name in LAYOUT:
+                values[eqn._outputs[0]] = inputs[0]
+                continue
+            values |= {var: (len(steps), place) for place, var in enumerate(eqn._outputs)}
+            plain = {
+                name: value
+                for name, value in eqn.params.items()
+                if isinstance(value, int | float | str | np.dtype)
+            }
+            steps.append((eqn.name, inputs, plain))
+        return steps
 
     def matched(self, start: int, place: int, name: str, pattern: Skeleton) -> Function | None:
         """The equations from one on as a function, if they compute what it computes.
@@ -357,14 +377,13 @@ class Body:
         steps = (at for at in range(start, len(self.equations)) if self.equations[at].name not in LAYOUT)
         end = next(itertools.islice(steps, len(pattern) - 1, None), -1)
         own = self.equations[start : end + 1]
-        is_pattern = bool(own) and own[-1].name == pattern[-1][0]
-        if not is_pattern or _skeleton(own, own[0]._inputs[place]) != pattern:
+        if not own or own[-1].name != pattern[-1][0]:
             return None
+        part = Body([own[0]._inputs[place]], own[-1]._outputs, own, {})
         inner = {var for eqn in own[:-1] for var in eqn._outputs}
         later = [*self._outputs, *(atom for eqn in self.equations[end + 1 :] for atom in eqn._inputs)]
-        if not inner.isdisjoint(self._variables(later)):
-            return None
-        return Function(name, Body([own[0]._inputs[place]], own[-1]._outputs, own, {}))
+        is_pattern = part.skeleton() == pattern and inner.isdisjoint(self._variables(later))
+        return Function(name, part) if is_pattern else None
 
     @staticmethod
     def _variables(atoms: Sequence[Atom]) -> list[core.Var]:
@@ -463,25 +482,3 @@ def settled(
 
 def _is_body(part: object) -> bool:
     return hasattr(part, "eqns")
-
-
-def _skeleton(equations: Sequence[Equation], operand: Atom) -> Skeleton:
-    """The names, inputs and plain parameters of equations on one value, those that only change a layout left out."""
-    values: dict[object, object] = {operand: "operand"}
-    steps: Skeleton = []
-    for eqn in equations:
-        inputs = [
-            np.asarray(atom.val).tolist() if isinstance(atom, core.Literal) else values.get(atom)
-            for atom in eqn._inputs
-        ]
-        if eqn.name in LAYOUT:
-            values[eqn._outputs[0]] = inputs[0]
-            continue
-        values |= {var: (len(steps), place) for place, var in enumerate(eqn._outputs)}
-        plain = {
-            name: value
-            for name, value in eqn.params.items()
-            if isinstance(value, int | float | str | np.dtype)
-        }
-        steps.append((eqn.name, inputs, plain))
-    return steps

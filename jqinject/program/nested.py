@@ -23,11 +23,6 @@ from jqinject.program.tracked_value import Origin, StatePlace, Tracked, shape_of
 from jqinject.quant_tensor import is_grouped, is_quantized, shaping
 
 
-def _inlined(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
-    (body,) = eqn.bodies
-    return run.run(body, inputs, path)
-
-
 def _rematerialized(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
     (part,) = eqn.bodies
     options = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
@@ -137,7 +132,7 @@ def _unknown_in_loop(x: Tracked, depends: bool, value: Any) -> Tracked:
 
 def _from_outside(x: Tracked) -> Tracked:
     """A value that a part of the program reads from outside; a quantized weight with its payload and scales."""
-    if _is_quantized_weight(x):
+    if x.is_weight and (is_quantized(x.value) or x.chosen is not None):
         return replace(x, state=None, twins={})
     return replace(x.with_value(x.passed), state=x.state)
 
@@ -150,7 +145,7 @@ def _settled(run: Run, out: Tracked, name: str) -> Tracked:
 
 
 CALLS: dict[str, Callable[[Run, Equation, list[Tracked], str], list[Tracked]]] = {
-    "jit": _inlined,
+    "jit": lambda run, eqn, inputs, path: run.run(eqn.bodies[0], inputs, path),
     "remat2": _rematerialized,
     "scan": _scanned,
     "while": _scanned,
@@ -344,10 +339,6 @@ def in_slices(x: Tracked, states: Container[str]) -> Slices:
         return replace(x.with_value(of_arrays(own)), **facts, state=state, axes=axes)
 
     return Slices((arrays, layers, x.unrounded, x.low_rank), inside)
-
-
-def _is_quantized_weight(x: Tracked) -> bool:
-    return x.is_weight and (is_quantized(x.value) or x.chosen is not None)
 
 
 def _layers_of(x: Tracked) -> tuple[Any, Callable[[Any], Any]]:
