@@ -88,7 +88,7 @@ def _output(run: Run, x: Tracked, choice: Choice | None, name: str) -> Tracked:
 def follow(step: OperationRun) -> list[Tracked] | None:
     """The outputs of an operation that only moves a parameter's numbers; None for any other."""
     run, eqn = step.run, step.eqn
-    if not run.policy.follows_parameters or not step.inputs or not _is_followed(step.inputs[0]):
+    if not (run.policy.follows_parameters and only_moves(eqn.name) and _is_followed(step.inputs[0])):
         return None
     x, *others = step.inputs
     rest = [operand.array for operand in others]
