@@ -79,8 +79,7 @@ def with_adapters(model: nnx.Module, program: call.Program) -> call.Program:
         program: of a call of it.
     """
     quantizers = vars(model).get(policy.HELD)
-    adapters = {} if quantizers is None else quantizers.adapters_by_path()
-    left = dict(adapters)
+    left = {} if quantizers is None else dict(quantizers.adapters_by_path())
     inputs = []
     for x in program.inputs:
         adapter = left.pop(policy.dotted(x.weight_path), None) if x.is_weight else None

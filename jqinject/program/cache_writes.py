@@ -40,10 +40,12 @@ def written(step: OperationRun) -> list[Tracked] | None:
     eqn, name, policy = step.eqn, step.eqn.name, step.run.policy
     if name not in WRITES or not policy.follows_parameters:
         return None
-    is_cache = _which_are_caches(step.inputs)
-    cache = next((x for x, flag in zip(step.inputs, is_cache, strict=True) if flag), None)
-    if cache is None or not (is_cache[0] or name == "concatenate"):
+    # A write may be into those in low bits, else into the first array that the program was given.
+    caches = [place for place, x in enumerate(step.inputs) if isinstance(x.value, LowBitCache)]
+    caches = caches or [place for place, x in enumerate(step.inputs) if x.cache and x.is_float][:1]
+    if not caches or not (caches[0] == 0 or name == "concatenate"):
         return None
+    cache = step.inputs[caches[0]]
     if name == "concatenate" and eqn.params["dimension"] == len(shape_of(cache)) - 1:
         return None  # features beside features, which no cache grows by
     if name in ("copy", "name", "sharding_constraint"):
@@ -53,7 +55,7 @@ def written(step: OperationRun) -> list[Tracked] | None:
         return None
     if name == "concatenate":
         step.choose()
-        new = [place for place, flag in enumerate(is_cache) if not flag]
+        new = [place for place in range(len(step.inputs)) if place not in caches]
     else:
         new = [1 if name == "dynamic_update_slice" else 2]
     return [_write(step, cache, quantizer, new)]
@@ -93,13 +95,6 @@ def _write(step: OperationRun, cache: Tracked, quantizer: object, new: Sequence[
         arrays = [x.numbers[name] if isinstance(x, LowBitCache) else x for x in operands]
         numbers[name] = WRITES[eqn.name](eqn, arrays, array.ndim - low_bits.ndim)
     return _after(cache, low_bits.with_numbers(numbers), transform_of(quantizer))
-
-
-def _which_are_caches(inputs: Sequence[Tracked]) -> list[bool]:
-    """Which operands a write may be into: those in low bits, else the first array that the program was given."""
-    low = [isinstance(x.value, LowBitCache) for x in inputs]
-    arrays = [place for place, x in enumerate(inputs) if x.cache and x.is_float]
-    return low if any(low) else [place in arrays[:1] for place in range(len(inputs))]
 
 
 def _after(cache: Tracked, value: object, transform: object = None) -> Tracked:
@@ -187,9 +182,10 @@ def check_caches_stay(
     ]
     flat, _ = jax.tree_util.tree_flatten_with_path(outputs, is_leaf=is_low_bit_cache)
     for place in places:
-        name, holding = program.inputs[place].cache, outputs_with_rows(program.body, place)
-        outputs_of_cache = [(path, value, _is_named(path, name)) for path, value in flat]
-        outputs_of_cache = [entry for out, entry in enumerate(outputs_of_cache) if out in holding or entry[2]]
+        name, is_cache = program.inputs[place].cache, [x == place for x in range(len(program.inputs))]
+        holding = program.body.run(is_cache, _holding, lambda value: False)
+        named_outputs = [(path, value, _is_named(path, name)) for path, value in flat]
+        outputs_of_cache = [x for x, holds in zip(named_outputs, holding, strict=False) if holds or x[2]]
         floats = [
             (path, named) for path, value, named in outputs_of_cache if not isinstance(value, LowBitCache)
         ]
@@ -249,18 +245,8 @@ _ENDS = frozenset(
 )
 
 
-def outputs_with_rows(body: jaxpr.Body, cache: int) -> list[int]:
-    """The outputs of a program that hold numbers of an input: moved, combined with others, or replaced in part.
-
-    Args:
-        body: the program.
-        cache: the number of the input.
-    """
-    holding = body.run([place == cache for place in range(len(body.inputs))], _holding, lambda value: False)
-    return [place for place, holds in enumerate(holding) if holds]
-
-
 def _holding(eqn: jaxpr.Equation, inputs: Sequence[bool]) -> list[bool]:
+    """Whether the outputs hold numbers of a cache: moved, combined with others, or replaced in part."""
     if eqn.name in _ENDS or not any(inputs):
         return [False] * len(eqn.outputs)
     if eqn.call is not None:

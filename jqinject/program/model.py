@@ -194,11 +194,11 @@ def find_sites(
         calls: of different methods.
         quantizers: called at the sites, with the model's weights and tracers for everything else; None for no calls.
     """
-    sites, programs = FoundSites(), []
+    sites, programs = FoundSites(), list[FoundSites]()
     for call in calls:
         program, names = program_of_call(model, policy, call), names_of(model, call)
         part = sites_of_program(program, policy, names, quantizers)
-        programs.append((part.occurrences, part.sites))
+        programs.append(part)
         same = {**names.same, **same_places(programs)}
         if same != names.same:
             part = sites_of_program(program, policy, replace(names, same=same), quantizers)
@@ -231,28 +231,25 @@ def sites_of_program(
     run = Interpreter(policy, quantizers or Quantizers(), names)
     if policy.follows_parameters and quantizers is None:
         program = program._replace(inputs=[_with_axes(x) for x in program.inputs])
-    _look(run, program, [quantizers is None or x.is_activation for x in program.inputs])
+    _look(run, program, lambda x: quantizers is None or x.is_activation)
     return run.recorded
 
 
-def _look(run: Interpreter, program: Program, free: Sequence[bool]) -> None:
+def _look(run: Interpreter, program: Program, is_free: Callable[[Tracked], bool]) -> None:
     """Run a program on abstract values.
 
     Args:
         run: the run.
         program: of a call.
-        free: which of its inputs are abstract; the others are what they are.
+        is_free: whether an input is abstract; others are what they are.
     """
 
     def look(values: list[jax.Array]) -> list[jax.Array]:
         arrays = iter(values)
-        inputs = [
-            replace(x, value=next(arrays), twins={}) if is_free else x
-            for x, is_free in zip(program.inputs, free, strict=True)
-        ]
+        inputs = [replace(x, value=next(arrays), twins={}) if is_free(x) else x for x in program.inputs]
         return outputs_of(run, program._replace(inputs=inputs))
 
-    jax.eval_shape(look, [x.passed for x, is_free in zip(program.inputs, free, strict=True) if is_free])
+    jax.eval_shape(look, [x.passed for x in program.inputs if is_free(x)])
 
 
 def _with_axes(x: Tracked) -> Tracked:
@@ -271,12 +268,12 @@ def throws_away(model: nnx.Module, policy: Policy, calls: Iterable[Call]) -> tup
     for call in calls:
         program = trace(model, call, policy.is_leaf, mark_all=True)
         run = Interpreter(policy, Quantizers())
-        _look(run, program, [True] * len(program.inputs))
+        _look(run, program, lambda x: True)
         labels |= run.kept.lost | run.kept.thrown
     return tuple(sorted(map(of_model, labels)))
 
 
-def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site]]]) -> dict[str, str]:
+def same_places(programs: Sequence[FoundSites]) -> dict[str, str]:
     """The sites of later programs that are those of earlier ones, by name.
 
     A place that reads a parameter, or is a layer, is the same if its module, its operation and what it reads are, and
@@ -285,21 +282,20 @@ def same_places(programs: Iterable[tuple[Sequence[Occurrence], Mapping[str, Site
     places. A site is not shared if it would have other axes of scales.
 
     Args:
-        programs: the operations of each, in order, and its sites by name.
+        programs: what each has.
     """
     renamed: dict[str, str] = {}
-    earlier_programs: list[tuple[Sequence[Occurrence], Mapping[str, Site]]] = []
-    for occurrences, sites in programs:
-        own = {place.name for place in occurrences}
-        for earlier, its_sites in earlier_programs:
-            matches = _matched(earlier, occurrences)
-            for name, site in sites.items():
+    for index, program in enumerate(programs):
+        own = {place.name for place in program.occurrences}
+        for earlier in programs[:index]:
+            matches = _matched(earlier.occurrences, program.occurrences)
+            for name, site in program.sites.items():
                 is_place = name in own
                 place, _, operand = (name, "", "") if is_place else name.rpartition("_")
                 same = matches.get(place, "") + ("" if is_place else f"_{operand}")
-                if name not in renamed and same in its_sites and _shared(site) == _shared(its_sites[same]):
+                before = earlier.sites.get(same)
+                if name not in renamed and before is not None and _shared(site) == _shared(before):
                     renamed[name] = renamed.get(same, same)
-        earlier_programs.append((occurrences, sites))
     return {name: same for name, same in renamed.items() if name != same}
 
 

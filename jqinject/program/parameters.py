@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jqinject.dot import DEQUANTIZE, numbers_of_leaves, quant_tensor_of
@@ -63,10 +64,7 @@ def follow_stored(step: OperationRun) -> list[Tracked]:
 def _looked_up(step: OperationRun, rows: Tracked, choice: Choice | None, name: str) -> Tracked:
     """Rows of a parameter, through the output's quantizer, if a rule has one."""
     run = step.run
-
-    def quantized() -> Tracked:
-        return _output(run, rows, choice, name)
-
+    quantized = partial(_output, run, rows, choice, name)
     call = WeightCall(dotted(rows.weight_path), step.path, quantized, lambda: rows.floats)
     out = run.quantizers.run(call) if name else quantized()
     # Rows without a quantizer of their own may yet be contracted as a weight, which chooses again.

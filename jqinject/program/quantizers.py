@@ -19,7 +19,7 @@ from jqinject.inject.errors import did_you_mean
 from jqinject.program.moves import METADATA, arrays_of
 from jqinject.program.operations import contraction_arguments
 from jqinject.program.policy import Site
-from jqinject.program.tracked_value import Path, Tracked, WeightCall
+from jqinject.program.tracked_value import Tracked, WeightCall
 from jqinject.proxy import (
     ActQuantProxyFromInjector,
     GradQuantProxyFromInjector,
@@ -192,11 +192,7 @@ class HeldQuantizers(Quantizers):
     def state(self, names: Iterable[str], stacked: Collection[str] = ()) -> Any:
         """The Variables of some quantizers, as two states."""
         modules = nnx.Dict({name: self._modules[name] for name in sorted(names) if name in self._modules})
-
-        def shared(path: Path, variable: object) -> bool:
-            return path[0] not in stacked
-
-        self._graphdef, *states = nnx.split(modules, shared, ..., graph=True)
+        self._graphdef, *states = nnx.split(modules, lambda path, _: path[0] not in stacked, ..., graph=True)
         return tuple(states)
 
     def restored(self, state: Any) -> Quantizers:

@@ -45,10 +45,7 @@ class Coverage(page.Shown):
     @cached_property
     def missed(self) -> tuple[site_table.SiteRow, ...]:
         """The first use in floats of each matrix that is not quantized, largest first."""
-        first: dict[str, site_table.SiteRow] = {}
-        for row in self.rows:
-            if row.why:
-                first.setdefault(row.parameter, row)
+        first = {row.parameter: row for row in reversed(self.rows) if row.why}
         return tuple(sorted(first.values(), key=lambda row: (-row.size, row.parameter)))
 
     @cached_property
