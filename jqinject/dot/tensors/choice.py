@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax
 import numpy as np
 
+from jqinject.core import check
 from jqinject.dot.frozen import frozen_param, stored_dot
 from jqinject.dot.geometry.dimensions import Dimensions, scaled_axes
 from jqinject.dot.kernels import block_scales, ragged
@@ -48,6 +49,8 @@ from jqinject.quant_tensor import (
 Arrays: TypeAlias = tuple[jax.Array, jax.Array]
 ContractionKind = Literal["auto", "float", "int", "fp8"]
 KINDS: tuple[ContractionKind, ...] = get_args(ContractionKind)
+#: The check of a contraction that a user asked for.
+OF_KINDS = check.among(KINDS)
 OTHER_IS_FLOAT = "the other operand is float"
 NO_COMMON_PAYLOAD = "they have no payload in common that backends contract"
 NOT_KEPT = (
@@ -183,22 +186,6 @@ def choose(
     return ChosenKernel(
         "stored" if reads else "floats", "float", where, lhs, rhs if reads else tensor, why or ""
     )
-
-
-def checked_contraction(where: str, contraction: ContractionKind) -> ContractionKind:
-    """A contraction that a user asked for.
-
-    Args:
-        where: the user's callable, for the error text.
-        contraction: checked.
-
-    Raises:
-        ValueError: it is not one of `ContractionKind`.
-    """
-    if contraction not in KINDS:
-        kinds = ", ".join(map(repr, KINDS))
-        raise ValueError(f"{where}: contraction must be one of {kinds}, got {contraction!r}")
-    return contraction
 
 
 def check_choice(
