@@ -19,7 +19,7 @@ CODE_LINES = {
     "catalogue": 428,
     "core": 4305,
     "demo": 356,
-    "dot": 4032,
+    "dot": 4026,
     "export": 615,
     "formats": 3352,
     "inject": 1308,

@@ -278,11 +278,8 @@ def contract_as(
             if gradient is not None and (choice.swapped or not gradient.is_integer):
                 gradient = _integers_in_one(gradient)
             axes: Any = choice.where
-            sums, what = (
-                (Sums(accumulator_dtype, floats="first"), _FIRST, _FIRST),
-                "a contraction of integers",
-            )
-            plan = Plan(axes, np.dtype(dtype), *sums, out_sharding, gradient, what)
+            sums = Sums(accumulator_dtype, floats="first"), _FIRST, _FIRST
+            plan = Plan(axes, np.dtype(dtype), *sums, out_sharding, gradient, "a contraction of integers")
         return contract_integers(plan, *choice.operands(values), *rest)
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":
