@@ -19,7 +19,7 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 import jax
@@ -28,6 +28,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jqinject.ops.groups import block_of
+from jqinject.ops.minifloat import flag
 
 Check = Callable[[Any, str, str], Any]
 
@@ -91,12 +92,12 @@ def between(low: float, high: float, kind: Check | None = None, why: str = ".", 
     return check
 
 
-def among(values: Container[object], expected: str, kind: Check | None = None) -> Check:
+def among(values: Collection[object], expected: str = "", kind: Check | None = None) -> Check:
     """Return a check of a value that is one of some.
 
     Args:
         values: the allowed ones.
-        expected: what the error text says of them.
+        expected: what the error text says of them; "" names them.
         kind: the check before that, such as `integer`; None means none.
 
     Example:
@@ -108,24 +109,11 @@ def among(values: Container[object], expected: str, kind: Check | None = None) -
     def check(value: object, where: str, name: str) -> object:
         plain = value if kind is None else kind(value, where, name)
         if plain not in values:
-            raise ValueError(f"{where}: {name} must be {expected}, got {value!r}")
+            options = expected or f"one of {', '.join(map(repr, values))}"
+            raise ValueError(f"{where}: {name} must be {options}, got {value!r}")
         return plain
 
     return check
-
-
-def flag(value: object, where: str, name: str) -> bool:
-    """A boolean.
-
-    Raises:
-        TypeError: when it is something else, 0, 1 and None included.
-    """
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(
-            f"{where}: {name} must be True or False, got {value!r} of type {type(value).__name__}. "
-            f"Write {name} = True or {name} = False."
-        )
-    return bool(value)
 
 
 def integer(value: object, where: str, name: str) -> int:

@@ -30,14 +30,14 @@ class QuantActLayer(base.QuantLayer[base.Out]):
     Attributes:
         act_quant, input_quant, grad_quant: proxies, or None.
         return_quant_tensor: whether the output is a QuantTensor.
-        function: f, of arrays.
+        _function: f, of arrays; private, as tools of Flax wrap public functions of modules.
         keeps_scale: whether the function leaves a QuantTensor its scale, so that it needs no quantizer to return one.
     """
 
     act_quant = base.ACT
     input_quant = base.INPUT
     grad_quant = base.GRAD
-    function: ClassVar[Callable[[jax.Array], jax.Array]]
+    _function: ClassVar[Callable[[jax.Array], jax.Array]]
     keeps_scale: ClassVar[bool] = False
 
     def __init__(
@@ -56,7 +56,7 @@ class QuantActLayer(base.QuantLayer[base.Out]):
 
     def _activation(self, x: object) -> Any:
         """The activation function, on an array or a QuantTensor."""
-        return type(self).function(as_array(x))
+        return type(self)._function(as_array(x))
 
     def _before_quantizer(self, x: jax.Array) -> jax.Array:
         return self._activation(x)
@@ -170,7 +170,7 @@ class QuantSigmoid(QuantActLayer[base.Out]):
         Array([0., 1.], dtype=float32)
     """
 
-    function = staticmethod(jax.nn.sigmoid)
+    _function = staticmethod(jax.nn.sigmoid)
 
     _results: "base.Results[QuantSigmoid[jax.Array], QuantSigmoid[AnyQuantTensor]]"
 
@@ -197,7 +197,7 @@ class QuantTanh(QuantActLayer[base.Out]):
         Array([-1.,  0.], dtype=float32)
     """
 
-    function = staticmethod(jnp.tanh)
+    _function = staticmethod(jnp.tanh)
 
     _results: "base.Results[QuantTanh[jax.Array], QuantTanh[AnyQuantTensor]]"
 
@@ -234,7 +234,7 @@ class QuantHardSwish(QuantActLayer[base.Out]):
         Array([  0,   0, 255], dtype=uint8)
     """
 
-    function = staticmethod(jax.nn.hard_swish)
+    _function = staticmethod(jax.nn.hard_swish)
 
     _results: "base.Results[QuantHardSwish[jax.Array], QuantHardSwish[AnyQuantTensor]]"
 

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from jqinject.core.flax_internals import promote_dtype as default_promote_dtype
 from jqinject.dot.geometry.equation import EinsumLabels
-from jqinject.dot.tensors.choice import check_choice, checked_contraction, choose
+from jqinject.dot.tensors.choice import OF_KINDS, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.nn import base
 from jqinject.nn.base import keywords
@@ -306,7 +306,7 @@ class QuantScaledDotProductAttention(QuantAttentionLayer[base.Out]):
     def _init_quantizers(
         self, arguments: base.Arguments, overrides: base.Arguments, rngs: nnx.Rngs | None
     ) -> None:
-        self.contraction = checked_contraction("QuantScaledDotProductAttention", arguments["contraction"])
+        self.contraction = OF_KINDS(arguments["contraction"], type(self).__name__, "contraction")
         super()._init_quantizers(arguments, overrides, rngs)
 
     def _check_scale_to_return(self) -> None:

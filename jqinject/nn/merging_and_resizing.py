@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jqinject.core import check
 from jqinject.nn import base
 from jqinject.nn.base import keywords
 from jqinject.ops.ste import round_ste
@@ -189,7 +190,7 @@ class QuantConcat(QuantMergeLayer[base.Out]):
 QuantCat = QuantConcat  # Brevitas's name
 
 
-METHODS = ("nearest", "bilinear")
+METHODS = check.among(("nearest", "bilinear"))
 
 
 @final
@@ -235,8 +236,6 @@ class QuantUpsample(base.QuantTensorLayer[base.Out]):
     ) -> None:
         if (size is None) == (scale_factor is None):
             raise ValueError("QuantUpsample takes either size or scale_factor, got both or none of them")
-        if method not in METHODS:
-            raise ValueError(f"QuantUpsample: method must be one of {METHODS}, got {method!r}")
         target: Any = scale_factor if size is None else size
         self.target = tuple(target) if isinstance(target, Sequence) else target
         self.is_factor = size is None
@@ -245,7 +244,7 @@ class QuantUpsample(base.QuantTensorLayer[base.Out]):
                 raise ValueError(
                     f"QuantUpsample: {'scale_factor' if self.is_factor else 'size'} has to be positive, got {target!r}"
                 )
-        self.method = method
+        self.method = METHODS(method, "QuantUpsample", "method")
         self.align_corners = align_corners
         self.return_quant_tensor = return_quant_tensor
 

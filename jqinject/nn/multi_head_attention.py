@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jqinject.core.flax_internals import ParameterView, change_class
-from jqinject.dot.tensors.choice import checked_contraction
+from jqinject.dot.tensors.choice import OF_KINDS
 from jqinject.nn import base, kv_cache, linear
 from jqinject.nn.base import keywords
 from jqinject.nn.dot_product_attention import (
@@ -137,7 +137,7 @@ class QuantMultiHeadAttention(QuantAttentionLayer[base.Out], nnx.MultiHeadAttent
     def _init_quantizers(
         self, arguments: base.Arguments, overrides: base.Arguments, rngs: nnx.Rngs | None
     ) -> None:
-        self.contraction = checked_contraction("QuantMultiHeadAttention", arguments["contraction"])
+        self.contraction = OF_KINDS(arguments["contraction"], type(self).__name__, "contraction")
         self.packed_in_proj = arguments["packed_in_proj"] and self.in_kv_features == self.in_features
         if self.packed_in_proj and not nnx.set_graph_mode.current_value():
             raise ValueError(

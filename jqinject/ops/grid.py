@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops import fake_quant, power, sharding, ste
+from jqinject.ops import fake_quant, minifloat, power, sharding, ste
 
 Rounding = Callable[[jax.Array], jax.Array]
 
@@ -202,12 +202,7 @@ class IntGrid(Grid):
         if isinstance(self.bit_width, np.integer):
             object.__setattr__(self, "bit_width", int(self.bit_width))
         for name in ("signed", "narrow_range"):
-            flag = getattr(self, name)
-            if not isinstance(flag, bool | np.bool_):
-                raise TypeError(
-                    f"IntGrid: {name} must be True or False, got {flag!r} of type {type(flag).__name__}. "
-                    f"Write {name} = True or {name} = False."
-                )
+            minifloat.flag(getattr(self, name), "IntGrid", name)
 
     @property
     def bounds(self) -> tuple[Any, Any]:

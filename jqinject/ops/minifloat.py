@@ -245,6 +245,20 @@ def check_codes(
         )
 
 
+def flag(value: object, where: str, name: str) -> bool:
+    """Return a boolean as a Python bool.
+
+    Raises:
+        TypeError: it is something else, 0, 1 and None included.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(
+            f"{where}: {name} must be True or False, got {value!r} of type {type(value).__name__}. "
+            f"Write {name} = True or {name} = False."
+        )
+    return bool(value)
+
+
 def checked_width(name: str, width: object, least: int, most: int) -> None:
     """Refuse a bit width that no minifloat has.
 

@@ -18,7 +18,7 @@ from jqinject.ops import FloatGrid
 from jqinject.proxy import answers, base, metadata
 from jqinject.quant_tensor import CONTRACTED, IntQuantTensor, Operand, QuantTensor, as_array
 
-DEQUANT_MODES = ("output", "this_input", "other_input")
+DEQUANT_MODES = check.among(("output", "this_input", "other_input"))
 
 
 class FlowProxy(base.QuantProxyFromInjector):
@@ -121,11 +121,7 @@ class OperandQuantProxyFromInjector(base.QuantProxyFromInjector):
     ) -> None:
         super().__init__(injector, layer, where=where, **how)
         mode = self.binding.resolve("dequant_mode", module=layer)
-        if mode not in DEQUANT_MODES:
-            raise ValueError(
-                f"{where[0]}: dequant_mode must be one of {', '.join(map(repr, DEQUANT_MODES))}; got {mode!r}"
-            )
-        self.keeps_payload = mode == "output"
+        self.keeps_payload = DEQUANT_MODES(mode, where[0], "dequant_mode") == "output"
 
     def __call__(self, x: jax.Array) -> Any:
         """Quantize an operand: a QuantTensor, or an array if its value is contracted.

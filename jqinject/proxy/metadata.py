@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from jqinject.core import Packable, Quantized, components_in
+from jqinject.core import Packable, Quantized, check, components_in
 from jqinject.inject import Binding, ExtendedInjector, check_overrides
 from jqinject.ops import IntGrid
 
@@ -147,12 +145,7 @@ def _metadata(injector: type[ExtendedInjector], declared: Mapping[str, object]) 
         flag = said[name]
         unsaid = flag is None and (name == "signed" or name not in declared)
         # 'False' would count as true, and None as false.
-        if not unsaid and not isinstance(flag, bool | np.bool_):
-            raise TypeError(
-                f"{injector.__name__}: {name} must be True or False, got {flag!r} of type {type(flag).__name__}.\n"
-                f"  cure: {name} = True or {name} = False"
-            )
-        said[name] = None if unsaid else bool(flag)
+        said[name] = None if unsaid else check.flag(flag, injector.__name__, name)
     rounding = said["float_to_int_impl_type"]
     # Zero points of a `scale_shift_zero_point_impl` are what it makes of a distance.
     shifted = "scale_shift_zero_point_impl" in injector

@@ -8,12 +8,14 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject import core, dot, proxy
+from jqinject.core import check
 from jqinject.inject import choices, this, value
 from jqinject.ops.float8_cast import float8_dtype
 from jqinject.quant.fragments import InRange
 
 FLOAT8_NAMES = {"e4m3": np.dtype("float8_e4m3fn"), "e5m2": np.dtype("float8_e5m2")}
 RANDOM_BITS = {"jax.uniform": 32, "custom-1": 16}
+_OF_NOISE = check.among((*RANDOM_BITS, None), "one of 'jax.uniform', 'custom-1' or None")
 MAX_INT_BITS = 22
 
 
@@ -46,12 +48,7 @@ def checked_rng_type(rng_type: str | None) -> int | None:
     Raises:
         ValueError: the noise is unknown.
     """
-    if rng_type is None:
-        return None
-    if rng_type not in RANDOM_BITS:
-        names = ", ".join(map(repr, RANDOM_BITS))
-        raise ValueError(f"rng_type must be one of {names} or None, got {rng_type!r}")
-    return RANDOM_BITS[rng_type]
+    return RANDOM_BITS.get(_OF_NOISE(rng_type, "an operand", "rng_type"))
 
 
 @choices(core.PowerOfTwoRestrictValue)
@@ -236,11 +233,8 @@ class ConfigV4(dot.Scheme):
     @choices(core.FixedRange, core.AbsMaxRange)
     def calibration(use_dummy_static_bound: object) -> Any:
         """For every operand: its largest magnitude, or a bound of 1."""
-        if not isinstance(use_dummy_static_bound, bool):
-            raise TypeError(
-                f"use_dummy_static_bound must be True or False, got {use_dummy_static_bound!r:.80}"
-            )
-        return core.FixedRange if use_dummy_static_bound else core.AbsMaxRange
+        fixed = check.flag(use_dummy_static_bound, "ConfigV4", "use_dummy_static_bound")
+        return core.FixedRange if fixed else core.AbsMaxRange
 
     low, high = -1.0, 1.0
     factor = value(lambda clipping_scale: 1.0 if clipping_scale is None else clipping_scale)

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 from flax import nnx
 
 from jqinject import quant
+from jqinject.core import check
 from jqinject.model import ContractionReport, walk
 from jqinject.model import freeze as freeze_model
 from jqinject.model.calibration import BatchCalls, CallBatch
@@ -328,10 +329,7 @@ def post_training_quantize(
         >>> sorted(layer.path for layer in found.most_sensitive())
         ['layers.0', 'layers.2']
     """
-    if activations not in ACTIVATIONS:
-        raise ValueError(
-            f"activations must be one of {', '.join(map(repr, ACTIVATIONS))}; got {activations!r}"
-        )
+    check.among(ACTIVATIONS)(activations, "post_training_quantize", "activations")
     data = None if batches is None else list(batches)
     from_data = {"static ranges": activations == "static", "biases": bias_correction, "a report": report}
     needed = [what for what, on in from_data.items() if on]

@@ -18,7 +18,7 @@ from jqinject.ops import lean, observe, processes, sharding, ste
 from jqinject.quant_tensor import is_concrete
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
-_ALGORITHM = check.among(("max", "most_recent"), "one of 'max', 'most_recent'")
+_ALGORITHM = check.among(("max", "most_recent"))
 
 
 def scale_of_amax(amax: jax.Array, last: jax.Array, threshold: Any, margin: float = 0.0) -> jax.Array:

@@ -37,7 +37,7 @@ def _place(x: Tensors, value: jax.Array, k: int, positions: Tensors, over: ops.O
 
 #: A few units in the last place below 1: an element this close to an extreme counts as the extreme.
 ALMOST = 1.0 - 2.0**-21
-TIES = (None, "first", "shared", "near")
+TIES = check.among((None, "first", "shared", "near"))
 
 
 class Ranked(Reduction):
@@ -62,8 +62,7 @@ class Ranked(Reduction):
     def __post_init__(self) -> None:
         super().__post_init__()
         where = type(self).__name__
-        if self.ties not in TIES:
-            raise ValueError(f"{where}: ties must be one of {TIES}, got {self.ties!r}.")
+        TIES(self.ties, where, "ties")
         check.ordered(*self.percentiles, where, ("low_percentile_q", "high_percentile_q"))
 
     @property

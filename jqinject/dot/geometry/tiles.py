@@ -1,13 +1,15 @@
 """Contractions cut into tiles with their own scales, summed after scaling."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from jqinject.core import check
+from jqinject.core.component import frozen_value
+
+_AXES = check.among(("first", "last", "largest"), "'first', 'last' or 'largest'")
 
 
-@dataclass(frozen=True)
+@frozen_value
 class LocalAqt:
     """Cut a summed axis of a contraction into pieces.
 
@@ -32,21 +34,15 @@ class LocalAqt:
 
     contraction_axis_shard_count: int | None = None
     contraction_axis_shard_size: int | None = None
-    contraction_axis: Literal["first", "last", "largest"] = "first"
+    contraction_axis: Annotated[Literal["first", "last", "largest"], _AXES] = "first"
 
     def __post_init__(self) -> None:
-        count = check.optional(check.integer)
-        check.fields(self, contraction_axis_shard_count=count, contraction_axis_shard_size=count)
         by = self.contraction_axis_shard_count, self.contraction_axis_shard_size
         numbers = [n for n in by if n is not None]
         if len(numbers) != 1 or numbers[0] < 1:
             raise ValueError(
                 "LocalAqt takes contraction_axis_shard_count or contraction_axis_shard_size, a number from 1; got "
                 f"{self.contraction_axis_shard_count!r} and {self.contraction_axis_shard_size!r}"
-            )
-        if self.contraction_axis not in ("first", "last", "largest"):
-            raise ValueError(
-                f"LocalAqt: contraction_axis must be 'first', 'last' or 'largest', got {self.contraction_axis!r}"
             )
 
     def pair(self, lengths: Sequence[int]) -> int:

@@ -16,26 +16,23 @@ from jax.typing import DTypeLike
 Block = tuple[tuple[int, int], ...]
 
 
-def checked_accumulator(dtype: DTypeLike | None) -> np.dtype:
+def checked_accumulator(dtype: DTypeLike | None, where: str = "accumulator_dtype") -> np.dtype:
     """A dtype in which integers are summed; int32 for None.
 
     Raises:
         TypeError: it is not a signed integer dtype.
 
     Example:
-        >>> checked_accumulator(jnp.float32)
+        >>> checked_accumulator(jnp.dtype("float32"))
         Traceback (most recent call last):
-        TypeError: accumulator_dtype: integers are summed in a signed integer dtype such as jnp.int32, got float32
+        TypeError: accumulator_dtype must be a dtype of integers, such as jnp.int32, or None; got dtype('float32')
     """
     try:
         accumulator = np.dtype(jnp.int32 if dtype is None else dtype)
     except TypeError:
         accumulator = None
     if accumulator is None or not jnp.issubdtype(accumulator, jnp.signedinteger):
-        shown = f"{dtype!r:.80}" if accumulator is None else accumulator.name
-        raise TypeError(
-            f"accumulator_dtype: integers are summed in a signed integer dtype such as jnp.int32, got {shown}"
-        )
+        raise TypeError(f"{where} must be a dtype of integers, such as jnp.int32, or None; got {dtype!r:.80}")
     return accumulator
 
 

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jqinject.dot.geometry.dimensions import Dimensions, Labels, OutSharding, scale_in_output, scaled_axes
+from jqinject.dot.geometry.dimensions import Dimensions, OutSharding, scale_in_output, scaled_axes
 from jqinject.dot.kernels import kernel_table
 from jqinject.dot.kernels.accumulate import Block, accumulation, in_parts, part
 from jqinject.dot.kernels.integer import Affine, are_sharded, corrected
@@ -171,29 +172,17 @@ class Convolution:
         """The axis of the right operand that becomes the output's features."""
         return self.specs[1][0]
 
-    def summed(self, product: str) -> tuple[Labels, Labels]:
-        """The axes of both operands of a product that share a scale.
-
-        All but examples and outputs; in "dgrad" all but examples and inputs, in "wgrad" all but inputs and outputs.
-        """
-        (batch, feature, *_), (outputs, inputs, *_), (out_batch, out_feature, *_) = self.specs
-        lhs, rhs, out = self.axes.lhs, self.axes.rhs, self.axes.out
-        pair = {
-            "fprop": ((lhs, batch), (rhs, outputs)),
-            "dgrad": ((out, out_batch), (rhs, inputs)),
-            "wgrad": ((out, out_feature), (lhs, feature)),
-        }[product]
-        first, second = (labels[:axis] + labels[axis + 1 :] for labels, axis in pair)
-        return first, second
-
-    @property
+    @cached_property
     def axes(self) -> Dimensions:
-        """The axes of the operands and of the output, each with a label of its own."""
-        left, right, out = (
-            tuple((name, axis) for axis in range(len(spec)))
+        """The axes of operands and output; examples, features and outputs are in two of them, windows in one."""
+        (batch, feature, *_), (outputs, inputs, *_), (out_batch, out_feature, *_) = self.specs
+        lhs, rhs, out = (
+            [(name, axis) for axis in range(len(spec))]
             for name, spec in zip(("lhs", "rhs", "out"), self.specs, strict=True)
         )
-        return Dimensions(left, right, out)
+        rhs[inputs] = lhs[feature]
+        out[out_batch], out[out_feature] = lhs[batch], rhs[outputs]
+        return Dimensions(tuple(lhs), tuple(rhs), tuple(out))
 
     def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
         """The convolution of plain arrays of one dtype, summed in `dtype`."""
@@ -259,8 +248,8 @@ class Convolution:
         channel, shape = self.channel_axis, rhs.payload.shape
         axes = tuple(axis for axis in range(len(shape)) if axis != channel)
 
-        def laid_out(x: jax.Array) -> jax.Array:
-            return sharded_as(self._in_output(x, 1), y)
+        def laid_out(x: jax.Array, side: int) -> jax.Array:
+            return sharded_as(self._in_output(x, side), y)
 
         def covered() -> jax.Array:
             """The sums of the left operand that each window position covers."""
@@ -269,17 +258,7 @@ class Convolution:
             sums = replace(self, out_sharding=None)._integers(lhs.payload, ones, accumulator)
             return sharded_as(jnp.repeat(sums, shape[channel] // groups, axis=self.specs[2][1]), y)
 
-        left, right = (
-            None if x.zero_point is None else nearest(x.zero_point).astype(accumulator) for x in (lhs, rhs)
-        )
-        return corrected(
-            y,
-            None if left is None else left.reshape(()),
-            None if right is None else laid_out(right),
-            covered,
-            lambda: laid_out(rhs.summed(axes, accumulator)),
-            math.prod(shape[axis] for axis in axes),
-        )
+        return corrected(y, (lhs, rhs), laid_out, ((), axes), accumulator, covered)
 
     def _integers(self, lhs: jax.Array, rhs: jax.Array, accumulator: np.dtype) -> jax.Array:
         conv, lhs, rhs = replace(self, dtype=accumulator), lhs.astype(jnp.int8), rhs.astype(jnp.int8)
@@ -351,9 +330,7 @@ class Convolution:
 
     def _in_output(self, x: jax.Array, side: int) -> jax.Array:
         """A scale of one operand, which may vary along its examples or output features, laid out like the output."""
-        spec, place = self.specs[side], self.specs[2][side]
-        labels = [place if axis == spec[0] else None for axis in range(len(spec))]
-        layout = scale_in_output(x, labels, range(len(spec)))
+        layout = scale_in_output(x, (self.axes.lhs, self.axes.rhs)[side], self.axes.out)
         assert layout is not None, "checked by the table"
         return layout
 

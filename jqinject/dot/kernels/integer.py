@@ -250,49 +250,45 @@ def _exact(
     """`sum (q_l - z_l) (q_r - z_r)` in an accumulator that holds it."""
     y = integer_contraction(lhs.payload, rhs.payload, dims, accumulator, out_sharding, rhs.packed)
 
-    def expanded(x: jax.Array, of: Affine) -> jax.Array:
-        layout = scale_in_output(x, dims.lhs if of is lhs else dims.rhs, dims.result)
+    def laid_out(x: jax.Array, side: int) -> jax.Array:
+        layout = scale_in_output(x, (dims.lhs, dims.rhs)[side], dims.result)
         assert layout is not None, "zero points and sums vary along axes of the output alone"
         return sharding.sharded_as(layout, y)
 
-    def offset(operand: Affine) -> jax.Array | None:
-        zero = operand.zero_point
-        return None if zero is None else expanded(ste.nearest(zero), operand).astype(accumulator)
-
-    def summed(operand: Affine, axes: tuple[int, ...]) -> jax.Array:
-        return expanded(operand.summed(axes, accumulator), operand)
-
-    return corrected(
-        y,
-        offset(lhs),
-        offset(rhs),
-        lambda: summed(lhs, dims.lhs_contract),
-        lambda: summed(rhs, dims.rhs_contract),
-        math.prod(lhs.payload.shape[axis] for axis in dims.lhs_contract),
-    )
+    return corrected(y, (lhs, rhs), laid_out, (dims.lhs_contract, dims.rhs_contract), accumulator)
 
 
 def corrected(
     y: jax.Array,
-    left: jax.Array | None,
-    right: jax.Array | None,
-    sum_of_lhs: Callable[[], jax.Array],
-    sum_of_rhs: Callable[[], jax.Array],
-    terms: int,
+    operands: tuple[Affine, Affine],
+    laid_out: Callable[[jax.Array, int], jax.Array],
+    axes: tuple[tuple[int, ...], tuple[int, ...]],
+    accumulator: DTypeLike,
+    covered: Callable[[], jax.Array] | None = None,
 ) -> jax.Array:
     """`sum (q_l - z_l) (q_r - z_r)`, from `sum q_l q_r`.
 
     Args:
         y: the sum of the products of integers.
-        left, right: the zero points, laid out for it; None for 0.
-        sum_of_lhs, sum_of_rhs: sums of the integers of an operand, laid out likewise.
-        terms: how many products are summed.
+        operands: both operands.
+        laid_out: takes numbers of an operand, and 0 for the left or 1 for the right one; returns them laid out for `y`.
+        axes: the summed axes of each operand.
+        accumulator: the dtype of the sums.
+        covered: the sums of the left operand, laid out likewise, where they are not those over its summed axes.
     """
+    lhs, rhs = operands
+    left, right = (
+        None if x.zero_point is None else laid_out(ste.nearest(x.zero_point), side).astype(accumulator)
+        for side, x in enumerate(operands)
+    )
     if left is not None:
-        y = y - left * sum_of_rhs()
+        y = y - left * laid_out(rhs.summed(axes[1], accumulator), 1)
     if right is not None:
-        y = y - right * sum_of_lhs()
-    return y if left is None or right is None else y + terms * left * right
+        sums = laid_out(lhs.summed(axes[0], accumulator), 0) if covered is None else covered()
+        y = y - right * sums
+    if left is None or right is None:
+        return y
+    return y + math.prod(rhs.payload.shape[axis] for axis in axes[1]) * left * right
 
 
 def _contract_groups(

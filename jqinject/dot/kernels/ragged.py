@@ -11,7 +11,6 @@ from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Dimensions, scale_in_output
 from jqinject.dot.kernels import accumulate, integer
-from jqinject.ops.ste import nearest
 from jqinject.quant_tensor.shaping import full_rank
 
 
@@ -89,11 +88,10 @@ class Ragged:
         expert = jnp.minimum(jnp.searchsorted(ends, row, side="right"), group_sizes.shape[0] - 1)
         axes = self.axes
 
-        def of_lhs(x: jax.Array) -> Any:
-            return scale_in_output(x, axes.lhs, axes.out)
-
-        def of_rhs(x: jax.Array) -> Any:
-            """Numbers of the right operand's axes, for the expert of each row."""
+        def laid_out(x: jax.Array, side: int) -> Any:
+            """Numbers of an operand, those of the right one for the expert of each row."""
+            if side == 0:
+                return scale_in_output(x, axes.lhs, axes.out)
             x = full_rank(x, len(axes.rhs))
             if x.shape[self.experts] > 1:
                 x = jnp.take(x, expert, self.experts, mode="clip")
@@ -101,14 +99,8 @@ class Ragged:
             return scale_in_output(x, labels, axes.out)
 
         if lhs.zero_point is not None or rhs.zero_point is not None:
-            y = integer.corrected(
-                y,
-                None if lhs.zero_point is None else of_lhs(nearest(lhs.zero_point).astype(jnp.int32)),
-                None if rhs.zero_point is None else of_rhs(nearest(rhs.zero_point).astype(jnp.int32)),
-                lambda: of_lhs(lhs.summed(axes.lhs_contract, jnp.int32)),
-                lambda: of_rhs(rhs.summed(axes.rhs_contract, jnp.int32)),
-                math.prod(left.shape[axis] for axis in axes.lhs_contract),
-            )
+            summed = axes.lhs_contract, axes.rhs_contract
+            y = integer.corrected(y, (lhs, rhs), laid_out, summed, jnp.int32)
             in_group: Any = scale_in_output(row < ends[-1], (axes.lhs[self.rows],), axes.out)
             y = jnp.where(in_group, y, 0)
-        return (y.astype(jnp.float32) * (of_lhs(lhs.scale) * of_rhs(rhs.scale))).astype(self.dtype)
+        return (y.astype(jnp.float32) * (laid_out(lhs.scale, 0) * laid_out(rhs.scale, 1))).astype(self.dtype)

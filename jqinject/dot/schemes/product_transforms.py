@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import jax
-
 from jqinject.core.transforms import Hadamard, along
 from jqinject.dot.geometry.dimensions import Label, Labels
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
@@ -63,11 +61,6 @@ def transformed(operand: Any, x: LabelledTensor, summed: Labels) -> LabelledTens
     if transform is None or not summed:
         return x
     return LabelledTensor(along(transform, x.tensor, (x.axis(transformed_label(summed)),)), x.labels)
-
-
-def beside(x: LabelledTensor, factors: jax.Array, label: Label) -> jax.Array:
-    """Factors of the numbers along one axis, laid out for an operand."""
-    return factors.reshape([factors.size if axis_label == label else 1 for axis_label in x.labels])
 
 
 def check_transforms(scheme: Mapping[str, object], name: str) -> None:

@@ -15,6 +15,7 @@ from jqinject.dot.schemes.product_transforms import transform_of
 from jqinject.dot.schemes.scheme import FORWARD, GRADIENTS, Kept, SchemeSpec
 from jqinject.dot.tensors import backward_quantizer, labelled_tensor
 from jqinject.inject import Binding
+from jqinject.quant_tensor.array_methods import attribute
 
 PARAMETERS = ("weight", "parameter")
 ROTATED = ("activation", "gradient")
@@ -46,6 +47,11 @@ class OperandAxes:
     def channels(self) -> tuple[int, ...]:
         """The axes that the product keeps."""
         return tuple(axis for axis in range(len(self.shape)) if axis not in self.summed)
+
+    @property
+    def channel_dim(self) -> int | tuple[int, ...]:
+        """The axis of `channels`; a tuple if there are several."""
+        return self.channels[0] if len(self.channels) == 1 else self.channels
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -138,21 +144,13 @@ class QuantOperand(InnerModule):
         """The operand as known before a call: its shape."""
         return jax.ShapeDtypeStruct(self.axes.shape, jnp.float32)
 
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return self.axes.shape
+    weight_shape: tuple[int, ...] = attribute("axes.shape", "Its shape.")
+    output_channel_dim: int | tuple[int, ...] = attribute("axes.channel_dim", "What its product keeps.")
 
     @property
     def weight_ndim(self) -> int:
         """How many axes it has."""
         return len(self.axes.shape)
-
-    @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axes that its product keeps."""
-        channels = self.axes.channels
-        return channels[0] if len(channels) == 1 else channels
 
 
 @lru_cache(maxsize=1024)

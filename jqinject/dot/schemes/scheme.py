@@ -2,6 +2,7 @@
 
 import enum
 import inspect
+import sys
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ from jqinject.core import check
 from jqinject.core.check import Check
 from jqinject.core.quantizers.delay import delay_steps
 from jqinject.dot.geometry.tiles import LocalAqt
+from jqinject.dot.kernels.accumulate import checked_accumulator
 from jqinject.dot.schemes.product_transforms import SIGNS, check_transforms, declared
 from jqinject.dot.tensors.product import Sums
 from jqinject.inject import (
@@ -24,6 +26,7 @@ from jqinject.inject import (
     explain,
     this,
 )
+from jqinject.terminal import table
 
 
 class Kept(enum.Enum):
@@ -61,9 +64,8 @@ class OperandTable(Node):
                 value = getattr(self.value, node.name)
                 numbers, name = _numbers(value), _name_of(value)
             rows.append((node.name, PLACES[node.name], numbers, name, origin))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join((*(line.rstrip() for line in lines), *_delay_of(self.value)))
+        header, *operands = rows
+        return "\n".join((*table(header, operands, width=sys.maxsize), *_delay_of(self.value)))
 
 
 def operand_table(scheme: Any) -> OperandTable:
@@ -389,11 +391,7 @@ def payload_does_not_fit(where: str, why: str) -> ValueError:
 
 
 def _accumulator(dtype: DTypeLike | None, name: str, key: str) -> np.dtype | None:
-    if dtype is not None and not _is_integer(dtype):
-        raise TypeError(
-            f"{name}: {key} must be a dtype of integers, such as jnp.int32, or None; got {dtype!r}"
-        )
-    return None if dtype is None else np.dtype(dtype)
+    return None if dtype is None else checked_accumulator(dtype, f"{name}: {key}")
 
 
 def _tiles(tile: object, name: str, key: str) -> LocalAqt | None:
@@ -406,19 +404,7 @@ def _tiles(tile: object, name: str, key: str) -> LocalAqt | None:
     return LocalAqt(contraction_axis_shard_size=tile)
 
 
-def _source(source: object, name: str, key: str) -> object:
-    if source not in ("original", "dequantized"):
-        raise ValueError(f"{name}: {key} must be one of 'original', 'dequantized', got {source!r}")
-    return source
-
-
-def _is_integer(dtype: DTypeLike) -> bool:
-    try:
-        return np.issubdtype(np.dtype(dtype), np.signedinteger)
-    except TypeError:
-        return False
-
-
+_SOURCE = check.among(("original", "dequantized"))
 #: The names of a scheme, each with the check of what it declares.
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(OPERANDS, _operand),
@@ -426,7 +412,7 @@ CHECKS: dict[str, Check] = {
     **dict.fromkeys(TILES, _tiles),
     **dict.fromkeys(("dgrad_use_fwd_quant", "wgrad_use_fwd_quant", *SIGNS), check.flag),
     **dict.fromkeys(("scaled_products", "conv_gradients"), check.flag),
-    **dict.fromkeys(("dgrad_source", "wgrad_source"), _source),
+    **dict.fromkeys(("dgrad_source", "wgrad_source"), _SOURCE),
     "quant_delay_steps": lambda steps, name, key: delay_steps(steps, name),
     "before": _before,
 }

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jqinject.dot.geometry.dimensions import Labels, scale_in_output
 from jqinject.dot.schemes.contraction import Contraction
 from jqinject.dot.schemes.product_transforms import (
-    beside,
     transform_of,
     transformed,
     transformed_label,
@@ -135,12 +134,14 @@ def _backward(
         return BackwardProduct(RefusedQuantizer(refused))
     folded = None
     if folds:
-        x, folded = _payload_and_scale(joined(from_forward), x, g.labels, as_integers=scheme[name] is None)
+        scaled = g.labels if plan.in_rows else ()  # of a convolution, one scale alone
+        x, folded = _payload_and_scale(joined(from_forward), x, scaled, as_integers=scheme[name] is None)
     if scheme[f"{product}_random_signs"]:
         label = transformed_label(of_x)
         signs = contraction.signs(name, x.tensor.shape[x.axis(label)])
-        factors = beside(g, signs, label)
-        x = LabelledTensor(x.tensor * beside(x, signs, label).astype(x.tensor.dtype), x.labels)
+        factors, own = (scale_in_output(signs, (label,), labels) for labels in (g.labels, x.labels))
+        assert factors is not None and own is not None, "both operands have the axis"
+        x = LabelledTensor(x.tensor * own.astype(x.tensor.dtype), x.labels)
         folded = factors if folded is None else factors * folded
     array = isinstance(x.tensor, jax.Array)
     partner = LabelledTensor(jax.lax.stop_gradient(x.tensor), x.labels) if array else x

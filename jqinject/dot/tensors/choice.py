@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax
 import numpy as np
 
+from jqinject.core import check
 from jqinject.dot.frozen import frozen_param, stored_dot
 from jqinject.dot.geometry.dimensions import Dimensions, scaled_axes
 from jqinject.dot.kernels import block_scales, ragged
@@ -48,6 +49,8 @@ from jqinject.quant_tensor import (
 Arrays: TypeAlias = tuple[jax.Array, jax.Array]
 ContractionKind = Literal["auto", "float", "int", "fp8"]
 KINDS: tuple[ContractionKind, ...] = get_args(ContractionKind)
+#: The check of a contraction that a user asked for.
+OF_KINDS = check.among(KINDS)
 OTHER_IS_FLOAT = "the other operand is float"
 NO_COMMON_PAYLOAD = "they have no payload in common that backends contract"
 NOT_KEPT = (
@@ -185,22 +188,6 @@ def choose(
     )
 
 
-def checked_contraction(where: str, contraction: ContractionKind) -> ContractionKind:
-    """A contraction that a user asked for.
-
-    Args:
-        where: the user's callable, for the error text.
-        contraction: checked.
-
-    Raises:
-        ValueError: it is not one of `ContractionKind`.
-    """
-    if contraction not in KINDS:
-        kinds = ", ".join(map(repr, KINDS))
-        raise ValueError(f"{where}: contraction must be one of {kinds}, got {contraction!r}")
-    return contraction
-
-
 def check_choice(
     choice: ChosenKernel, where: Dimensions | Convolution | ragged.Ragged | None, numbers: ContractionKind
 ) -> None:
@@ -290,14 +277,10 @@ def _in_groups(
         common = _in_groups(rhs, lhs, dims.swapped(), lhs.groups, numbers, swaps=False)
         if common is not None:
             return replace(common, lhs=lhs, rhs=rhs, swapped=True)
-    if groups is not None:
-        pays = groups.size >= LEAST_GROUP or numbers == "int"
-        if not pays or groups.dim % len(dims.rhs) not in dims.rhs_contract:
-            return None
     pieces: Any = rhs if groups is None or isinstance(rhs, frozen_param.LowBitArray) else in_pieces(rhs)
     groups = groups if pieces is rhs else pieces.groups
-    common = _common_groups(lhs, groups, dims)
-    if common is None or (common[1].size < LEAST_GROUP and numbers != "int"):
+    common = _common_groups(lhs, groups, dims, 1 if numbers == "int" else LEAST_GROUP)
+    if common is None:
         return None
     x, of_left, of_right = common
     left = _integers_in(x, of_left)
@@ -312,13 +295,16 @@ def _in_groups(
     return ChosenKernel("integers", "int", dims, lhs, rhs, integers=(left, right), groups=(of_left, of_right))
 
 
-def _common_groups(x: Any, of_weight: Groups | None, dims: Dimensions) -> tuple[Any, Groups, Groups] | None:
+def _common_groups(
+    x: Any, of_weight: Groups | None, dims: Dimensions, least: int
+) -> tuple[Any, Groups, Groups] | None:
     """How a summed axis of two operands, one of which has scales for groups, is cut in two, alike.
 
     Args:
         x: the left operand.
         of_weight: the groups of the right one, None if it has none.
         dims: of the contraction, without groups.
+        least: how many numbers a group has at least.
 
     Returns:
         (the left operand, in groups that fit if it has any; how the axis of each is cut); None if none fits.
@@ -326,23 +312,22 @@ def _common_groups(x: Any, of_weight: Groups | None, dims: Dimensions) -> tuple[
     if of_weight is None and grouped_integers(x):
         x = in_pieces(x)
     own = x.groups if grouped_integers(x) else None
-    pairs = dict(zip(dims.rhs_contract, dims.lhs_contract, strict=True))
-    if of_weight is not None:
-        axis = pairs.get(of_weight.dim % len(dims.rhs))
-    else:
-        axis = None if own is None else own.dim % len(dims.lhs)
-    back = {left: right for right, left in pairs.items()}
-    if axis is None or axis not in back:
+    groups = own if of_weight is None else of_weight
+    ndim, summed = len(dims.rhs), dims.rhs_contract
+    if of_weight is None:
+        ndim, summed = len(dims.lhs), dims.lhs_contract
+    if groups is None or groups.size < least or groups.dim % ndim not in summed:
         return None
-    size = (of_weight or own or Groups(0, 0, 0)).size
-    length = x.shape[axis]
-    of_input = Groups(size, axis - len(dims.lhs), length)
+    pair = summed.index(groups.dim % ndim)
+    left, right = dims.lhs_contract[pair], dims.rhs_contract[pair]
+    size, length = groups.size, x.shape[left]
+    of_input = Groups(size, left - len(dims.lhs), length)
     if own is not None and own.size % size == 0 and own.size > size:
         x = smaller_groups(x, size)  # the weight is in pieces of groups that cross shards
         own = x.groups
     if own is not None and own != of_input:
         return None
-    return x, of_input, Groups(size, back[axis] - len(dims.rhs), length)
+    return x, of_input, Groups(size, right - len(dims.rhs), length)
 
 
 def _integers_in(x: Any, groups: Groups) -> Affine | None:

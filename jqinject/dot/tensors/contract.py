@@ -15,11 +15,11 @@ from jqinject.dot.kernels.integer import IntegerOperand
 from jqinject.dot.kernels.ragged import Ragged
 from jqinject.dot.tensors.backward_quantizer import GradientFormat
 from jqinject.dot.tensors.choice import (
+    OF_KINDS,
     Arrays,
     ChosenKernel,
     ContractionKind,
     check_choice,
-    checked_contraction,
     choose,
     varies_along,
 )
@@ -75,7 +75,7 @@ def contract(
     convolves = isinstance(dimension_numbers, Convolution)
     where = dimension_numbers if convolves else checked_dimensions(*shapes, dimension_numbers)
     checked_accumulator(accumulator_dtype)
-    checked_contraction("contract", numbers)
+    OF_KINDS(numbers, "contract", "contraction")
     choice = choose(lhs, rhs, where, numbers, swaps=out_sharding is None)
     check_choice(choice, where, numbers)
     how: Any = {"accumulator_dtype": accumulator_dtype, "out_sharding": out_sharding}
@@ -278,11 +278,8 @@ def contract_as(
             if gradient is not None and (choice.swapped or not gradient.is_integer):
                 gradient = _integers_in_one(gradient)
             axes: Any = choice.where
-            sums, what = (
-                (Sums(accumulator_dtype, floats="first"), _FIRST, _FIRST),
-                "a contraction of integers",
-            )
-            plan = Plan(axes, np.dtype(dtype), *sums, out_sharding, gradient, what)
+            sums = Sums(accumulator_dtype, floats="first"), _FIRST, _FIRST
+            plan = Plan(axes, np.dtype(dtype), *sums, out_sharding, gradient, "a contraction of integers")
         return contract_integers(plan, *choice.operands(values), *rest)
     left = as_array(lhs) if values is None else values[0]
     if choice.kernel == "stored":

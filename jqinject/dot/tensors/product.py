@@ -16,7 +16,7 @@ from jqinject.dot.kernels import block_scales, integer
 from jqinject.dot.tensors.choice import ChosenKernel, choose, varies_along
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.dot.tensors.residuals import first_level, float32_of, floats_of
-from jqinject.ops.sharding import sharded_as
+from jqinject.ops.sharding import asked, before_transpose, sharded_as
 from jqinject.quant_tensor import is_quantized, on_minifloats
 
 
@@ -73,9 +73,10 @@ def product(
 
         plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, like)
         return platform_dependent(default=plain, cuda=by_blocks)
-    sharding = out_sharding if like is None else _sharding_before(dims.order, like)
+    if like is not None:
+        out_sharding = before_transpose(asked(jax.typeof(like).sharding, like), dims.order)
     if integers is not None:
-        return integer.affine_dot_general(*integers, dims, dtype, sums.accumulator_dtype, sharding)
+        return integer.affine_dot_general(*integers, dims, dtype, sums.accumulator_dtype, out_sharding)
     left, right, scales = _operands(choice.kernel, a, b, dims, sums.floats)
     wide = scales or sums.floats == "float32"
     y = jax.lax.dot_general(
@@ -83,7 +84,7 @@ def product(
         right,
         dims.numbers,
         preferred_element_type=jnp.float32 if wide else dtype,
-        out_sharding=sharding,
+        out_sharding=out_sharding,
     )
     if scales:
         y = y * math.prod((sharded_as(scale, y) for scale in scales[1:]), start=sharded_as(scales[0], y))
@@ -160,14 +161,3 @@ def _scales_after(x: LabelledTensor, partner: LabelledTensor, dims: Dimensions) 
 
 def _payload(x: Any) -> jax.Array:
     return x.payload() if on_minifloats(x) else integer.affine_of(x).payload
-
-
-def _sharding_before(permutation: tuple[int, ...], like: jax.Array) -> Any:
-    """The sharding of an array whose transposition is like `like`; None on meshes that leave it to XLA."""
-    sharding = jax.typeof(like).sharding
-    if sharding.mesh.empty or not sharding.mesh.explicit_axes:
-        return None
-    axes: list[Any] = [None] * like.ndim
-    for axis, place in enumerate(permutation):
-        axes[place] = sharding.spec[axis]
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*axes))

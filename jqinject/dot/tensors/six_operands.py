@@ -76,16 +76,15 @@ class Plan:
         return f"{self.what} has no second derivative: rounding has none.\n  cure: {cure}"
 
     def summed(self, name: ProductName) -> tuple[Labels, Labels]:
-        """The axes of both operands of a product that share a scale: those that it sums over."""
-        if isinstance(self.where, Convolution):
-            return self.where.summed(name)
+        """The axes of both operands of a product that share a scale: those that it sums over, of windows one by one."""
         lhs, rhs, out = self.axes.lhs, self.axes.rhs, self.axes.out
-        summed = {
-            "fprop": self.axes,
-            "dgrad": Dimensions(out, rhs, lhs),
-            "wgrad": Dimensions(out, lhs, rhs),
-        }[name].summed
-        return summed, summed
+        products = {"fprop": (lhs, rhs, out), "dgrad": (out, rhs, lhs), "wgrad": (out, lhs, rhs)}
+        first, second, result = products[name]
+        if self.in_rows:
+            summed = Dimensions(first, second, result).summed
+            return summed, summed
+        left, right = (tuple(x for x in labels if x not in result) for labels in (first, second))
+        return left, right
 
     def out_shape(self, lhs: Operand, rhs: Operand) -> tuple[int, ...]:
         """The shape of the output of two operands."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jqinject.quant_tensor.array_methods import attribute
+
 
 @dataclass(frozen=True, eq=False)
 class LayerGeometry:
@@ -46,6 +48,11 @@ class LayerGeometry:
         object.__setattr__(self, "sums", self.sums or self.summed)
 
     @cached_property
+    def channel_dim(self) -> int | tuple[int, ...]:
+        """The axis of `channels`; a tuple if there are several."""
+        return self.channels[0] if len(self.channels) == 1 else self.channels
+
+    @cached_property
     def channel_shapes(self) -> dict[str, tuple[int, ...]]:
         """Map slots of activations to the shape of a scale for each channel there, as far as it is known."""
         shapes = {"input_quant": self.input_channels, "output_quant": self.output_channels}
@@ -79,32 +86,18 @@ class DeclaresGeometry:
             f"{type(self).__name__} does not say which shape its weight has.\n  cure: a property `weight_shape`"
         )
 
-    @property
-    def weight_ndim(self) -> int:
-        """The number of axes of one weight; more than that is a stack of layers."""
-        return self.geometry.ndim
-
-    @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axis of the weight that holds the output channels; a tuple if there are several."""
-        channels = self.geometry.channels
-        return channels[0] if len(channels) == 1 else channels
+    weight_ndim: int = attribute("geometry.ndim", "Axes of one weight; more than that are a stack of layers.")
+    output_channel_dim: int | tuple[int, ...] = attribute("geometry.channel_dim", "Of output channels.")
+    summed_axes: tuple[int, ...] = attribute(
+        "geometry.summed", "Of the weight: what a contraction sums over, stored last; none for a convolution."
+    )
+    input_axes: tuple[int, ...] = attribute("geometry.input_axes", "Of the input: what is contracted.")
 
     @property
     def out_channels(self) -> int:
         """The number of output channels."""
         geometry = self.geometry
         return math.prod(self.weight_shape[axis - geometry.ndim] for axis in geometry.channels)
-
-    @property
-    def summed_axes(self) -> tuple[int, ...]:
-        """The axes of the weight that a contraction sums over, stored last; none for a convolution."""
-        return self.geometry.summed
-
-    @property
-    def input_axes(self) -> tuple[int, ...]:
-        """The axes of the input that are contracted."""
-        return self.geometry.input_axes
 
     def axes_of_sums(self) -> tuple[int, ...] | None:
         """The axes along which a contraction of integers needs sums of the weight; None if it needs none."""

@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import jax
 from flax import nnx
@@ -10,6 +10,7 @@ from flax import nnx
 from jqinject.core.component import InnerModule
 from jqinject.dot.schemes.quant_operand import OperandAxes
 from jqinject.nn.base.slots import WEIGHT
+from jqinject.quant_tensor.array_methods import attribute
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,10 @@ class ParameterSite(BoundParameter, InnerModule):
         shape = self.weight_shape
         return OperandAxes(shape[len(shape) - self.weight_ndim :], self.shared, self.free)
 
-    @property
-    def output_channel_dim(self) -> int | tuple[int, ...]:
-        """The axes that none of the contractions sums over."""
-        channels = tuple(axis for axis in range(self.weight_ndim) if axis not in self.shared)
-        return channels[0] if len(channels) == 1 else channels
-
-    @property
-    def summed_axes(self) -> tuple[int, ...]:
-        """Those that every contraction of the parameter sums over are stored last."""
-        return self.summed
+    output_channel_dim: int | tuple[int, ...] = attribute(
+        "axes.channel_dim", "What no contraction sums over."
+    )
+    summed_axes: tuple[int, ...] = attribute("summed", "What every contraction sums over is stored last.")
 
     def axes_of_sums(self) -> None:
         """No sums are stored."""
@@ -130,7 +125,3 @@ class ParameterSite(BoundParameter, InnerModule):
         twin = copy.copy(self)
         twin.parameter = self.weight
         return twin
-
-    def quantized(self, weight: jax.Array) -> Any:
-        """The parameter, quantized."""
-        return self.weight_quant(weight)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
@@ -77,7 +77,7 @@ class Summed(NamedTuple):
     x: QuantTensor
     weight: QuantTensor
     bias: Any
-    bias_on_grid: bool | None
+    bias_on_grid: bool | jax.Array | None
     zero_points: tuple[bool | None, bool | None]
 
 
@@ -87,14 +87,16 @@ class PlacedContraction:
 
     Attributes:
         axes: of input, weight and the layer's output.
-        dims: the same, with the output in the order of `lax.dot_general`.
+        terms: number of products that one element of the output sums; None for the sizes of the summed axes.
     """
 
     axes: Dimensions
-    dims: Dimensions = field(init=False, compare=False)
+    terms: int | None = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dims", self.axes.plain)
+    @cached_property
+    def dims(self) -> Any:
+        """Where scales may vary: the axes, with the output in the order of `lax.dot_general`."""
+        return self.axes.plain
 
     @lru_cache(maxsize=1024)  # noqa: B019 (compared by value and small)
     def shape_of_bias(self, output: tuple[int, ...]) -> tuple[int, ...]:
@@ -158,7 +160,9 @@ class PlacedContraction:
             y,
             x,
             weight,
-            terms=math.prod(x.shape[axis] for axis in self.dims.lhs_contract),
+            terms=math.prod(x.shape[axis] for axis in self.axes.lhs_contract)
+            if self.terms is None
+            else self.terms,
             axes=self.axes,
             bias=bias,
             bias_on_grid=bias_on_grid,
@@ -219,31 +223,35 @@ class IntegerConvolution:
 
 
 @dataclass(frozen=True)
-class PlacedFilters:
+class PlacedFilters(PlacedContraction):
     """How a window moves over an input, channels last.
 
     Attributes:
-        dims: where scales may vary; None where floats alone are convolved.
-        channel: the axis of the kernel with the output channels.
-        free_axes: axes of the input that are neither in the window nor summed.
-        terms: number of products that one element of the output sums.
+        is_contracted: whether integers are convolved; else floats alone.
         filters: number of output channels of each input channel in a depthwise convolution; else 0.
     """
 
-    dims: convolution.Filters | None
-    channel: int
-    free_axes: tuple[int, ...]
-    terms: int
+    is_contracted: bool = True
     filters: int = 0
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of(
         cls, geometry: LayerGeometry, ndim: int, terms: int, is_contracted: bool, filters: int = 0
     ) -> "PlacedFilters":
         """Place the window that a geometry declares on an input of `ndim` axes."""
-        channel, free_axes = geometry.channels[0], tuple(range(ndim - (geometry.ndim - 1)))
-        dims = convolution.Filters(None, channel, shifted=False) if is_contracted else None
-        return cls(dims, channel, (*free_axes, ndim - 1) if filters else free_axes, terms, filters)
+        channel, examples = geometry.channels[0], ndim - (geometry.ndim - 1)
+        shared = ((ndim - 1,), (channel,)) if filters else ((), ())
+        dims = Dimensions.of(ndim, geometry.ndim, (((), ()), shared))
+        places = (("out", axis) for axis in range(examples, ndim - 1))
+        axes = replace(dims, out=(*dims.lhs[:examples], *places, dims.rhs[channel]))
+        return cls(axes, is_contracted, filters, terms=terms)
+
+    @cached_property
+    def dims(self) -> convolution.Filters | None:
+        """Where scales may vary; None where floats alone are convolved."""
+        channel = self.axes.rhs.index(self.axes.out[-1])
+        return convolution.Filters(None, channel, shifted=False) if self.is_contracted else None
 
     def contract(self, product: LayerProduct) -> tuple[jax.Array, jax.Array | None]:
         """Convolve payloads by the forward of Flax; see `PlacedContraction`."""
@@ -268,33 +276,15 @@ class PlacedFilters:
         scales = jnp.repeat(x.scale.reshape(-1), self.filters)
         return x.set(scale=jnp.ones(())), weight.set(scale=weight.scale * scales)
 
-    def bias_scale(self, x: IntQuantTensor, weight: IntQuantTensor) -> None:
-        """Return None: bias and kernel have their channels along one axis each."""
-
     def output(self, y: jax.Array, summed: Summed) -> IntQuantTensor | jax.Array:
         """Return the output with the scale of its sums; see `PlacedContraction`."""
-        x, weight, bias, bias_on_grid, zero_points = summed
-        is_on_grid: bool | jax.Array | None = bias_on_grid
-        if bias_on_grid and weight.scale.size != 1:
+        if summed.bias_on_grid and summed.weight.scale.size != 1:
             # Where channels differ in scale the quantized bias becomes the output's zero point, so that the integers
             # are those of the accumulator before the bias: Brevitas's convention for convolutions. The value is the
             # same either way.
-            is_on_grid = jnp.allclose(bias.scale, bias.scale.reshape(-1)[0])
-        return contraction_output(
-            y,
-            x,
-            weight,
-            terms=self.terms,
-            rhs_channel_axis=self.channel,
-            lhs_free_axes=self.free_axes,
-            bias=bias,
-            bias_on_grid=is_on_grid,
-            zero_points=zero_points,
-        )
-
-
-#: How a layer contracts inputs of one shape with its weight, and where axes and scales are in its output.
-Placement: TypeAlias = PlacedContraction | PlacedFilters
+            scale = summed.bias.scale
+            summed = summed._replace(bias_on_grid=jnp.allclose(scale, scale.reshape(-1)[0]))
+        return super().output(y, summed)
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,7 @@
 
 import html
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,7 @@ from jqinject.inject import Node, errors, explain, requested_names
 from jqinject.nn.base.slots import RETURN, LayerFacts, Option, Slot, binding_of, hold_proxies, slots_of
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant import QuantizerLike, override_names
+from jqinject.terminal import table
 
 OWN_NAME = "a name of your own injector"
 
@@ -85,10 +87,8 @@ class Overrides(tuple[Override, ...]):
         return f"{count} more are read once others are changed: those with `read=False`" if count else ""
 
     def __str__(self) -> str:
-        table = self._table()
-        widths = [max(len(row[column]) for row in table) for column in range(3)]
-        shown = ["  ".join((*map(str.ljust, row[:3], widths), row[3])).rstrip() for row in table]
-        return "\n".join([*shown, self._rest()]).rstrip()
+        header, *rows = self._table()
+        return "\n".join([*table(header, rows, width=sys.maxsize), self._rest()]).rstrip()
 
     __repr__ = __str__
 

@@ -10,12 +10,12 @@ from flax.typing import Dtype, PromoteDtypeFn
 
 from jqinject.core.flax_internals import ParameterView, promote_dtype
 from jqinject.dot import FrozenParam
-from jqinject.dot.tensors.choice import ChosenKernel, checked_contraction
+from jqinject.dot.tensors.choice import OF_KINDS, ChosenKernel
 from jqinject.dot.tensors.choice import ContractionKind as ContractionKind
 from jqinject.nn.base import batch_norm_folding, layer_geometry, layer_schemes, slots
 from jqinject.nn.base.placed_contraction import (
     LayerProduct,
-    Placement,
+    PlacedContraction,
     StaticContraction,
     Summed,
     arrays_of,
@@ -98,7 +98,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         contraction = arguments.get("contraction", "auto")
         super()._init_quantizers(arguments, overrides, rngs)
         if contraction != "auto":
-            self.contraction = checked_contraction(type(self).__name__, contraction)
+            self.contraction = OF_KINDS(contraction, type(self).__name__, "contraction")
             self._check_function(contraction)
         slots.check_input_for_weight(self)
 
@@ -376,7 +376,7 @@ class QuantWeightLayer(QuantLayer[Out], layer_geometry.DeclaresGeometry):
         layer, needs = type(self).__name__, self.contraction_needs.get(requested, "")
         return StaticContraction(layer, requested, needs, self._placed(shape), are_whole, *options)
 
-    def _placed(self, shape: tuple[int, ...]) -> Placement | None:
+    def _placed(self, shape: tuple[int, ...]) -> PlacedContraction | None:
         """How inputs of this shape are contracted; None for a layer, or an input, without a contraction."""
         geometry = self.geometry
         return placed_by(geometry, len(shape)) if shape and geometry.summed else None
