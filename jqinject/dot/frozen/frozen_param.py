@@ -2,7 +2,6 @@
 
 import math
 import sys
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -35,19 +34,16 @@ READS_WHOLE = "reads_whole"
 
 
 class LowBitArray:
-    """Abstract: low-bit numbers in the place of a float array, whose facts are known without computing anything."""
+    """Abstract: low-bit numbers in the place of a float array, whose facts are known without computing anything.
+
+    Attributes:
+        numbers: the arrays by name, as `frozen_numbers` lists them, or their shapes.
+        form: what is static in the numbers.
+    """
 
     is_stored: ClassVar[bool] = True
-
-    @property
-    @abstractmethod
-    def numbers(self) -> Mapping[str, Any]:
-        """The arrays by name, as `frozen_numbers` lists them, or their shapes."""
-
-    @property
-    @abstractmethod
-    def form(self) -> FrozenForm:
-        """What is static in the numbers."""
+    numbers: Any
+    form: Any
 
     def quant_tensor(self, dtype: DTypeLike | None = None) -> Any:
         """The numbers as a QuantTensor, dequantized when its value is read.
