@@ -125,7 +125,5 @@ def put(stored: nnx.Variable[jax.Array], new: jax.Array, index: jax.Array, at: i
     Returns:
         What is stored now.
     """
-    start = [jnp.zeros((), index.dtype)] * new.ndim
-    start[at] = index
-    stored[...] = jax.lax.dynamic_update_slice(stored[...], new, start)
+    stored[...] = jax.lax.dynamic_update_slice_in_dim(stored[...], new, index, at)
     return stored[...]
