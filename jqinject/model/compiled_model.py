@@ -226,11 +226,8 @@ class CompiledModel(Generic[Model]):
         try:
             out = call(model)
         except Exception as error:
-            cure = (
-                ""
-                if call.args or call.kwargs
-                else "\n  cure: compiled(model, x), with the arguments of the call"
-            )
+            is_bare = not (call.args or call.kwargs)
+            cure = "\n  cure: compiled(model, x), with the arguments of the call" * is_bare
             error.add_note(f"while {self._name} was compiled for ({described}){cure}")
             raise
         after = self._leaves(model)

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject import core, dot
-from jqinject.core._protocols import ServedLayer, block_width, grid_of, groups_of
+from jqinject.core._protocols import block_width, grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.dot.frozen.frozen_numbers import ScaleForms
@@ -48,7 +48,7 @@ class Axes(NamedTuple):
         return (*self.summed, *(self.of_sums or ()))
 
 
-def numbers_of(layer: ServedLayer, sliced_from: int = SLICED_FROM) -> Any:
+def numbers_of(layer: Any, sliced_from: int = SLICED_FROM) -> Any:
     """The low-bit numbers of a layer or a site, to be handed to `frozen_param`; None of a stack of layers.
 
     Dispatch is asynchronous: request one layer ahead to hide latency. For `sliced_from` see `jqinject.freeze`.
@@ -100,7 +100,7 @@ def compiled_numbers(
     have it. With a learned bit width, which decides on their dtype, the quantized weight is returned.
     """
 
-    def make(proxy: object, weight: jax.Array) -> tuple[Any, Any]:
+    def make(proxy: Any, weight: jax.Array) -> tuple[Any, Any]:
         quantized = proxy(weight, *known_input)
         is_integer = is_quantized(quantized) and quantized.grid.is_integer
         if is_integer and not is_concrete(quantized.bit_width):

@@ -140,11 +140,7 @@ def static_format(proxy: ActQuantProxyFromInjector) -> InputFormat | None:
     sample = proxy.sample()
     scale, zero = (np.asarray(x, np.float32).reshape(-1) for x in (sample.scale, sample.zero_point))
     is_float = on_minifloats(sample)
-    is_byte = (
-        np.dtype(sample.q_dtype) == E4M3.dtype
-        if is_float
-        else on_integers(sample) and int(sample.bit_width) == 8
-    )
+    is_byte = np.dtype(sample.q_dtype) == E4M3.dtype or (on_integers(sample) and int(sample.bit_width) == 8)
     if not is_byte or scale.size != 1 or zero.size > 1:
         return None
     static = InputFormat("float" if is_float else "int", 8, dynamic=False, scale=scale)
