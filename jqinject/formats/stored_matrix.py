@@ -328,9 +328,8 @@ class SavedMatrix:
         text = f"{matrix.label}{'' if matrix.zero_point is None else ' with zero points'}"
         text += f" ({matrix.scale.dtype.name} scales), in groups of {matrix.group} in rows of {matrix.codes.shape[-1]}"
         text += "" if matrix.group_of_column is None else ", columns in activation order"
-        text += (
-            "" if inputs is None else f", its input quantized as {inputs.strategy} {inputs.kind}{inputs.bits}"
-        )
+        if inputs is not None:
+            text += f", its input quantized as {inputs.strategy} {inputs.kind}{inputs.bits}"
         return CheckpointError(f"{self.path} is {text}; {method} has {expected}.\n  cure: {cure}")
 
 

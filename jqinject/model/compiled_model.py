@@ -226,17 +226,17 @@ class CompiledModel(Generic[Model]):
         try:
             out = call(model)
         except Exception as error:
-            cure = (
-                ""
-                if call.args or call.kwargs
-                else "\n  cure: compiled(model, x), with the arguments of the call"
-            )
+            is_bare = not (call.args or call.kwargs)
+            cure = "\n  cure: compiled(model, x), with the arguments of the call" * is_bare
             error.add_note(f"while {self._name} was compiled for ({described}){cure}")
             raise
         after = self._leaves(model)
         if after is None:
+            _, *states = nnx.split(model, self._may_change, ..., graph=True)
+            flat, _ = jax.tree_util.tree_flatten_with_path(tuple(states))
+            new = listed(tuple(sorted({_dotted(path) for path, _ in flat} - {*self._paths})))
             raise ValueError(
-                f"compiled: the call changes more of the model than arrays: {self._new_paths(model)}.\n"
+                f"compiled: the call changes more of the model than arrays: {new or 'its attributes'}.\n"
                 "  cure: a call that returns what it makes; caches made before (init_cache); without sow"
             )
         for path, new, old in zip(self._paths, after, changing, strict=False):
@@ -249,13 +249,6 @@ class CompiledModel(Generic[Model]):
             self._refuse_changes(call, read, changing)
         self._programs.append(described)
         return out, tuple(after[: self._count])
-
-    def _new_paths(self, model: nnx.Module) -> str:
-        """The paths of the Variables that a call has made, or what else it has changed."""
-        _, *states = nnx.split(model, self._may_change, ..., graph=True)
-        flat, _ = jax.tree_util.tree_flatten_with_path(tuple(states))
-        new = {_dotted(path) for path, _ in flat} - {*self._paths}
-        return listed(tuple(sorted(new))) or "its attributes"
 
     def _refuse_changes(self, call: Call, read: Arrays, changing: Arrays) -> None:
         """Refuse a call that changes what it may only read, be it that this goes through a part of its program."""

@@ -1,7 +1,5 @@
 """Unfreezing weights whose float numbers are gone: they begin at their low-bit numbers, on the same scales."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ from flax import nnx
 
 from jqinject import quant
 from jqinject.dot import FrozenParam
-from jqinject.dot.frozen.frozen_numbers import in_two_levels, quant_tensor_of, scale_of
+from jqinject.dot.frozen.frozen_numbers import in_two_levels, scale_of
 from jqinject.inject import ExtendedInjector
 from jqinject.model.frozen_weights import WeightHolder, float_param, put_in_place, without_masters
 from jqinject.model.quantizing.parameter_sites import parameter_site
@@ -18,7 +16,6 @@ from jqinject.nn.base.parameter_site import ParameterSite, PlannedParameter
 from jqinject.nn.base.slots import WEIGHT, make_proxy
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
-from jqinject.quant_tensor import Groups, is_grouped
 
 # Quantizers of minifloats with float scales, and in groups with scales that are powers of two.
 MINIFLOATS = {
@@ -61,10 +58,9 @@ def _site(
     if not owners:
         raise ValueError(f"unfreeze: no model runs {place_name(path)}, so nothing would quantize it")
     owner_path, owner = owners[-1]
-    form, (inner, groups) = frozen.form, _scaled(frozen)
+    form, scale = frozen.form, frozen.numbers["scale"]
     depth = value.ndim - len(form.shape)
-    scale = inner.scale if groups is None else jnp.squeeze(inner.scale, inner.scale.ndim + groups.dim)
-    sizes = (1,) * (value.ndim - scale.ndim) + scale.shape
+    sizes = scale.shape if form.groups is None else jnp.squeeze(scale, scale.ndim + form.groups.dim).shape
     shared = tuple(axis - depth for axis in range(depth, value.ndim) if sizes[axis] < value.shape[axis])
     own = path[len(owner_path) :]
     planned = PlannedParameter(own, quantizer, depth, shared, summed=form.summed)
@@ -74,12 +70,6 @@ def _site(
         owner.op_quant.weights = sites = nnx.Dict({})
     sites[place_name(own)] = site
     return site
-
-
-def _scaled(frozen: FrozenParam) -> tuple[Any, Groups | None]:
-    """The weight with its groups as an axis, and these."""
-    tensor = quant_tensor_of(frozen.numbers, frozen.form)
-    return (tensor.grouped, tensor.groups) if is_grouped(tensor) else (tensor, None)
 
 
 def _quantizer(path: str, frozen: FrozenParam) -> tuple[type[ExtendedInjector], dict[str, object]]:
@@ -128,11 +118,12 @@ def _has_two_levels(scale: jax.Array) -> bool:
 
 def _keep_scales(layer: WeightHolder, frozen: FrozenParam, path: str) -> None:
     """Commit a quantizer to the scales and zero points of frozen numbers."""
-    (inner, _), grid, proxy = _scaled(frozen), frozen.form.grid, layer.weight_quant
+    numbers, grid, proxy = frozen.numbers, frozen.form.grid, layer.weight_quant
     proxy.commit(layer)
-    record, chosen = dict(proxy.record[...]), {"scale": inner.scale}
-    if "zero_point" in record and "zero_point" in frozen.numbers:
-        chosen["zero_point"] = inner.zero_point + (2 ** (grid.bit_width - 1) if grid.signed else 0)
+    record, chosen = dict(proxy.record[...]), {"scale": scale_of(numbers)}
+    if "zero_point" in record and "zero_point" in numbers:
+        offset = 2 ** (grid.bit_width - 1) if grid.signed else 0
+        chosen["zero_point"] = numbers["zero_point"].astype(np.float32) + offset
     for name, value in chosen.items():
         try:
             record[name] = jnp.broadcast_to(value, record[name].shape).astype(np.float32)

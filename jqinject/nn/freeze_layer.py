@@ -16,14 +16,15 @@ import numpy as np
 from flax import nnx
 
 from jqinject import core, dot
-from jqinject.core._protocols import ServedLayer, block_width, grid_of, groups_of
+from jqinject.core._protocols import block_width, grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
-from jqinject.dot.frozen.frozen_numbers import ScaleForms, without_groups
+from jqinject.dot.frozen.frozen_numbers import ScaleForms
+from jqinject.ops import packing
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
 from jqinject.proxy import Committed, beside_weights, map_stack, stack_of
-from jqinject.quant_tensor import QuantTensor, is_concrete, is_grouped, on_integers
+from jqinject.quant_tensor import QuantTensor, is_concrete, is_quantized
 
 SLICED_FROM = 2**20  # bytes
 
@@ -47,12 +48,17 @@ class Axes(NamedTuple):
         return (*self.summed, *(self.of_sums or ()))
 
 
-def numbers_of(layer: ServedLayer, sliced_from: int = SLICED_FROM) -> Any:
+def numbers_of(layer: Any, sliced_from: int = SLICED_FROM) -> Any:
     """The low-bit numbers of a layer or a site, to be handed to `frozen_param`; None of a stack of layers.
 
     Dispatch is asynchronous: request one layer ahead to hide latency. For `sliced_from` see `jqinject.freeze`.
     """
-    return None if stack_of((layer,)) else _numbers(layer, sliced_from)
+    if stack_of((layer,)):
+        return None
+    graphdef, state = nnx.split(layer.weight_quant, graph=True)
+    weight = layer.weight[...]
+    slices = slices_of(weight, sliced_from)
+    return compiled_numbers(state, weight, _known_input(layer), graphdef, _axes(layer), slices)
 
 
 def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM) -> dot.FrozenParam:
@@ -76,15 +82,12 @@ def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM
             one_by_one=slices > 1,
         )
     else:
-        frozen = _checked(layer, _numbers(layer, sliced_from) if numbers is None else numbers)
+        frozen, valid = numbers_of(layer, sliced_from) if numbers is None else numbers
+        usable = isinstance(frozen, dot.FrozenParam) and (not is_concrete(valid) or bool(valid))
+        # Numbers that are not the quantizer's own raise its error.
+        frozen = frozen if usable else _eager_numbers(layer, _axes(layer))
     form = replace(frozen.form, block_width=block_width(layer.weight_quant.tensor_quant))
     return dot.FrozenParam.holding(frozen.numbers, form, layer.weight.get_metadata())
-
-
-def _numbers(layer: Any, sliced_from: int) -> tuple[Any, Any]:
-    graphdef, state = nnx.split(layer.weight_quant, graph=True)
-    weight, slices = layer.weight[...], slices_of(layer.weight[...], sliced_from)
-    return compiled_numbers(state, weight, _known_input(layer), graphdef, _axes(layer), slices)
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5))
@@ -97,29 +100,18 @@ def compiled_numbers(
     have it. With a learned bit width, which decides on their dtype, the quantized weight is returned.
     """
 
-    def make(proxy: object, weight: jax.Array) -> tuple[Any, Any]:
-        quantized = _quantized(proxy, weight, known_input)
-        integers = quantized
-        if is_grouped(quantized):
-            integers = quantized.grouped if axes.cut is None else without_groups(quantized, axes.cut)
-        is_integer = on_integers(integers)
-        if is_integer and not is_concrete(integers.bit_width):
+    def make(proxy: Any, weight: jax.Array) -> tuple[Any, Any]:
+        quantized = proxy(weight, *known_input)
+        is_integer = is_quantized(quantized) and quantized.grid.is_integer
+        if is_integer and not is_concrete(quantized.bit_width):
             return quantized, True
-        valid = integers.is_valid if is_integer else True
-        return _frozen(proxy, quantized, axes), valid
+        return _frozen(proxy, quantized, axes), quantized.is_valid if is_integer else True
 
     proxy = nnx.merge(graphdef, state)
     sliced = None
-    if slices > 1 and known_input is None and axes.cut is None:
+    if slices > 1 and not known_input and axes.cut is None:
         sliced = in_slices(make, proxy, weight, slices, axes.uncut)
     return make(proxy, weight) if sliced is None else sliced
-
-
-def _checked(layer: object, numbers: tuple[Any, Any]) -> dot.FrozenParam:
-    """The numbers; numbers that are not the quantizer's own raise its error."""
-    frozen, valid = numbers
-    usable = isinstance(frozen, dot.FrozenParam) and (not is_concrete(valid) or bool(valid))
-    return frozen if usable else _eager_numbers(layer, _axes(layer))
 
 
 def _axes(layer: Any, stack: tuple[int, ...] = ()) -> Axes:
@@ -139,12 +131,8 @@ def _cut(layer: Any, stack: tuple[int, ...]) -> Cut | None:
 
 
 def _eager_numbers(layer: Any, axes: Axes) -> dot.FrozenParam:
-    quantized = _quantized(layer.weight_quant, layer.weight[...], _known_input(layer))
+    quantized = layer.weight_quant(layer.weight[...], *_known_input(layer))
     return _frozen(layer.weight_quant, quantized, axes)
-
-
-def _quantized(proxy: Any, weight: jax.Array, known_input: Any) -> Any:
-    return proxy(weight) if known_input is None else proxy(weight, known_input)
 
 
 def _frozen(proxy: Any, quantized: QuantTensor, axes: Axes) -> dot.FrozenParam:
@@ -152,12 +140,12 @@ def _frozen(proxy: Any, quantized: QuantTensor, axes: Axes) -> dot.FrozenParam:
     return dot.FrozenParam.of(quantized, summed, None, proxy.has_zero_point, axes.of_sums, forms, axes.cut)
 
 
-def _known_input(layer: Any) -> Any:
-    """The format of the input if the weight is quantized for it, else None."""
+def _known_input(layer: Any) -> tuple[Any, ...]:
+    """The format of the input if the weight is quantized for it, else nothing."""
     if not layer.weight_quant.requires_quant_input:
-        return None
+        return ()
     own = layer.input_format()
-    return layer.weight_quant.kept_input() if own is None else own
+    return (layer.weight_quant.kept_input() if own is None else own,)
 
 
 BYTES_OF_SLICE = 2**17  # bytes
@@ -206,23 +194,20 @@ def in_slices(make: Make, proxy: Any, weight: jax.Array, number: int, uncut: tup
     proxy._hold(Committed(_of_any_shape(quantizer), record))
     graphdef, state = nnx.split(proxy, graph=True)
 
-    def part(i: object) -> Any:
-        copy = nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
-        cutting.cut_record(copy, i)
-        frozen_part, valid = make(copy, cutting.of_weight(weight, i))
-        return {
-            name: _as_bits(frozen_part.numbers[name]) for name in CUT if name in frozen_part.numbers
-        }, valid
+    def bits_of(frozen: dot.FrozenParam) -> packing.LowBitTree:
+        """What is cut; 8-bit floats as bits, which XLA moves without converting them."""
+        return packing.as_bits({name: frozen.numbers[name] for name in CUT if name in frozen.numbers})
 
     def step(i: int | jax.Array, carry: Any) -> Any:
-        bits, valid = part(i)
-        return jax.tree.map(partial(put, i), carry[0], bits), carry[1] & valid
+        copy = nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
+        cutting.cut_record(copy, i)
+        part, valid = make(copy, cutting.of_weight(weight, i))
+        return jax.tree.map(partial(put, i), carry[0], bits_of(part).tree), carry[1] & valid
 
-    uncut_numbers = {name: frozen.numbers[name] for name in CUT if name in frozen.numbers}
-    empty = {name: jnp.zeros(x.shape, _bits_dtype(x.dtype)) for name, x in uncut_numbers.items()}
+    bits = bits_of(frozen)
+    empty = jax.tree.map(jnp.zeros_like, bits.tree)
     cut, valid = jax.lax.fori_loop(0, cutting.number, step, (empty, jnp.bool_(True)))
-    cut = {name: jax.lax.bitcast_convert_type(bits, uncut_numbers[name].dtype) for name, bits in cut.items()}
-    return dot.FrozenParam.holding({**frozen.numbers, **cut}, frozen.form), valid
+    return dot.FrozenParam.holding({**frozen.numbers, **replace(bits, tree=cut).floats()}, frozen.form), valid
 
 
 def is_sliceable(quantizer: object) -> bool:
@@ -278,11 +263,6 @@ class Cutting(NamedTuple):
         part = jax.lax.dynamic_slice_in_dim(bits, i * self.size, self.size, self.axis)
         return jax.lax.bitcast_convert_type(part, weight.dtype)
 
-    def of_host(self, array: np.ndarray, i: int) -> np.ndarray:
-        """The i-th slice of an array of NumPy's."""
-        part = slice(i * self.size, (i + 1) * self.size)
-        return np.ascontiguousarray(array[(slice(None),) * self.axis + (part,)])
-
     def of_scale(self, scale: jax.Array, i: int | jax.Array) -> jax.Array:
         """The scales of the i-th slice."""
         if self.along is None or scale.ndim <= self.along or scale.shape[self.along] == 1:
@@ -326,16 +306,6 @@ def cutting_of(
     return max(cuttings, key=lambda cutting: (cutting.number, cutting.along is not None), default=None)
 
 
-def _bits_dtype(dtype: np.dtype) -> np.dtype:
-    """Of the bits of 8-bit floats, as which XLA moves them without converting them; other dtypes as they are."""
-    is_float8 = dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating)
-    return np.dtype(np.uint8) if is_float8 else dtype
-
-
-def _as_bits(x: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(x, _bits_dtype(x.dtype))
-
-
 def put(i: Any, array: jax.Array, part: jax.Array) -> jax.Array:
     """Write the i-th part; what the whole weight has one of, such as a single scale, is the same in all parts."""
     cut = [
@@ -373,16 +343,15 @@ def numbers_from_host(layer: Any, array: Any) -> Any:
 
     def numbers_of_part(scales: object, part: object) -> Any:
         graphdef, state = nnx.split(scales, graph=True)
-        return compiled_numbers(state, part, None, graphdef, axes, 1)
+        return compiled_numbers(state, part, (), graphdef, axes, 1)
 
     proxy.record = Committed.of(proxy.tensor_quant, jnp.asarray(extremes, like.dtype)).record
     frozen, _ = jax.eval_shape(partial(numbers_of_part, proxy), like)
     numbers, valid = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), frozen.numbers), True
-    for i in range(cutting.number):
+    for i, part in enumerate(np.split(array, cutting.number, cutting.axis)):
         own = nnx.clone(proxy)
         cutting.cut_record(own, i)
-        part = jnp.asarray(cutting.of_host(array, i), like.dtype)
-        frozen_part, fits = numbers_of_part(own, part)
+        frozen_part, fits = numbers_of_part(own, jnp.asarray(np.ascontiguousarray(part), like.dtype))
         numbers, valid = jax.block_until_ready((_put_all(i, numbers, frozen_part.numbers), valid & fits))
     return dot.FrozenParam.holding(numbers, frozen.form), valid
 

@@ -98,14 +98,13 @@ def check(name: str, stored: Mapping[str, nnx.Variable[jax.Array] | None], new: 
     Raises:
         ValueError: other fields, dtypes or shapes than the cache has, but for one position.
     """
-    variables = {field: variable for field, variable in stored.items() if variable is not None}
-    shapes = {field: (*v.shape[:at], 1, *v.shape[at + 1 :]) for field, v in variables.items()}
-    fits = variables.keys() == new.keys() and all(
-        variables[field].dtype == array.dtype and shapes[field] == array.shape for field, array in new.items()
-    )
-    if not fits:
-        expected = {field: (v.dtype.name, shapes[field]) for field, v in variables.items()}
-        got = {field: (array.dtype.name, array.shape) for field, array in new.items()}
+    expected = {
+        field: (v.dtype.name, (*v.shape[:at], 1, *v.shape[at + 1 :]))
+        for field, v in stored.items()
+        if v is not None
+    }
+    got = {field: (array.dtype.name, array.shape) for field, array in new.items()}
+    if got != expected:
         raise ValueError(
             f"QuantMultiHeadAttention: {name} takes one position at a time, {expected}; got {got}.\n"
             "  cure: inputs of length 1 and of the batch that init_cache was given; init_cache again where quantizers "
@@ -125,7 +124,5 @@ def put(stored: nnx.Variable[jax.Array], new: jax.Array, index: jax.Array, at: i
     Returns:
         What is stored now.
     """
-    start = [jnp.zeros((), index.dtype)] * new.ndim
-    start[at] = index
-    stored[...] = jax.lax.dynamic_update_slice(stored[...], new, start)
+    stored[...] = jax.lax.dynamic_update_slice_in_dim(stored[...], new, index, at)
     return stored[...]

@@ -5,12 +5,10 @@ from dataclasses import replace
 from typing import Any, Self, TypeGuard, final
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jqinject.ops import float_grid, grid, lean
 from jqinject.ops.cut import Cut, cut_in_place
-from jqinject.ops.groups import elements_axis
 from jqinject.quant_tensor.array_methods import attribute, kind_of
 from jqinject.quant_tensor.group_layout import Groups, Layout
 from jqinject.quant_tensor.public_tensors import (
@@ -266,6 +264,7 @@ def smaller_groups(x: GroupwiseIntQuantTensor, size: int) -> GroupwiseIntQuantTe
         size: elements of a smaller group.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> x = GroupwiseIntQuantTensor(jnp.ones((1, 4)), jnp.ones((1, 1)), 0.0, 4, 0, 8, True, False, (3,))
         >>> smaller_groups(x, 2).value_
         Array([[1., 1.],
@@ -278,12 +277,9 @@ def smaller_groups(x: GroupwiseIntQuantTensor, size: int) -> GroupwiseIntQuantTe
         if metadata.ndim == 0:
             return metadata
         if layout.piece is None:
-            axis = elements_axis(groups.dim) % metadata.ndim - 1
-            return Cut(axis, x.group_size, size).of_pieces(metadata, groups.length)
-        axis = groups.dim % metadata.ndim
-        if metadata.shape[axis] == 1:
-            return jnp.expand_dims(metadata, axis + 1)
-        return jax.lax.slice_in_dim(groups.split(metadata), 0, 1, axis=axis + 1)
+            cut = Cut(groups.dim % metadata.ndim - 1, x.group_size, size)
+            return cut.of_pieces(metadata, groups.length)
+        return jax.lax.slice_in_dim(groups.split(metadata), 0, 1, axis=groups.dim)
 
     scale, zero = jax.tree.map(of_pieces, (x._scale, x._zero_point))
     payload = None if x._payload is None else groups.split(layout.join(x._payload))

@@ -186,6 +186,11 @@ def test_one_equation_with_sorted_inputs():
         numbers_of_leaves([1], param.form)
 
 
+def test_what_is_no_quant_tensor_is_not_frozen():
+    with pytest.raises(TypeError, match="must be a QuantTensor, got ArrayImpl"):
+        frozen_numbers(jnp.ones((2, 2)), (), False, None, ScaleForms())
+
+
 def stacked(count=3):
     """A stack of tables, and their dequantized numbers."""
 

@@ -30,12 +30,6 @@ class StoredForm:
     dtype: np.dtype
     summed: tuple[int, ...]
 
-    @classmethod
-    def of(cls, payload: jax.Array, summed: tuple[int, ...]) -> "StoredForm":
-        """The form of a payload."""
-        axes = tuple(axis % payload.ndim for axis in summed)
-        return cls(tuple(payload.shape), np.dtype(payload.dtype), axes)
-
     @cached_property
     def order(self) -> tuple[int, ...]:
         """The axes in stored order."""

@@ -152,25 +152,25 @@ def frozen_numbers(
         >>> numbers["value"], quant_tensor_of(numbers, form).value
         (Array([[ 2, -1]], dtype=int8), Array([[ 1. , -0.5]], dtype=float32))
     """
-    value_dtype, groups, metadata = np.dtype(weight.dtype), None, (weight.scale, weight.zero_point)
+    grid, value_dtype, groups = _known_grid(weight), np.dtype(weight.dtype), None
+    summed = tuple(axis % weight.ndim for axis in summed)
     if is_grouped(weight):
-        groups, axes_of_sums = weight.groups, None
-        metadata = weight.scale_, weight.zero_point_
+        groups, axes_of_sums, scale, zero = weight.groups, None, weight.scale_, weight.zero_point_
         if cut is None:
-            ndim = weight.ndim
-            summed = with_two_axes((axis % ndim for axis in summed), groups.dim % ndim)
+            summed = with_two_axes(summed, groups.dim % weight.ndim)
         weight = weight.grouped if cut is None else without_groups(weight, cut)
+    else:
+        scale, zero = weight.scale, weight.zero_point
     ndim = weight.ndim + (cut is not None)
-    grid = _known_grid(weight)
     payload = weight.narrow_numbers()
-    stored = StoredForm.of(payload, summed)
-    scale, factor = forms.of_scale(shaping.full_rank(metadata[0], ndim), groups)
+    stored = StoredForm(tuple(payload.shape), np.dtype(payload.dtype), summed)
+    scale, factor = forms.of_scale(shaping.full_rank(scale, ndim), groups)
     numbers = {"value": stored.stored(payload), "scale": scale}
     if factor is not None:
         numbers["scale_factor"] = factor
-    if on_integers(weight):
+    if grid.is_integer:
         if has_zero_point:
-            zero = shaping.full_rank(metadata[1], ndim)
+            zero = shaping.full_rank(zero, ndim)
             numbers["zero_point"] = forms.of_zero_point(zero, payload.dtype, groups)
         if payload.dtype.itemsize == 1 and axes_of_sums is not None:
             numbers["sums"] = jnp.sum(payload, axis=axes_of_sums, dtype=jnp.int32, keepdims=True)
@@ -292,10 +292,10 @@ def has_low_bits(x: object) -> bool:
 
 
 def _known_grid(weight: object) -> Grid:
-    """The number format of a quantized weight without groups; a learned one with its current widths."""
+    """The number format of a quantized weight; a learned one with its current widths."""
     if not is_quantized(weight):
         raise TypeError(f"a weight that is frozen must be a QuantTensor, got {type(weight).__name__}")
-    if not on_integers(weight):
+    if not weight.grid.is_integer:
         return weight.known_format("a frozen weight")
     if not is_concrete(weight.bit_width):
         raise ValueError(

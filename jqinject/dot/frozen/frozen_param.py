@@ -2,9 +2,9 @@
 
 import math
 import sys
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import jax
@@ -35,19 +35,16 @@ READS_WHOLE = "reads_whole"
 
 
 class LowBitArray:
-    """Abstract: low-bit numbers in the place of a float array, whose facts are known without computing anything."""
+    """Abstract: low-bit numbers in the place of a float array, whose facts are known without computing anything.
+
+    Attributes:
+        numbers: the arrays by name, as `frozen_numbers` lists them, or their shapes.
+        form: what is static in the numbers.
+    """
 
     is_stored: ClassVar[bool] = True
-
-    @property
-    @abstractmethod
-    def numbers(self) -> Mapping[str, Any]:
-        """The arrays by name, as `frozen_numbers` lists them, or their shapes."""
-
-    @property
-    @abstractmethod
-    def form(self) -> FrozenForm:
-        """What is static in the numbers."""
+    numbers: Any
+    form: Any
 
     def quant_tensor(self, dtype: DTypeLike | None = None) -> Any:
         """The numbers as a QuantTensor, dequantized when its value is read.
@@ -259,26 +256,19 @@ class FrozenParam(LowBitArray, Frozen):
             return array if index is ... else jax.eval_shape(lambda x: x[index], array)
         if not isinstance(numbers, dict) or kinds != {jax.Array}:
             return numbers  # a prefix of a transformation, or a tree of shardings
-        return self._as_read(self._read(numbers, index))
-
-    def _read(self, numbers: dict[str, jax.Array], index: object) -> jax.Array:
-        if isinstance(index, nnx.Variable):
-            index = index.get_value()
-        form = self.form
-        if index is not ... and not self.get_metadata(READS_WHOLE, False):
-            fitted = form.fitted(tuple(numbers["value"].shape))
-            value = look_up(numbers, fitted, index, lambda numbers: dequantize(numbers, form))
-            if value is not None:
-                return value
-        value = dequantize(numbers, form)
-        return value if index is ... else value[index]
-
-    def _as_read(self, value: jax.Array) -> jax.Array:
-        """What the parameter's own hooks make of it."""
+        value = self._read(numbers, index.get_value() if isinstance(index, nnx.Variable) else index)
         hooks = self.get_metadata("on_get_value", ())
         for hook in hooks if isinstance(hooks, tuple) else (hooks,):
             value = hook(self, value)
         return value
+
+    def _read(self, numbers: dict[str, jax.Array], index: object) -> jax.Array:
+        read = partial(dequantize, form=self.form)
+        if index is ...:
+            return read(numbers)
+        if self.get_metadata(READS_WHOLE, False):
+            return read(numbers)[index]
+        return look_up(numbers, self.form.fitted(tuple(numbers["value"].shape)), index, read)
 
     def __getattr__(self, name: str) -> Any:
         metadata = flax_internals.metadata_of(self)

@@ -17,23 +17,21 @@ def look_up(
     form: FrozenForm,
     index: object,
     dequantize: Callable[[dict[str, jax.Array]], jax.Array],
-) -> jax.Array | None:
+) -> jax.Array:
     """Index a weight by integers, arrays of integers, and slices: its stored numbers, as far as possible.
 
-    Axes that are cut into groups or packed into bytes are indexed in the dequantized array.
+    Axes that are cut into groups or packed into bytes are indexed in the dequantized array, and so is a weight by an
+    index of another kind (masks, new axes, several arrays).
 
     Args:
         numbers: as stored.
         form: theirs, `fitted`.
         index: as in `weight[index]`.
         dequantize: the numbers, which keep every axis, to an array.
-
-    Returns:
-        None for an index of another kind (masks, new axes, several arrays): it needs the whole array.
     """
     entries = _entries(index, form.shape)
     if entries is None:
-        return None
+        return dequantize(numbers)[index]
     rest = list(map(_keeping_rank, entries))
     for axis, entry in enumerate(rest):
         place = form.axis_of_payload(axis)

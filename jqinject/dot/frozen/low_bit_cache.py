@@ -7,6 +7,7 @@ so that rows are written and read one by one.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ from jqinject.dot.frozen.frozen_param import LowBitArray
 from jqinject.quant_tensor import is_grouped, is_quantized
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
 class LowBitCache(LowBitArray):
     """An array of a cache in low bits: its payload, and what each row along the last axis is scaled by.
 
@@ -28,7 +30,7 @@ class LowBitCache(LowBitArray):
     memory. Read as an array (`jnp.asarray`, an index), it is dequantized. A pytree: it passes `jax.jit`, `lax.scan`
     and `jax.device_put` as the dict of its arrays does.
 
-    Args:
+    Attributes:
         numbers: arrays by name: `value` (the payload), `scale`, and maybe `zero_point`.
         form: what is static in them.
 
@@ -40,8 +42,8 @@ class LowBitCache(LowBitArray):
         ((1, 1, 1, 2), 'float32', 6, Array([ 1. , -0.5], dtype=float32))
     """
 
-    def __init__(self, numbers: Mapping[str, object], form: FrozenForm) -> None:
-        self._numbers, self._form = dict(numbers), form
+    numbers: dict[str, Any]
+    form: FrozenForm = field(metadata={"static": True})
 
     @classmethod
     def of(cls, x: Any, has_zero_point: bool = False) -> "LowBitCache":
@@ -68,23 +70,13 @@ class LowBitCache(LowBitArray):
             numbers[name] = jnp.broadcast_to(array, rows)
         return cls(numbers, form)
 
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """The arrays by name."""
-        return self._numbers
-
-    @property
-    def form(self) -> FrozenForm:
-        """What is static in them."""
-        return self._form
-
     def dequantized(self) -> jax.Array:
         """The numbers as an array of the cache's dtype."""
         return self.quant_tensor().value
 
     def with_numbers(self, numbers: Mapping[str, object]) -> "LowBitCache":
         """The same form with other numbers."""
-        return LowBitCache(numbers, self.form)
+        return LowBitCache(dict(numbers), self.form)
 
     def fits(self, rows: "LowBitCache") -> bool:
         """Whether rows are stored in the same form: they may have other sizes, but for the features."""
@@ -124,17 +116,6 @@ class LowBitCache(LowBitArray):
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}={x.dtype}{list(x.shape)}" for name, x in self.numbers.items())
         return f"LowBitCache({self.dtype}{list(self.shape)}: {arrays})"
-
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[tuple[str, ...], FrozenForm]]:
-        """See `jax.tree_util.register_pytree_with_keys_class`."""
-        names = tuple(sorted(self.numbers))
-        return [(jax.tree_util.DictKey(name), self.numbers[name]) for name in names], (names, self.form)
-
-    @classmethod
-    def tree_unflatten(cls, static: tuple[tuple[str, ...], FrozenForm], leaves: Any) -> "LowBitCache":
-        """See `jax.tree_util.register_pytree_with_keys_class`."""
-        names, form = static
-        return cls(dict(zip(names, leaves, strict=True)), form)
 
 
 def is_low_bit_cache(x: object) -> bool:

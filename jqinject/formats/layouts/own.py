@@ -69,9 +69,7 @@ def _matrix(tensors: Tensors, name: str, settings: Settings) -> StoredMatrix:
     arrays = {end: tensors.take(f"{name}.{end}") for end in ends}
     if f"{name}.scale_factor" in tensors:
         arrays["factor"] = tensors.take_number(f"{name}.scale_factor", "one factor of all scales")
-    grid: Grid = (
-        MINIFLOATS[minifloat] if minifloat in MINIFLOATS else IntGrid(bits, settings.flag("signed", True))
-    )
+    grid: Grid = MINIFLOATS.get(minifloat) or IntGrid(bits, settings.flag("signed", True))
     if kind == "table":
         table = arrays["table"] = tensors.take(f"{name}.table", (None,), dtype="float32")
         if not 1 <= table.shape[0] <= 2**bits:

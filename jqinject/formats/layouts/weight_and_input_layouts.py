@@ -73,10 +73,8 @@ def _with_scale(tensors: Tensors, module: str, inputs: InputFormat) -> InputForm
         return None
     scale = tensors.take_number(name, "one scale of the input").floats()
     # That of groups is the other way around in compressed-tensors, whose global scale it is.
-    return (
-        replace(inputs, global_scale=np.float32(1) / scale)
-        if inputs.dynamic
-        else replace(inputs, scale=scale)
+    return replace(
+        inputs, **({"global_scale": np.float32(1) / scale} if inputs.dynamic else {"scale": scale})
     )
 
 

@@ -3,11 +3,10 @@
 Scales of a quantized cache (`k_scale`, `v_scale`) go into the quantizers of keys and values.
 """
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 import jax.numpy as jnp
@@ -28,7 +27,7 @@ from jqinject.model.quantizing.rules import COUNTERPARTS
 from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.proxy import ActQuantProxyFromInjector, transform_of
+from jqinject.proxy import ActQuantProxyFromInjector
 from jqinject.quant.minifloat.blocks import Fp8e4m3Scales
 from jqinject.quant_tensor import on_integers, on_minifloats
 
@@ -141,11 +140,7 @@ def static_format(proxy: ActQuantProxyFromInjector) -> InputFormat | None:
     sample = proxy.sample()
     scale, zero = (np.asarray(x, np.float32).reshape(-1) for x in (sample.scale, sample.zero_point))
     is_float = on_minifloats(sample)
-    is_byte = (
-        np.dtype(sample.q_dtype) == E4M3.dtype
-        if is_float
-        else on_integers(sample) and int(sample.bit_width) == 8
-    )
+    is_byte = np.dtype(sample.q_dtype) == E4M3.dtype or (on_integers(sample) and int(sample.bit_width) == 8)
     if not is_byte or scale.size != 1 or zero.size > 1:
         return None
     static = InputFormat("float" if is_float else "int", 8, dynamic=False, scale=scale)
@@ -155,6 +150,23 @@ def static_format(proxy: ActQuantProxyFromInjector) -> InputFormat | None:
     is_integer = np.all(zero == np.round(zero))
     unsigned = replace(static, symmetric=False, zero_point=zero, unsigned=not sample.signed)
     return unsigned if is_integer else None
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The `kind` of a `Sized` that permutes channels by the order of a checkpoint; compared by value.
+
+    Attributes:
+        order: int32, as bytes.
+    """
+
+    order: bytes = field(repr=False)
+
+    def __call__(self, channels: int) -> Permutation:
+        """Make the permutation."""
+        permutation = Permutation(channels)
+        permutation.order.set_value(jnp.asarray(np.frombuffer(self.order, np.int32)))
+        return permutation
 
 
 def rules_of(model: nnx.Module, low_bits: list[Assignment], caches: Mapping[str, InputFormat]) -> list[Rule]:
@@ -170,7 +182,7 @@ def rules_of(model: nnx.Module, low_bits: list[Assignment], caches: Mapping[str,
         inputs = input_quantizer(input_of(assignment.matrices), assignment.path)
         order = column_order(assignment)
         if order is not None:
-            declared = Sized(Permutation, order.size, _digest(order))  # `set_orders` fills the order in
+            declared = Sized(Ordered(order.astype(np.int32).tobytes()), order.size)
             inputs = (inputs or quant.NoneActQuant).let(pre_transform=declared)
         pattern = re.escape(module if module in layers else assignment.path)
         rules.append(Rule(pattern, weight_quant=quant.Int8WeightPerChannelFloat, input_quant=inputs))
@@ -244,21 +256,6 @@ def column_order(assignment: Assignment) -> np.ndarray | None:
     first, *others = (matrix.order() for matrix in assignment.matrices)
     is_shared = not assignment.depth and all(np.array_equal(order, first) for order in others)  # pyright: ignore
     return first if is_shared else None
-
-
-def set_orders(model: nnx.Module, low_bits: list[Assignment]) -> None:
-    """Fill in the orders of permuted inputs, which `rules_of` declared."""
-    orders = map(column_order, low_bits)
-    by_label = {_digest(order): order for order in orders if order is not None}
-    for module in ModelIndex(model).modules if by_label else ():
-        if isinstance(module, ActQuantProxyFromInjector) and isinstance(module.pre_transform, Permutation):
-            declared = transform_of(module.binding)
-            if declared.label in by_label:
-                module.pre_transform.put(jnp.asarray(by_label[declared.label]))
-
-
-def _digest(order: np.ndarray) -> str:
-    return hashlib.sha256(order.astype(np.int32).tobytes()).hexdigest()[:16]
 
 
 def cache_proxies(model: nnx.Module) -> dict[str, ActQuantProxyFromInjector]:

@@ -167,7 +167,6 @@ def load(
             return quantize(floats, rules, inputs=inputs)
 
     loaded = load_frozen(make, _arrays(model, opened, plan, {assignment.path for assignment in low_bits}))
-    layer_rules.set_orders(loaded, low_bits)
     layer_rules.set_ranges_of_stacks(loaded, low_bits)
     return loaded
 
