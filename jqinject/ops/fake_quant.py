@@ -155,21 +155,26 @@ def _times(x: jax.Array, end: jax.Array) -> jax.Array:
     return jax.lax.dot_general(end, x, (((), ()), ((), ())), precision=jax.lax.Precision.HIGHEST)
 
 
+def _share(x: jax.Array, y: jax.Array) -> jax.Array:
+    """1 where `x > y`, one half where they are equal, else 0: summed in one pass on a CPU."""
+    x, y, one, half = lean.unshared(x, y, 1.0, 0.5)
+    return half * (one + jax.lax.sign(x - y))
+
+
 def _change_within(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any) -> jax.Array:
     high, low = ends if len(ends) == 2 else (ends[0], -ends[0])
     if not to_range:
         inside = (low <= x) & (x <= high)
         return jnp.zeros_like(x) if dx is None else lean.choose(inside, dx, 0.0)
-    # As the derivatives of `jnp.minimum(jnp.maximum(x, low), high)`, one half each where `x` equals an end: `below` is
-    # the share that the upper end leaves, and `inside` what the lower one leaves of it for `x`.
-    above, below = 0.5 + 0.5 * jax.lax.sign(x - low), 0.5 + 0.5 * jax.lax.sign(high - x)
-    inside = above * below
+    # As the derivatives of `jnp.minimum(jnp.maximum(x, low), high)`, one half each where `x` equals an end: the upper
+    # end leaves a share of the gradient, and of that the lower one leaves a share for `x`.
+    inside = (0.5 + 0.5 * jax.lax.sign(x - low)) * (0.5 + 0.5 * jax.lax.sign(high - x))
     parts: list[jax.Array] = [] if dx is None else [inside * dx]
     dhigh, dlow = dends if len(ends) == 2 else (dends[0], None if dends[0] is None else -dends[0])
     if dlow is not None:
-        parts.append(_times(below - inside, dlow))
+        parts.append(_times(_share(low, x) * _share(high, x), dlow))
     if dhigh is not None:
-        parts.append(_times(1.0 - below, dhigh))
+        parts.append(_times(_share(x, high), dhigh))
     return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(x)
 
 
@@ -347,9 +352,16 @@ class Steps:
 
     def rounded(self, x: jax.Array, scale: jax.Array, zero_point: Offset) -> tuple[jax.Array, jax.Array]:
         """`x / scale`, and the whole number that it is rounded to with the zero point added."""
-        one_for_many = self.by_reciprocal and (self.repeated or scale.size != x.size)
-        steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
+        steps = self.in_steps(x, scale, quotient)
         return steps, self.rounding(steps if zero_point is None else steps + zero_point)
+
+    def in_steps(
+        self, x: jax.Array, scale: jax.Array, divided: Callable[[jax.Array, jax.Array], jax.Array]
+    ) -> jax.Array:
+        """`x / scale`, by that division."""
+        if self.by_reciprocal and (self.repeated or scale.size != x.size):
+            return x * divided(jnp.float32(1.0), scale)
+        return divided(x, scale)
 
     def quantized(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, low: jax.Array, high: jax.Array
@@ -389,6 +401,33 @@ def _error_times(y: jax.Array, x: jax.Array, relative_change: jax.Array) -> jax.
     return (y - x) * relative_change
 
 
+def _error(
+    how: Steps, x: jax.Array, scale: jax.Array, zero_point: Offset, low: jax.Array, high: jax.Array
+) -> jax.Array:
+    """Return `q - zero_point - x / scale` where `x` lies within the bounds, beyond them `q - zero_point`.
+
+    Written without a comparison, a choice or `lax.clamp`, and with a division of its own: so XLA sums its products with
+    the incoming gradient in one pass on a CPU, and writes none of its steps to memory.
+    """
+    largest = float(jnp.finfo(jnp.float32).max)
+    scale, again, one, least, most = lean.unshared(scale, scale, 1.0, -largest, largest)
+    steps = how.in_steps(x, scale, lambda x, scale: x / jnp.minimum(jnp.maximum(x, scale), again))
+    place = how.rounding(steps if zero_point is None else steps + zero_point)
+    integers = clamped = _clamped(place, scale, low, high)
+    if how.clamps_first:
+        place = steps if zero_point is None else steps + zero_point
+        clamped = _clamped(place, again, low, high)
+    inside = one - jax.lax.sign(jax.lax.abs(place - clamped))
+    centered = integers if zero_point is None else integers - zero_point
+    return centered - jnp.minimum(jnp.maximum(steps, least), most) * inside
+
+
+def _clamped(x: jax.Array, by: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+    """`bounded`, with bounds of its own, told from others by a number of this quantizer."""
+    _, low, high = lean.unshared(by, low, high)
+    return jnp.minimum(jnp.maximum(x, low), high)
+
+
 def _change(how: Steps, primals: Primals, tangents: Tangents) -> jax.Array:
     x, scale, zero_point, low, high = primals
     along_x, along_scale, along_zero_point, along_low, along_high = tangents
@@ -403,7 +442,7 @@ def _change(how: Steps, primals: Primals, tangents: Tangents) -> jax.Array:
     if along_x is not None:
         parts.append(jax.lax.optimization_barrier(along_x) * inside.astype(jnp.float32))
     if along_scale is not None:
-        parts.append(lean.choose(inside, centered - steps, centered) * along_scale)
+        parts.append(_error(how, x, scale, zero_point, low, high) * along_scale)
     # Beyond a bound y = (bound - zero_point) * scale.
     if along_zero_point is not None:
         parts.append(lean.choose(inside, 0.0, -scale * along_zero_point))

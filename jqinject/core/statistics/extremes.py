@@ -35,6 +35,16 @@ def _place(x: Tensors, value: jax.Array, k: int, positions: Tensors, over: ops.O
     return ops.locate(x, value, positions, over)
 
 
+def _by_maximum(x: jax.Array) -> jax.Array:
+    """Magnitudes."""
+    return jnp.maximum(x, -x)
+
+
+def _by_sign(x: jax.Array) -> jax.Array:
+    """Magnitudes."""
+    return jax.lax.sign(x) * x
+
+
 #: A few units in the last place below 1: an element this close to an extreme counts as the extreme.
 ALMOST = 1.0 - 2.0**-21
 TIES = (None, "first", "shared", "near")
@@ -108,13 +118,22 @@ class Ranked(Reduction):
 
     def _located(self, x: Tensors, measured: Measured, signs: Any, marks: Any) -> tuple[jax.Array, ...]:
         over = self.over
+        # Ranked by another operation than in `_changed`, or the compiler would make one array for both.
+        by = _by_sign if signs is None else _by_maximum
+        ranked = map_tensors(by, x) if self.of_magnitude else x
         if self._rule == "first":
-            ranked, ends = self._ranked(x, signs), zip(measured, self.ranks(over.count(x)), strict=False)
-            return tuple(_place(ranked, end, rank, marks, over) for end, rank in ends)
+            # Two ends would share an array of floats, which is twice one of integers in 16 bits.
+            positions = over.positions(x, in_floats=len(self.ends) == 1)
+            ends = zip(measured, self.ranks(over.count(x)), strict=False)
+            return tuple(_place(ranked, end, rank, positions, over) for end, rank in ends)
         # Of the zeros that fill up a group, those that are near hit too.
         fills = self._rule == "near" and isinstance(over.axes, cut.Cut)
         near = [(end == 0).astype(jnp.float32) if fills else None for end in measured]
-        return tuple(map(over.count_true, marks, near))
+        ends = zip(measured, near, (False, True), strict=False)
+        return tuple(
+            over.sum(map_tensors(lambda x, end=end, is_low=is_low: self._hit(x, end, is_low), ranked), zeros)
+            for end, zeros, is_low in ends
+        )
 
     def _changed(
         self, dx: Tensors, x: Tensors, measured: Measured, located: Measured, signs: Any, marks: Any
@@ -136,7 +155,7 @@ class Ranked(Reduction):
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
         if signs is not None:
             return map_tensors(jax.lax.mul, signs, x)
-        return map_tensors(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
+        return map_tensors(_by_maximum, x) if self.of_magnitude else x
 
     def _ranked_change(self, dx: Tensors, x: Tensors, signs: Any) -> Any:
         if signs is not None:
@@ -146,6 +165,14 @@ class Ranked(Reduction):
     @property
     def _rule(self) -> str:
         return self.ties or ("shared" if self.stats_reduce_dim is None else "first")
+
+    def _hit(self, x: jax.Array, end: jax.Array, is_low: bool) -> jax.Array:
+        """1 where an element shares the gradient of an end, else 0: in floats, which are counted in one pass."""
+        if self._rule != "near":
+            end, one = lean.unshared(end, 1.0)
+            return one - ops.missed(x, end)
+        end, zero, one = lean.unshared(end * ALMOST, 0.0, 1.0)
+        return one - jax.lax.sign(jnp.maximum(x - end if is_low else end - x, zero))
 
     def _hits(self, ranked: Tensors, measured: Measured) -> list[Any]:
         """Which elements are each of those measured: the upper end, and the lower if there are two."""
