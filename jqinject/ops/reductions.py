@@ -22,6 +22,7 @@ import numpy as np
 
 from jqinject.ops import lean, processes, ste
 from jqinject.ops.cut import Cut
+from jqinject.ops.one_operation import one_operation
 from jqinject.ops.sharding import Names, extreme_over, is_split, place_over, places_over, sharded_as, sum_over
 
 Axes = int | tuple[int, ...] | Cut | None
@@ -197,8 +198,8 @@ def locate(x: Tensors, value: jax.Array, positions: Tensors, over: Over) -> jax.
         over: the axes to search.
 
     Returns:
-        The position, of the dtype of `positions` and the shape of `value`; counted along the axes. -1 if nowhere, as a
-        nan and what is not finite.
+        The position, of the dtype of `positions` and the shape of `value`; counted along the axes. If nowhere, a larger
+        number than any position, or nan.
 
     Example:
         >>> x, over = jnp.array([1.0, 5.0, 5.0]), Over()
@@ -206,17 +207,19 @@ def locate(x: Tensors, value: jax.Array, positions: Tensors, over: Over) -> jax.
         Array(1., dtype=float32)
     """
 
-    dtype = parts_of(positions)[0].dtype
-    nowhere = COUNTED if dtype == jnp.float32 else jnp.iinfo(dtype).max
+    counts = parts_of(positions)[0].dtype == jnp.float32
+    return over.min(map_tensors(partial(_matching, value, counts), x, positions), of_zero=None)
 
-    def matching(x: jax.Array, positions: jax.Array) -> jax.Array:
-        if dtype != jnp.float32:
-            return lean.choose(x == value, positions, nowhere)
-        end, far = lean.unshared(value, nowhere)
-        return positions + far * missed(x, end)
 
-    first = over.min(map_tensors(matching, x, positions), of_zero=None)
-    return lean.choose(first < nowhere, first, -1)
+def _matching(value: jax.Array, counts: bool, x: jax.Array, positions: jax.Array) -> jax.Array:
+    if counts:
+        return one_operation(_place_or_beyond, x, value, positions)
+    return lean.choose(x == value, positions, jnp.iinfo(positions.dtype).max)
+
+
+def _place_or_beyond(x: jax.Array, value: jax.Array, positions: jax.Array) -> jax.Array:
+    value, positions, beyond = lean.unshared(value, positions, COUNTED)
+    return positions + beyond * missed(x, value)
 
 
 def picked(dx: Tensors, position: jax.Array, positions: Tensors, over: Over) -> jax.Array:
