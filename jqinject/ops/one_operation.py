@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
-import jax.core
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
