@@ -10,6 +10,7 @@ itself and maybe the result, which are there anyway, and nothing more is kept fo
 """
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike, DTypeLike
 
 from jqinject.ops import lean, processes, sharding
+from jqinject.ops.one_operation import one_operation
 from jqinject.ops.ste import Primals, Tangents, custom_jvp, nearest, with_gradient_of
 
 Offset = jax.Array | None
@@ -155,21 +157,34 @@ def _times(x: jax.Array, end: jax.Array) -> jax.Array:
     return jax.lax.dot_general(end, x, (((), ()), ((), ())), precision=jax.lax.Precision.HIGHEST)
 
 
+def _share(x: jax.Array, y: jax.Array) -> jax.Array:
+    """1 where `x > y`, one half where they are equal, else 0: summed in one pass on a CPU."""
+    x, y, one, half = lean.unshared(x, y, 1.0, 0.5)
+    return half * (one + jax.lax.sign(x - y))
+
+
+def _inside_ends(x: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
+    """What both ends leave for `x`; not of shares, so that the compiler sees another array."""
+    return (0.5 + 0.5 * jax.lax.sign(x - low)) * (0.5 + 0.5 * jax.lax.sign(high - x))
+
+
+def _beyond_low_end(x: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
+    return _share(low, x) * _share(high, x)
+
+
 def _change_within(to_range: bool, x: jax.Array, ends: Any, dx: Any, dends: Any) -> jax.Array:
     high, low = ends if len(ends) == 2 else (ends[0], -ends[0])
     if not to_range:
         inside = (low <= x) & (x <= high)
         return jnp.zeros_like(x) if dx is None else lean.choose(inside, dx, 0.0)
-    # As the derivatives of `jnp.minimum(jnp.maximum(x, low), high)`, one half each where `x` equals an end: `below` is
-    # the share that the upper end leaves, and `inside` what the lower one leaves of it for `x`.
-    above, below = 0.5 + 0.5 * jax.lax.sign(x - low), 0.5 + 0.5 * jax.lax.sign(high - x)
-    inside = above * below
-    parts: list[jax.Array] = [] if dx is None else [inside * dx]
+    # As the derivatives of `jnp.minimum(jnp.maximum(x, low), high)`, one half each where `x` equals an end: the upper
+    # end leaves a share of the gradient, and of that the lower one leaves a share for `x`.
+    parts: list[jax.Array] = [] if dx is None else [one_operation(_inside_ends, x, high, low) * dx]
     dhigh, dlow = dends if len(ends) == 2 else (dends[0], None if dends[0] is None else -dends[0])
     if dlow is not None:
-        parts.append(_times(below - inside, dlow))
+        parts.append(_times(one_operation(_beyond_low_end, x, high, low), dlow))
     if dhigh is not None:
-        parts.append(_times(1.0 - below, dhigh))
+        parts.append(_times(one_operation(_share, x, high), dhigh))
     return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(x)
 
 
@@ -347,9 +362,16 @@ class Steps:
 
     def rounded(self, x: jax.Array, scale: jax.Array, zero_point: Offset) -> tuple[jax.Array, jax.Array]:
         """`x / scale`, and the whole number that it is rounded to with the zero point added."""
-        one_for_many = self.by_reciprocal and (self.repeated or scale.size != x.size)
-        steps = x * quotient(jnp.float32(1.0), scale) if one_for_many else quotient(x, scale)
+        steps = self.in_steps(x, scale, quotient)
         return steps, self.rounding(steps if zero_point is None else steps + zero_point)
+
+    def in_steps(
+        self, x: jax.Array, scale: jax.Array, divided: Callable[[jax.Array, jax.Array], jax.Array]
+    ) -> jax.Array:
+        """`x / scale`, by that division."""
+        if self.by_reciprocal and (self.repeated or scale.size != x.size):
+            return x * divided(jnp.float32(1.0), scale)
+        return divided(x, scale)
 
     def quantized(
         self, x: jax.Array, scale: jax.Array, zero_point: Offset, low: jax.Array, high: jax.Array
@@ -389,29 +411,84 @@ def _error_times(y: jax.Array, x: jax.Array, relative_change: jax.Array) -> jax.
     return (y - x) * relative_change
 
 
+def _bounds_compared(
+    how: Steps,
+    by: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    scale: jax.Array,
+    low: jax.Array,
+    high: jax.Array,
+    zero_point: Offset = None,
+) -> jax.Array:
+    """1 where the place of a number within the bounds compares `by` with where it lies, else 0."""
+    place, integers = how.rounded(x, scale, zero_point)
+    if not how.clamps_first:
+        place = integers
+    elif zero_point is not None:
+        place = place + zero_point
+    return by(bounded(place, low, high), place).astype(jnp.float32)
+
+
+def _summable(
+    how: Steps, x: jax.Array, scale: jax.Array, low: jax.Array, high: jax.Array, zero_point: Offset
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`x / scale`, the integers, and 1 where a number lies beyond the bounds, else 0.
+
+    Written without a comparison, a choice or `lax.clamp`, and with a division of its own: so XLA sums products of them
+    with the incoming gradient in one pass on a CPU, and writes none of their steps to memory.
+    """
+
+    def clamped(x: jax.Array, number: jax.Array) -> jax.Array:
+        _, least, most = lean.unshared(number, low, high)
+        return jnp.minimum(jnp.maximum(x, least), most)
+
+    scale, again = lean.unshared(scale, scale)
+    steps = how.in_steps(x, scale, lambda x, scale: x / jnp.minimum(jnp.maximum(x, scale), again))
+    place = steps if zero_point is None else steps + zero_point
+    rounded = how.rounding(place)
+    integers = clamped(rounded, scale)
+    beyond = place - clamped(place, again) if how.clamps_first else rounded - integers
+    return steps, integers, jax.lax.sign(jax.lax.abs(beyond))
+
+
+def _error(
+    how: Steps, x: jax.Array, scale: jax.Array, low: jax.Array, high: jax.Array, zero_point: Offset = None
+) -> jax.Array:
+    """`q - zero_point - x / scale` where a number lies within the bounds, beyond them `q - zero_point`."""
+    steps, integers, outside = _summable(how, x, scale, low, high, zero_point)
+    largest = float(jnp.finfo(jnp.float32).max)
+    _, one, least, most = lean.unshared(scale, 1.0, -largest, largest)
+    centered = integers if zero_point is None else integers - zero_point
+    return centered - jnp.minimum(jnp.maximum(steps, least), most) * (one - outside)
+
+
+def _outside(how: Steps, *numbers: jax.Array) -> jax.Array:
+    """1 where a number lies beyond the bounds, else 0."""
+    return _summable(how, *numbers)[2]
+
+
 def _change(how: Steps, primals: Primals, tangents: Tangents) -> jax.Array:
     x, scale, zero_point, low, high = primals
     along_x, along_scale, along_zero_point, along_low, along_high = tangents
-    steps, place = how.rounded(x, scale, zero_point)
-    clamped = integers = bounded(place, low, high)
-    centered = integers if zero_point is None else integers - zero_point
-    if how.clamps_first:
-        place = steps if zero_point is None else steps + zero_point
-        clamped = bounded(place, low, high)
-    inside = clamped == place
+    numbers = (x, scale, low, high) if zero_point is None else (x, scale, low, high, zero_point)
+
+    def compared(by: Callable[..., jax.Array]) -> jax.Array:
+        return one_operation(processes.Bound(_bounds_compared, (how, by)), *numbers)
+
     parts = []
     if along_x is not None:
-        parts.append(jax.lax.optimization_barrier(along_x) * inside.astype(jnp.float32))
+        parts.append(jax.lax.optimization_barrier(along_x) * compared(operator.eq))
     if along_scale is not None:
-        parts.append(lean.choose(inside, centered - steps, centered) * along_scale)
+        parts.append(one_operation(processes.Bound(_error, (how,)), *numbers) * along_scale)
     # Beyond a bound y = (bound - zero_point) * scale.
     if along_zero_point is not None:
-        parts.append(lean.choose(inside, 0.0, -scale * along_zero_point))
+        outside = one_operation(processes.Bound(_outside, (how,)), *numbers)
+        parts.append(outside * (-scale * along_zero_point))
     if along_low is not None:
-        parts.append(lean.choose(place < low, scale * along_low, 0.0))
+        parts.append(compared(operator.gt) * (scale * along_low))
     if along_high is not None:
-        parts.append(lean.choose(place > high, scale * along_high, 0.0))
-    return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(centered)
+        parts.append(compared(operator.lt) * (scale * along_high))
+    return sum(parts[1:], parts[0]) if parts else jnp.zeros_like(x)
 
 
 quantize_in_steps.defjvp(_jvp, symbolic_zeros=True)

@@ -51,6 +51,19 @@ def _filled(x: ArrayLike, shape: tuple[int, ...], dtype: DTypeLike, like: jax.Ar
     return sharded_as(jnp.broadcast_to(jnp.asarray(x, dtype), shape), like)
 
 
+def unshared(*numbers: ArrayLike) -> list[jax.Array]:
+    """The same numbers or arrays, whose broadcasts no other operation shares.
+
+    XLA on a CPU sums elementwise operations in one pass over memory, but what other operations use too, as a number
+    that was broadcast, it writes to memory first, as a whole array.
+
+    Example:
+        >>> unshared(jnp.float32(2))
+        [Array(2., dtype=float32)]
+    """
+    return jax.lax.optimization_barrier([jnp.asarray(number, jnp.float32) for number in numbers])
+
+
 def shaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`x.reshape(shape)`; `x` itself where it has that shape.
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from jqinject.ops import lean, processes, ste
 from jqinject.ops.cut import Cut
+from jqinject.ops.one_operation import one_operation
 from jqinject.ops.sharding import Names, extreme_over, is_split, place_over, places_over, sharded_as, sum_over
 
 Axes = int | tuple[int, ...] | Cut | None
@@ -29,6 +30,10 @@ Axes = int | tuple[int, ...] | Cut | None
 Tensors = jax.Array | tuple[jax.Array, ...]
 #: What a statistic measures of a tensor: one small array, or several.
 Measured = jax.Array | tuple[jax.Array, ...]
+
+
+#: As many elements float32 counts one by one.
+COUNTED = 2**24
 
 
 #: `map_tensors(function, x, *others)`: a function applied to each of some tensors.
@@ -91,28 +96,18 @@ class Over(NamedTuple):
     min = partialmethod(_reduced, _Kind(jnp.min, jnp.minimum, partial(extreme_over, jax.lax.pmin)), of_zero=0)
     sum = partialmethod(_reduced, _Kind(jnp.sum, jnp.add, sum_over))
 
-    def count_true(self, x: Tensors, of_zero: jax.Array | None = None) -> jax.Array:
-        """How many elements are true, float32; of a whole array as a product with ones, which is one operation.
+    def positions(self, x: Tensors, in_floats: bool = False) -> tuple[jax.Array, ...] | jax.Array:
+        """The number of each element, counted along the axes in their order; one array for each tensor.
 
         Args:
-            x: booleans.
-            of_zero: whether a zero that fills up a group counts, as a float; None if it does not.
-        """
-        # The narrowest integers, which a compiler may have to store, hold 0 and 1.
-        bits = map_tensors(lambda x: x.astype(jnp.int8), x)
-        if self.axes is not None or self.names or isinstance(bits, tuple) or is_split(bits):
-            return self.sum(map_tensors(lambda bits: bits.astype(jnp.float32), bits), of_zero)
-        every = tuple(range(bits.ndim))
-        ones, numbers = np.broadcast_to(np.float32(1), bits.shape), ((every, every), ((), ()))
-        return jax.lax.dot_general(bits, ones, numbers, preferred_element_type=jnp.float32)
-
-    def positions(self, x: Tensors) -> tuple[jax.Array, ...] | jax.Array:
-        """The number of each element, counted along the axes in their order, in 16 bits if they suffice, else 32; one
-        array for each tensor.
+            x: the tensor, or several.
+            in_floats: for `locate`: in float32 as far as it counts. Else in 16 bits if they suffice, else 32.
         """
         parts = parts_of(x)
         before = [0, *accumulate(_elements(self.axes, part.shape) for part in parts)]
-        dtype = np.dtype(np.int16 if self.count(x) < 2**15 else np.int32)
+        count = self.count(x)
+        dtype = np.dtype(np.int16 if count < 2**15 else np.int32)
+        dtype = np.dtype(np.float32) if in_floats and count < COUNTED else dtype
         numbered = [
             self._numbered(part, start, before[-1], dtype) for part, start in zip(parts, before, strict=False)
         ]
@@ -180,29 +175,51 @@ def change_of_magnitude(x: Tensors, dx: Tensors) -> Any:
     return map_tensors(lambda x, dx: jax.lax.sign(x) * dx, x, dx)
 
 
+def missed(x: jax.Array, value: jax.Array) -> jax.Array:
+    """0 where `x == value`, elsewhere 1; nan where `x` is, and where both are infinite.
+
+    Its sum, or its minimum, is one pass over memory on a CPU, where XLA writes comparisons to memory to reduce them.
+
+    Example:
+        >>> missed(jnp.array([1.0, 5.0]), jnp.float32(5))
+        Array([1., 0.], dtype=float32)
+    """
+    return jax.lax.sign(jax.lax.abs(x - value))
+
+
 @processes.one_program("over")
 def locate(x: Tensors, value: jax.Array, positions: Tensors, over: Over) -> jax.Array:
-    """The position at which the element `value` of `x` first occurs; a nan occurs nowhere.
+    """The position at which the element `value` of `x` first occurs.
 
     Args:
         x: the tensor, or several.
         value: an element of it; a scalar over the whole tensor, else with size 1 in the axes.
-        positions: of the elements: `over.positions(x)`.
+        positions: of the elements: `over.positions(x, in_floats=True)`.
         over: the axes to search.
 
     Returns:
-        The position, an integer, of the shape of `value`; counted along the axes. The largest integer if nowhere.
+        The position, of the dtype of `positions` and the shape of `value`; counted along the axes. If nowhere, a larger
+        number than any position, or nan.
 
     Example:
         >>> x, over = jnp.array([1.0, 5.0, 5.0]), Over()
-        >>> locate(x, jnp.float32(5), over.positions(x), over)
-        Array(1, dtype=int16)
+        >>> locate(x, jnp.float32(5), over.positions(x, in_floats=True), over)
+        Array(1., dtype=float32)
     """
 
-    def matching(x: jax.Array, positions: jax.Array) -> jax.Array:
-        return lean.choose(x == value, positions, jnp.iinfo(positions.dtype).max)
+    counts = parts_of(positions)[0].dtype == jnp.float32
+    return over.min(map_tensors(partial(_matching, value, counts), x, positions), of_zero=None)
 
-    return over.min(map_tensors(matching, x, positions), of_zero=None)
+
+def _matching(value: jax.Array, counts: bool, x: jax.Array, positions: jax.Array) -> jax.Array:
+    if counts:
+        return one_operation(_place_or_beyond, x, value, positions)
+    return lean.choose(x == value, positions, jnp.iinfo(positions.dtype).max)
+
+
+def _place_or_beyond(x: jax.Array, value: jax.Array, positions: jax.Array) -> jax.Array:
+    value, positions, beyond = lean.unshared(value, positions, COUNTED)
+    return positions + beyond * missed(x, value)
 
 
 def picked(dx: Tensors, position: jax.Array, positions: Tensors, over: Over) -> jax.Array:

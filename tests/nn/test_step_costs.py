@@ -34,17 +34,17 @@ def float8(scaling):
 
 # keywords of the layer; at most: bytes accessed over the float layer's, conditionals, loops
 CASES = {
-    "w8": (W8, 2.01, 0, 0),
-    "w8, learned scales": ({"weight_quant": q.Int8WeightPerChannelLearned}, 2.09, 1, 0),
-    "w4 in groups": ({"weight_quant": q.Int4WeightPerGroupAbsMax, "weight_group_size": 128}, 2.42, 0, 0),
-    "w8, least squared error": ({"weight_quant": q.Int8WeightPerChannelFloatMSE}, 3.19, 3, 1),
+    "w8": (W8, 1.92, 0, 0),
+    "w8, learned scales": ({"weight_quant": q.Int8WeightPerChannelLearned}, 1.92, 1, 0),
+    "w4 in groups": ({"weight_quant": q.Int4WeightPerGroupAbsMax, "weight_group_size": 128}, 1.84, 0, 0),
+    "w8, least squared error": ({"weight_quant": q.Int8WeightPerChannelFloatMSE}, 2.83, 3, 1),
     "uint8, shifted": ({"weight_quant": q.ShiftedUint8WeightPerChannelFloat}, 2.19, 0, 0),
     "ternary": ({"weight_quant": q.SignedTernaryWeightPerTensorConst}, 1.18, 0, 0),
-    "w8a8, running": (W8 | {"input_quant": Running}, 2.67, 0, 0),
-    "w8a8, min and max": (W8 | {"input_quant": q.Int8ActPerTensorMinMax}, 2.92, 0, 0),
-    "w8a8, largest magnitude": (W8 | {"input_quant": q.Int8ActPerTensorAbsMax}, 2.8, 0, 0),
-    "w8a8, learned": (W8 | {"input_quant": q.Int8ActPerTensorFloat}, 2.92, 2, 1),
-    "w8a8, dynamic": (W8 | {"input_quant": q.Int8DynamicActPerRowFloat}, 2.69, 0, 0),
+    "w8a8, running": (W8 | {"input_quant": Running}, 2.32, 0, 0),
+    "w8a8, min and max": (W8 | {"input_quant": q.Int8ActPerTensorMinMax}, 2.5, 0, 0),
+    "w8a8, largest magnitude": (W8 | {"input_quant": q.Int8ActPerTensorAbsMax}, 2.42, 0, 0),
+    "w8a8, learned": (W8 | {"input_quant": q.Int8ActPerTensorFloat}, 2.46, 2, 0),
+    "w8a8, dynamic": (W8 | {"input_quant": q.Int8DynamicActPerRowFloat}, 2.32, 0, 0),
     "fp8, delayed": (float8("Delayed"), 2.09, 0, 0),
     "fp8, current": (float8("Current"), 2.09, 0, 0),
     "mx, 8-bit floats": (

@@ -1,5 +1,7 @@
 """Order statistics, running means, attached gradients."""
 
+import itertools
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -103,14 +105,25 @@ def test_the_largest_has_a_second_derivative(ties):
 
 
 @pytest.mark.parametrize("axes", [None, 1, (0, 1)])
-def test_counting_is_exact(axes):
-    x = jax.random.bernoulli(jax.random.key(0), 0.7, (300, 70))
-    expected = np.sum(np.asarray(x), axis=axes, keepdims=axes is not None)
-    for count in (Over(axes).count_true, jax.jit(Over(axes).count_true)):
-        assert count(x).dtype == jnp.float32
-        np.testing.assert_array_equal(count(x), expected)
-    if axes is None:
-        assert Over().count_true((x, ~x)) == x.size
+def test_equal_elements_are_counted_exactly_and_the_first_is_located(axes):
+    x = jax.random.randint(jax.random.key(0), (300, 70), 0, 30).astype(jnp.float32)
+    value = jnp.full((300, 1) if axes == 1 else () if axes is None else (1, 1), 7.0)
+    equal = np.asarray(x) == 7.0
+    over = Over(axes)
+
+    def count_and_place(x, in_floats):
+        count = over.sum(1.0 - stats.missed(x, value))
+        return count, stats.locate(x, value, over.positions(x, in_floats), over)
+
+    first = equal.argmax(1)[:, None] if axes == 1 else equal.argmax()
+    assert equal.any(1).sum() < 300  # so that in some rows there is none
+    first = np.where(equal.any(1)[:, None], first, -1) if axes == 1 else first
+    functions = count_and_place, jax.jit(count_and_place, static_argnums=1)
+    for function, in_floats in itertools.product(functions, (False, True)):
+        count, place = function(x, in_floats)
+        np.testing.assert_array_equal(count, np.sum(equal, axis=axes, keepdims=axes is not None))
+        place = np.where(np.asarray(place) < 70 * 300, place, -1)  # beyond all positions
+        np.testing.assert_array_equal(np.squeeze(place), np.squeeze(first))
 
 
 @pytest.mark.parametrize("momentum", [0.1, 1.0, None])

@@ -16,6 +16,8 @@ from jqinject.core import check, component
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import cut, lean
 from jqinject.ops import reductions as ops
+from jqinject.ops.one_operation import one_operation
+from jqinject.ops.processes import Bound
 from jqinject.ops.reductions import Axes, Measured, Tensors, map_tensors, rank_between
 
 
@@ -35,9 +37,28 @@ def _place(x: Tensors, value: jax.Array, k: int, positions: Tensors, over: ops.O
     return ops.locate(x, value, positions, over)
 
 
+def _by_maximum(x: jax.Array) -> jax.Array:
+    """Magnitudes."""
+    return jnp.maximum(x, -x)
+
+
+def _by_sign(x: jax.Array) -> jax.Array:
+    """Magnitudes."""
+    return jax.lax.sign(x) * x
+
+
 #: A few units in the last place below 1: an element this close to an extreme counts as the extreme.
 ALMOST = 1.0 - 2.0**-21
 TIES = check.among((None, "first", "shared", "near"))
+
+
+def _hit(by: Any, near: bool, is_low: bool, x: jax.Array, end: jax.Array) -> jax.Array:
+    """1 where an element shares the gradient of an end, else 0: in floats, which are counted in one pass on a CPU."""
+    x = x if by is None else by(x)
+    end, zero, one = lean.unshared(end * ALMOST if near else end, 0.0, 1.0)
+    if not near:
+        return one - ops.missed(x, end)
+    return one - jax.lax.sign(jnp.maximum(x - end if is_low else end - x, zero))
 
 
 class Ranked(Reduction):
@@ -107,13 +128,24 @@ class Ranked(Reduction):
 
     def _located(self, x: Tensors, measured: Measured, signs: Any, marks: Any) -> tuple[jax.Array, ...]:
         over = self.over
+        # Ranked by another operation than in `_changed`, or the compiler would make one array for both.
+        by = None if not self.of_magnitude else _by_sign if signs is None else _by_maximum
         if self._rule == "first":
-            ranked, ends = self._ranked(x, signs), zip(measured, self.ranks(over.count(x)), strict=False)
-            return tuple(_place(ranked, end, rank, marks, over) for end, rank in ends)
-        # Of the zeros that fill up a group, those that are near hit too.
-        fills = self._rule == "near" and isinstance(over.axes, cut.Cut)
-        near = [(end == 0).astype(jnp.float32) if fills else None for end in measured]
-        return tuple(map(over.count_true, marks, near))
+            # Two ends would share an array of floats, which is twice one of integers in 16 bits.
+            positions = over.positions(x, in_floats=len(self.ends) == 1)
+            ranked = x if by is None else map_tensors(by, x)
+            ends = zip(measured, self.ranks(over.count(x)), strict=False)
+            return tuple(_place(ranked, end, rank, positions, over) for end, rank in ends)
+        counts = []
+        for end, is_low in zip(measured, (False, True), strict=False):
+            hit = Bound(_hit, (by, self._rule == "near", is_low))
+            # Of the zeros that fill up a group, those that are near hit too.
+            fills = self._rule == "near" and isinstance(over.axes, cut.Cut)
+            zeros = (end == 0).astype(jnp.float32) if fills else None
+            counts.append(
+                over.sum(map_tensors(lambda x, hit=hit, end=end: one_operation(hit, x, end), x), zeros)
+            )
+        return tuple(counts)
 
     def _changed(
         self, dx: Tensors, x: Tensors, measured: Measured, located: Measured, signs: Any, marks: Any
@@ -135,7 +167,7 @@ class Ranked(Reduction):
         # Not `abs`, which `measure` has: the compiler would make one array of both, where each is fused as it is.
         if signs is not None:
             return map_tensors(jax.lax.mul, signs, x)
-        return map_tensors(lambda x: jnp.maximum(x, -x), x) if self.of_magnitude else x
+        return map_tensors(_by_maximum, x) if self.of_magnitude else x
 
     def _ranked_change(self, dx: Tensors, x: Tensors, signs: Any) -> Any:
         if signs is not None:
