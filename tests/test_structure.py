@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 CODE_LINES = {
     "": 189,
     "catalogue": 428,
-    "core": 4305,
+    "core": 4324,
     "demo": 356,
     "dot": 4001,
     "export": 615,
@@ -27,7 +27,7 @@ CODE_LINES = {
     "native": 197,
     "nn": 3430,
     "odml": 288,
-    "ops": 1647,
+    "ops": 1725,
     "optim": 270,
     "program": 2898,
     "proxy": 882,
@@ -35,7 +35,7 @@ CODE_LINES = {
     "quant_tensor": 1180,
     "recipes": 4289,
 }
-NUMBER_OF_FILES = 325
+NUMBER_OF_FILES = 326
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {
