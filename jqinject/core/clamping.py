@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from jqinject.core import check, component
 from jqinject.core._protocols import Clamp, is_nearest
-from jqinject.ops import exp2, fake_quant, log2
+from jqinject.ops import clamps, exp2, log2
 from jqinject.ops.lean import Bits
 from jqinject.ops.minifloat import check_codes, max_float
 
@@ -47,7 +47,7 @@ class TensorClamp:
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""
-        return fake_quant.tensor_clamp(x, min_val, max_val)
+        return clamps.tensor_clamp(x, min_val, max_val)
 
 
 class ClampBeforeRounding(TensorClamp):
@@ -69,7 +69,7 @@ class TensorClampSte(TensorClamp):
 
     def __call__(self, x: ArrayLike, min_val: ArrayLike, max_val: ArrayLike) -> jax.Array:
         """Clamp `x` to `min_val` .. `max_val`."""
-        return fake_quant.tensor_clamp_ste(x, min_val, max_val)
+        return clamps.tensor_clamp_ste(x, min_val, max_val)
 
 
 @component.frozen_value
@@ -84,7 +84,7 @@ class ClampMin:
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
-        return fake_quant.tensor_clamp(x, self.min_val, float("inf"))
+        return clamps.tensor_clamp(x, self.min_val, float("inf"))
 
 
 class ScalarClampMinSte(ClampMin):
@@ -96,7 +96,7 @@ class ScalarClampMinSte(ClampMin):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x` from below."""
-        return fake_quant.scalar_clamp_min_ste(x, self.min_val)
+        return clamps.scalar_clamp_min_ste(x, self.min_val)
 
 
 class ScalarSignedClampMinSte(ClampMin):
@@ -108,7 +108,7 @@ class ScalarSignedClampMinSte(ClampMin):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp the magnitude of `x` from below."""
-        return fake_quant.signed_clamp_min_ste(x, abs(self.min_val))
+        return clamps.signed_clamp_min_ste(x, abs(self.min_val))
 
 
 @component.frozen_value
@@ -133,7 +133,7 @@ class ScalarClamp:
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
-        return fake_quant.tensor_clamp(x, self.min_val, self.max_val)
+        return clamps.tensor_clamp(x, self.min_val, self.max_val)
 
 
 class ScalarClampSte(ScalarClamp):
@@ -146,7 +146,7 @@ class ScalarClampSte(ScalarClamp):
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Clamp `x`."""
-        return fake_quant.scalar_clamp_ste(x, self.min_val, self.max_val)
+        return clamps.scalar_clamp_ste(x, self.min_val, self.max_val)
 
 
 @component.frozen_value

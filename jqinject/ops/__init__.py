@@ -6,12 +6,12 @@ from jqinject.ops.accumulator_bounds import (
 )
 from jqinject.ops.accumulator_bounds import integer_budget as integer_budget
 from jqinject.ops.accumulator_bounds import within_budget as within_budget
+from jqinject.ops.clamps import scalar_clamp_min_ste as scalar_clamp_min_ste
+from jqinject.ops.clamps import scalar_clamp_ste as scalar_clamp_ste
+from jqinject.ops.clamps import signed_clamp_min_ste as signed_clamp_min_ste
+from jqinject.ops.clamps import tensor_clamp as tensor_clamp
+from jqinject.ops.clamps import tensor_clamp_ste as tensor_clamp_ste
 from jqinject.ops.fake_quant import fake_quantize as fake_quantize
-from jqinject.ops.fake_quant import scalar_clamp_min_ste as scalar_clamp_min_ste
-from jqinject.ops.fake_quant import scalar_clamp_ste as scalar_clamp_ste
-from jqinject.ops.fake_quant import signed_clamp_min_ste as signed_clamp_min_ste
-from jqinject.ops.fake_quant import tensor_clamp as tensor_clamp
-from jqinject.ops.fake_quant import tensor_clamp_ste as tensor_clamp_ste
 from jqinject.ops.float8_cast import FLOAT8_DTYPES as FLOAT8_DTYPES
 from jqinject.ops.float8_cast import to_float8 as to_float8
 from jqinject.ops.float_grid import FloatGrid as FloatGrid

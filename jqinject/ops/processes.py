@@ -1,4 +1,5 @@
-"""Arrays of several processes read on the host, and functions that are compiled as a whole or for a single device.
+"""Arrays of several processes read on the host, and functions that are one operation, or compiled as a whole or for a
+single device.
 
 No process holds all of an array that spans processes, and all of them must run the same programs in the same order:
 every process must call these functions, and no decision may depend on what only one process knows.
@@ -18,7 +19,7 @@ import jax.core
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -185,6 +186,70 @@ def _(*arrays: object, program: Any, **_: object) -> Any:
 
 batching.primitive_batchers[ONE_DEVICE] = _mapped
 mlir.register_lowering(ONE_DEVICE, _lowered)
+
+
+ONE_OPERATION = Primitive("one_operation")
+
+
+def one_operation(function: Compute, *arrays: jax.Array) -> jax.Array:
+    """`function(*arrays)`, one operation of the program that is traced.
+
+    What a derivative multiplies (a mask, an error of rounding) takes a dozen elementwise operations. JAX traces,
+    linearizes and recomputes them one by one for every quantizer of a model, although nothing but the compiler looks
+    into them. So they are one operation until the program is lowered. There they are the operations that the function
+    is made of, which the compiler fuses with their neighbours.
+
+    Args:
+        function: elementwise; compares and hashes by value, as a function of a module or a `Bound` one does.
+        arrays: its arguments.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def power(x, n):
+        ...     return jnp.abs(x) ** n
+        >>> program = jax.make_jaxpr(lambda x: one_operation(power, x, jnp.float32(2)))(-3.0)
+        >>> len(program.eqns), float(one_operation(power, jnp.float32(-3), jnp.float32(2)))
+        (1, 9.0)
+    """
+    return ONE_OPERATION.bind(*arrays, function=function)
+
+
+@lru_cache(maxsize=4096)
+def _result(function: Compute, mesh: object, *types: object) -> Any:
+    """The type of its result: traced once for arguments of these types, on this mesh."""
+    return jax.make_jaxpr(function)(*types).out_avals[0]
+
+
+def _mapped_as_one(arrays: tuple[jax.Array, ...], axes: Any, *, function: Compute) -> tuple[jax.Array, int]:
+    return one_operation(Bound(_vmapped, (function, tuple(axes))), *arrays), 0
+
+
+def _differentiated(primals: Any, tangents: Any, *, function: Compute) -> tuple[jax.Array, jax.Array]:
+    return jax.jvp(function, primals, tuple(map(ad.instantiate_zeros, tangents)))
+
+
+def _lowered_inline(ctx: mlir.LoweringRuleContext, *arrays: Any, function: Compute) -> Any:
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *arrays)
+
+
+@partial(jax.jit, static_argnums=0)
+def _eagerly(function: Compute, *arrays: jax.Array) -> jax.Array:
+    return function(*arrays)
+
+
+@ONE_OPERATION.def_impl
+def _(*arrays: jax.Array, function: Compute) -> jax.Array:
+    return _eagerly(function, *arrays)
+
+
+@ONE_OPERATION.def_abstract_eval
+def _(*types: object, function: Compute) -> Any:
+    return _result(function, jax.sharding.get_abstract_mesh(), *types)
+
+
+ad.primitive_jvps[ONE_OPERATION] = _differentiated
+batching.primitive_batchers[ONE_OPERATION] = _mapped_as_one
+mlir.register_lowering(ONE_OPERATION, _lowered_inline)
 
 
 def one_program(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from jqinject.ops import lean, processes, ste
 from jqinject.ops.cut import Cut
-from jqinject.ops.one_operation import one_operation
+from jqinject.ops.processes import one_operation
 from jqinject.ops.sharding import Names, extreme_over, is_split, place_over, places_over, sharded_as, sum_over
 
 Axes = int | tuple[int, ...] | Cut | None
@@ -34,7 +34,8 @@ Measured = jax.Array | tuple[jax.Array, ...]
 
 #: As many elements float32 counts one by one.
 COUNTED = 2**24
-
+#: A few units in the last place below 1: an element this close to an extreme counts as the extreme.
+ALMOST = 1.0 - 2.0**-21
 
 #: `map_tensors(function, x, *others)`: a function applied to each of some tensors.
 map_tensors: Callable[..., Any] = jax.tree.map
@@ -185,6 +186,27 @@ def missed(x: jax.Array, value: jax.Array) -> jax.Array:
         Array([1., 0.], dtype=float32)
     """
     return jax.lax.sign(jax.lax.abs(x - value))
+
+
+def hit(by: Any, near: bool, is_low: bool, x: jax.Array, end: jax.Array) -> jax.Array:
+    """1 where an element is, or is near, an end, else 0: in floats, which are counted in one pass on a CPU.
+
+    Args:
+        by: what is compared, of `x`: a function, or None for `x`.
+        near: whether elements count that are a few units in the last place from an end of their sign, and beyond it.
+        is_low: whether the end is the lower one.
+        x: an array.
+        end: a number.
+
+    Example:
+        >>> hit(jnp.abs, False, False, jnp.array([-3.0, 2.0]), jnp.float32(3))
+        Array([1., 0.], dtype=float32)
+    """
+    x = x if by is None else by(x)
+    end, zero, unit = lean.unshared(end * ALMOST if near else end, 0.0, 1.0)
+    if not near:
+        return unit - missed(x, end)
+    return unit - jax.lax.sign(jnp.maximum(x - end if is_low else end - x, zero))
 
 
 @processes.one_program("over")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jqinject.ops import fake_quantize, floor_ste, round_ste, tensor_clamp, tensor_clamp_ste
-from jqinject.ops.fake_quant import Steps, within_range
+from jqinject.ops.clamps import within_range
+from jqinject.ops.fake_quant import Steps
 
 KINDS = {
     "masked": (-7.0, 7.0, Steps()),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jqinject.ops.one_operation import one_operation
+from jqinject.ops.processes import one_operation
 
 
 def softened(x, scale):

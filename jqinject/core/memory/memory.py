@@ -23,7 +23,7 @@ from jqinject.core.state import Part, QuantParam, QuantStat, all_counted, float_
 from jqinject.core.statistics.search import Task
 from jqinject.core.statistics.statistic import in_place, statistic_of
 from jqinject.core.views import cut_of
-from jqinject.ops import fake_quant, lean, power, processes, sharding, ste
+from jqinject.ops import clamps, fake_quant, lean, power, processes, sharding, ste
 
 #: The name in the record of what a policy averages.
 AVERAGED: dict[memory_policy.Kind, str] = {"running": "running_stats", "collected": "buffer"}
@@ -448,7 +448,7 @@ class MemoryScaling(Memory):
         elif stored is None and not rule.stores_statistic:
             stored = rule.to_stored(rule.clamped(stat))
         if stored is not None and not rule.keeps_stored:
-            value = fake_quant.signed_clamp_min_ste(rule.from_stored(stored), rule.floor)
+            value = clamps.signed_clamp_min_ste(rule.from_stored(stored), rule.floor)
             scale = value if steps is None else power.divide(value, steps)
         else:
             constant, divisor = (None, steps) if isinstance(steps, jax.Array) else (float(steps or 1), ONE)

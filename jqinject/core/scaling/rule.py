@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import _protocols, check, clamping, component, rounding
-from jqinject.ops import fake_quant, lean, minifloat, power, ste
+from jqinject.ops import clamps, fake_quant, lean, minifloat, power, ste
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
 #: The largest float32 below 128, where `2**x` overflows.
@@ -196,7 +196,7 @@ SCALE_FLOOR = 2.0**-64
 
 def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:
     """Keep `|x|` at least `scaling_min_val`, and at least `SCALE_FLOOR` in any case; gradient 1."""
-    return fake_quant.signed_clamp_min_ste(x, max(scaling_min_val or 0.0, SCALE_FLOOR))
+    return clamps.signed_clamp_min_ste(x, max(scaling_min_val or 0.0, SCALE_FLOOR))
 
 
 @component.component
@@ -256,7 +256,7 @@ class ScaleRule(component.Component):
         """The statistic, its magnitude bounded from below; gradient 1."""
         if self.of_magnitude:
             return fake_quant.to_scale(self.floor, False, 1.0, stat, ONE)
-        return fake_quant.signed_clamp_min_ste(stat, self.floor)
+        return clamps.signed_clamp_min_ste(stat, self.floor)
 
     def to_stored(self, value: jax.Array) -> jax.Array:
         """From a value to the domain in which it is learned."""

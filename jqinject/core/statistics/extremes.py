@@ -16,8 +16,7 @@ from jqinject.core import check, component
 from jqinject.core.statistics.statistic import Reduction
 from jqinject.ops import cut, lean
 from jqinject.ops import reductions as ops
-from jqinject.ops.one_operation import one_operation
-from jqinject.ops.processes import Bound
+from jqinject.ops.processes import Bound, one_operation
 from jqinject.ops.reductions import Axes, Measured, Tensors, map_tensors, rank_between
 
 
@@ -47,18 +46,7 @@ def _by_sign(x: jax.Array) -> jax.Array:
     return jax.lax.sign(x) * x
 
 
-#: A few units in the last place below 1: an element this close to an extreme counts as the extreme.
-ALMOST = 1.0 - 2.0**-21
 TIES = check.among((None, "first", "shared", "near"))
-
-
-def _hit(by: Any, near: bool, is_low: bool, x: jax.Array, end: jax.Array) -> jax.Array:
-    """1 where an element shares the gradient of an end, else 0: in floats, which are counted in one pass on a CPU."""
-    x = x if by is None else by(x)
-    end, zero, one = lean.unshared(end * ALMOST if near else end, 0.0, 1.0)
-    if not near:
-        return one - ops.missed(x, end)
-    return one - jax.lax.sign(jnp.maximum(x - end if is_low else end - x, zero))
 
 
 class Ranked(Reduction):
@@ -138,7 +126,7 @@ class Ranked(Reduction):
             return tuple(_place(ranked, end, rank, positions, over) for end, rank in ends)
         counts = []
         for end, is_low in zip(measured, (False, True), strict=False):
-            hit = Bound(_hit, (by, self._rule == "near", is_low))
+            hit = Bound(ops.hit, (by, self._rule == "near", is_low))
             # Of the zeros that fill up a group, those that are near hit too.
             fills = self._rule == "near" and isinstance(over.axes, cut.Cut)
             zeros = (end == 0).astype(jnp.float32) if fills else None
@@ -183,7 +171,7 @@ class Ranked(Reduction):
         near = self._rule == "near"
         ends = zip((operator.ge, operator.le) if near else (operator.eq, operator.eq), measured, strict=False)
         return [
-            map_tensors(lambda x, by=by, end=end: by(x, end * ALMOST if near else end), ranked)
+            map_tensors(lambda x, by=by, end=end: by(x, end * ops.ALMOST if near else end), ranked)
             for by, end in ends
         ]
 

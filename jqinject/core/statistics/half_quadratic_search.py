@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jqinject.core import _protocols, check, component
 from jqinject.core.statistics.search import SearchedStat, Trial, remember
 from jqinject.core.statistics.statistic import finish, reduced
-from jqinject.ops import fake_quant, processes
+from jqinject.ops import clamps, processes
 from jqinject.ops.power import divide, ordered_sum
 from jqinject.ops.reductions import Over, Tensors, kth_smallest, map_tensors
 from jqinject.ops.sharding import whole
@@ -229,7 +229,7 @@ class HalfQuadraticOptimizerScale(HalfQuadraticOptimizer):
         ratio = map_tensors(lambda rest, integer: rest / jnp.where(integer != 0, integer, 1.0), rest, integer)
         scale = finish(masked_median(ratio, counts, Over(axes)), axes, True).reshape(candidate.shape)
         if self.scaling_min_val:
-            scale = fake_quant.signed_clamp_min_ste(scale, self.scaling_min_val)
+            scale = clamps.signed_clamp_min_ste(scale, self.scaling_min_val)
         scale = scale * self.int_scaling_impl(self.bit_width_impl())
         return jnp.where(jnp.isfinite(scale), scale, candidate)
 

@@ -17,7 +17,7 @@ from jqinject.core import _protocols, check, component
 from jqinject.core.rounding import RoundToOddSte
 from jqinject.core.statistics import extremes, means, search
 from jqinject.core.statistics.statistic import Reduction
-from jqinject.ops import cut, fake_quant, float_grid, power, reductions, sharding, ste
+from jqinject.ops import clamps, cut, float_grid, power, reductions, sharding, ste
 from jqinject.ops.grid import IntGrid
 
 Axes = Sequence[int] | cut.Cut
@@ -334,10 +334,10 @@ def through_ends(
         pure: whether `compute` is a function without state; else it is called once, outside the derivative.
     """
     if ends is not None and pure:
-        return fake_quant.within_range(compute, x, ends.high, ends.low, *where, to_range=to_range)
+        return clamps.within_range(compute, x, ends.high, ends.low, *where, to_range=to_range)
     y = compute(*jax.tree.map(jax.lax.stop_gradient, (x, *where)))
     if ends is not None:
-        return fake_quant.within_range(_second, x, ends.high, ends.low, y, to_range=to_range)
+        return clamps.within_range(_second, x, ends.high, ends.low, y, to_range=to_range)
     return (ste.with_gradient_of(x, y[0]), y[1]) if isinstance(y, tuple) else ste.with_gradient_of(x, y)
 
 
