@@ -1,8 +1,9 @@
 """What holds for every test and doctest: eight CPU devices, strict dtypes, quick compilation without a cache; and how
 much of it runs.
 
-`python -m pytest` alone runs every test but the lengthy ones, and of long tables rows spread over them, on every core.
-With files, directories or `--tables=whole` named, every test and every row runs.
+`python -m pytest` alone runs the tests that take no more than a second or two, of each table the first row, on every
+core: a few minutes. CI (`--tables=many`) runs the heavy ones too, and of long tables rows spread over them. With files,
+directories or `--tables=whole` named, every test and every row runs.
 
 The environment is set before JAX is imported, and only where it is not set already, so that
 `JAX_PLATFORMS=cuda python -m pytest` runs the suite on another backend. This file lies beside `tests/` and
@@ -49,7 +50,7 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
-ROWS = 3  # of a table run at least, unless all do
+ROWS = 3  # of a table run in CI at least
 ONE_OF = 32  # rows of a long table
 LENGTHY = 3  # one of so many lengthy tests that `--tables=many` runs
 MUCH = 2.0 * 2**30  # bytes: some hundred programs beside what is imported
@@ -60,8 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tables",
         choices=("whole", "many", "sampled"),
-        help="all rows of parametrized tests and lengthy tests; rows spread over each table and some lengthy tests "
-        "(CI); or those rows alone (what a bare run takes)",
+        help="all rows of parametrized tests and all tests; rows spread over each table and some lengthy tests (CI); "
+        "or one row of each table, and no heavy or lengthy tests (what a bare run takes)",
     )
 
 
@@ -98,15 +99,15 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the rows and the lengthy tests that do not run."""
+    """Leave out the rows, and the heavy and lengthy tests, that do not run."""
     if config.option.tables == "whole":
         return
     few = config.option.tables == "sampled"
     tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if not few or item.get_closest_marker("lengthy") is None:
+        if not few or not any(item.get_closest_marker(name) for name in ("heavy", "lengthy")):
             tables[item.nodeid.partition("[")[0]].append(item)
-    chosen = [item for rows in tables.values() for item in _spread(rows)]
+    chosen = [item for rows in tables.values() for item in (rows[:1] if few else _spread(rows))]
     lengthy = [item for item in chosen if item.get_closest_marker("lengthy") is not None]
     left = {item.nodeid for item in lengthy} - {item.nodeid for item in lengthy[::LENGTHY]}
     kept = {item.nodeid for item in chosen} - left
@@ -134,7 +135,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """Say that rows were left out."""
     if config.option.tables == "sampled":
         terminalreporter.write_line(
-            "lengthy tests were left out, and most rows of long tables; python -m pytest --tables=whole runs all"
+            "heavy tests were left out, and all rows of tables but the first; --tables=many runs what CI runs, "
+            "--tables=whole everything"
         )
     elif config.option.tables == "many":
         terminalreporter.write_line(

@@ -37,6 +37,7 @@ def corpus():
     return Corpus(text[:1_500], text[1_500:], "0" * 64, "3")
 
 
+@pytest.mark.heavy
 def test_a_uniform_model_takes_8_bits_a_byte(model, corpus):
     uniform = nnx.clone(model)
     uniform.head.kernel[...] = jnp.zeros_like(uniform.head.kernel[...])
@@ -54,6 +55,7 @@ def test_positions_turn_by_their_distance():
     np.testing.assert_allclose(products[0, 0], x @ y, rtol=1e-5)
 
 
+@pytest.mark.heavy
 def test_planted_outliers_leave_the_float_function_alone(model, corpus):
     tokens = corpus.validation_windows(2, 8)
     planted = nnx.clone(model)
@@ -65,6 +67,7 @@ def test_planted_outliers_leave_the_float_function_alone(model, corpus):
     assert np.flatnonzero(np.asarray(ratios) > 29).tolist() == sorted(channels.tolist())
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_is_within_half_a_step(model, tmp_path):
     save(model, tmp_path / "lm.npz")
     found = load(tmp_path / "lm.npz")
@@ -75,6 +78,7 @@ def test_a_checkpoint_is_within_half_a_step(model, tmp_path):
         assert (abs(other - wanted) <= abs(wanted).max() / 127 / 2 * 1.01).all(), name
 
 
+@pytest.mark.heavy
 def test_the_shipped_checkpoint_predicts_python():
     assert CHECKPOINT.stat().st_size < 1.5e6
     text = (ROOT / "jqinject" / "terminal.py").read_bytes()[: 4 * 129]
@@ -82,6 +86,7 @@ def test_the_shipped_checkpoint_predicts_python():
     assert bits_of_windows(load(CHECKPOINT), windows, batch=4).mean() < 3
 
 
+@pytest.mark.heavy
 def test_training_goes_on_where_it_stopped(corpus, tmp_path):
     schedule = Schedule(steps=3, batch=2, context=8)
 

@@ -79,6 +79,7 @@ def code_lines(path: Path) -> int:
     )
 
 
+@pytest.mark.heavy
 def test_rooms_do_not_grow_unseen():
     lines = Counter()
     for path in FILES:
@@ -92,6 +93,7 @@ def test_files_stay_few():
     assert len(FILES) <= NUMBER_OF_FILES
 
 
+@pytest.mark.heavy
 def test_no_file_and_no_function_outgrows_its_name():
     for path in FILES:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE, path

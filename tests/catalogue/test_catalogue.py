@@ -197,6 +197,7 @@ def test_the_committed_catalogue_is_of_these_quantizers():
 ANEW = "python tools/catalogue_index.py, then catalogue_pages.py"
 
 
+@pytest.mark.heavy
 def test_the_index_is_of_these_quantizers():
     indexed = {entry.name: dataclasses.replace(entry, points="") for entry in all_entries()}
     made = {name: entry_from_wiring(name, quantizer, {}) for name, quantizer in ready_made().items()}

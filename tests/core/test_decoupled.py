@@ -63,6 +63,7 @@ class QuantizedScales(Int8WeightPerChannelFloat):
         return this.scale_quant.tensor_quant
 
 
+@pytest.mark.heavy
 def test_scales_on_a_grid_of_their_own():
     kernel = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
     layer = QuantLinear(8, 6, weight_quant=QuantizedScales, rngs=nnx.Rngs(0))

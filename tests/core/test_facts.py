@@ -132,6 +132,7 @@ def test_what_is_not_said_is_unknown():
     assert QuantIdentity(None).act_quant is None
 
 
+@pytest.mark.heavy
 def test_a_bit_width_of_the_users_own_that_is_learned_is_penalized():
     class Learned(nnx.Module):
         is_learned = True

@@ -279,6 +279,7 @@ def test_the_program_contracts_8_bit_floats() -> None:
     assert sum("f8E4M3FN" in o and "f8E5M2" in o for o in operands) == 2, operands
 
 
+@pytest.mark.heavy
 def test_a_convolution_quantizes_its_gradient() -> None:
     conv = QuantConv(2, 3, (3,), **FORMATS, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (2, 5, 2))
@@ -333,6 +334,7 @@ def test_payloads_have_no_second_derivative_and_say_so() -> None:
         jax.grad(penalty)(jnp.ones((2, 8)))
 
 
+@pytest.mark.heavy
 def test_delayed_scales_and_quotients_have_the_bits_of_flax() -> None:
     """A scale is rounded twice, and numbers are multiplied by its reciprocal, in and outside of programs."""
     random = np.random.default_rng(0)

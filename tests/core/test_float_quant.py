@@ -121,6 +121,7 @@ def test_zeros_and_nothing_have_a_scale(shape):
     np.testing.assert_array_equal(weight.value, jnp.zeros(shape))
 
 
+@pytest.mark.heavy
 def test_learned_widths_have_gradients_and_a_format_in_the_end():
     layer = QuantLinear(
         4,
@@ -183,6 +184,7 @@ def test_a_sign_bit_may_be_unused():
     assert not tensor.signed and tensor.q_dtype == jnp.uint8
 
 
+@pytest.mark.heavy
 def test_a_learned_exponent_is_counted_once():
     width = BitWidthParameter(4)
     quant = FloatQuant(True, width, MantissaWidthConst(3), ComputeExponentBias(width), FloatClamp())

@@ -171,6 +171,7 @@ def test_weights_that_share_a_statistic_are_named():
         run(jax.device_put(state, places), X)
 
 
+@pytest.mark.heavy
 def test_it_passes_through_transformations():
     layers = nnx.vmap(lambda key: QuantLinear(256, 8, weight_quant=OfTensor, rngs=nnx.Rngs(key)))(
         jax.random.split(jax.random.key(0), 2)

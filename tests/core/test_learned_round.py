@@ -94,6 +94,7 @@ def test_what_was_learned_is_loaded():
     )
 
 
+@pytest.mark.heavy
 def test_layers_can_not_share_it_and_activations_have_no_weight():
     layer = QuantLinear(4, 3, **learning("hard_sigmoid"), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"this quantizer has 2 weights.\n  cure: a quantizer of its own"):

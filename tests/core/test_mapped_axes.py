@@ -198,6 +198,7 @@ def test_a_mapped_axis_that_was_not_named_is_named_with_the_keyword(quantizer):
         jax.jit(mapped)(state, X)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("quantizer", [q.Int8WeightPerChannelFloat, q.Int4WeightPerChannelLearned])
 def test_a_kernel_sharded_by_columns_has_the_scales_of_its_columns(quantizer, check_vma):

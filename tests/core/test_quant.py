@@ -27,6 +27,7 @@ def _asymmetric(zero_point, scaling=None):
     )
 
 
+@pytest.mark.heavy
 @settings(deadline=None, max_examples=60)
 @given(
     hnp.arrays(np.float32, st.integers(1, 20), elements=st.floats(-1e4, 1e4, width=32)),

@@ -298,6 +298,7 @@ def test_per_channel_activations_channels_last():
         np.testing.assert_allclose(scaling(x), jnp.max(jnp.abs(x), axis=(0, 1, 2), keepdims=True), rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_every_call_of_one_pass_gives_its_gradient_to_the_parameter():
     """A quantizer that several places share, or that is called at every time step."""
     scaling = core.ParameterFromRuntimeStatsScaling(1, core.AbsMax())

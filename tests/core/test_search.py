@@ -246,6 +246,7 @@ def test_a_cascade_is_the_sum(size):
     np.testing.assert_allclose(ordered_sum(jnp.asarray(x)), x.sum(dtype=np.float64), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["ShiftedUint8ActPerTensorFloatMSE", "Int8ActPerTensorFloatMSE"])
 def test_channels_of_an_activation_are_searched_each_by_itself(name):
     given = {"act_quant": getattr(jqinject.quant, name), "bit_width": 4, "return_quant_tensor": True}

@@ -55,6 +55,7 @@ B = 1.5 * jax.random.normal(jax.random.key(1), (9, 5))
 TIED = A.at[2].set(4.0)  # an extreme in each channel of both
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("make", "axis"), CASES, ids=IDS)
 @pytest.mark.parametrize("tensors", [(A, B), (TIED, TIED), (A, B[:0])], ids=["two", "ties", "one empty"])
 def test_is_that_of_the_tensors_side_by_side(make, axis, tensors):
@@ -80,6 +81,7 @@ def test_is_that_of_the_tensors_side_by_side(make, axis, tensors):
 OF_GROUPS = [name for name in STATS if name != "learned"] + ["l1", "l2"]
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(jax.device_count() < 8, reason="groups cross shards on several devices")
 @pytest.mark.parametrize("name", OF_GROUPS)
 @pytest.mark.parametrize("length", [120, 80], ids=["full", "filled up"])

@@ -268,6 +268,7 @@ def test_pieces_that_do_not_come_out_even():
         LocalAqt(2).count(9)
 
 
+@pytest.mark.heavy
 def test_fully_quantized_reuses_the_forward_pass():
     """The gradient of `x` is that of the payload of `w` and of `g` times its scale, each quantized again."""
     x, w, g = (
@@ -417,6 +418,7 @@ def _ragged(scheme):
     return jax.grad(lambda x, w: jnp.sum(jnp.sin(op(x, w, sizes, numbers))), (0, 1))(x, w)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("of", [_convolution, _ragged])
 def test_forward_payloads_in_backward_products(of):
     """A payload whose scale goes into the gradient gives the gradients of the dequantized operands."""

@@ -93,6 +93,7 @@ def test_what_can_not_be_contracted() -> None:
         float8_dot_general(tensor, integers, numbers)
 
 
+@pytest.mark.heavy
 def test_a_payload_and_its_scale_make_the_value() -> None:
     payload = jnp.array([1.5, -2.0], jnp.float8_e5m2)
     np.testing.assert_array_equal(FloatQuantTensor.from_payload(payload, 4.0).value, [6, -8])

@@ -38,6 +38,7 @@ def reference(x, w, bits=8):
     return (q[0] @ q[1]) * sx * sw
 
 
+@pytest.mark.heavy
 @settings(max_examples=30)  # every shape is compiled anew
 @given(
     st.sampled_from([1, 4]),

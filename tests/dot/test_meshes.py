@@ -138,6 +138,7 @@ class LongerThanShards(q.MXInt8Weight):
     group_size = 128
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("spec", [("model", None), ("data", "model")], ids=str)
 @pytest.mark.parametrize(
     "weight",
@@ -243,6 +244,7 @@ def values_and_gradients(quantizer):
     return lambda kernel: (*values(kernel), jax.grad(lambda w: jnp.sum(values(w)[0] * KERNEL[::-1]))(kernel))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("spec", WINDOWS.values(), ids=WINDOWS)
 @pytest.mark.parametrize("method", RANGES, ids=str)

@@ -93,6 +93,7 @@ def test_residuals_take_less_than_5_bits():
         assert sum(leaf.nbytes for leaf in jax.tree.leaves(vjp)) <= 0.15 * (x.nbytes + w.nbytes)
 
 
+@pytest.mark.heavy
 def test_stochastic_rounding_is_unbiased():
     x, w, g = operands(rows=16, inputs=16, outputs=16)
     scheme = NVFP4Training.let(hadamard=None)
@@ -160,6 +161,7 @@ def test_a_model_takes_it_by_rule():
     assert model(x[:, :5]).shape == (2, 5, 8)  # no backward pass, no rows to fill
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers_takes_it():
     @nnx.vmap(in_axes=0, out_axes=0)
     def layers(rngs):
@@ -188,6 +190,7 @@ def test_a_convolution_takes_it_without_the_transform():
     assert finite(nnx.grad(lambda conv: (conv(x) ** 2).sum())(conv))
 
 
+@pytest.mark.heavy
 def test_what_does_not_fit_is_named():
     x, w, g = operands(rows=20)
     misfit = r"NVFP4Training.wgrad_lhs: .* blocks of 16, .* fill the 20 numbers(.|\n)*cure: .*model.eval()"

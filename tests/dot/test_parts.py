@@ -137,6 +137,7 @@ def test_convolutions(kind, left, right):
 ROWS = 140_000
 
 
+@pytest.mark.heavy
 def test_backward_sums_over_many_rows():
     config = config_v4(rng_type=None, dlhs_bits=8, drhs_bits=8)
     x, w, g = jnp.ones((ROWS, 1)), jnp.ones((1, 2)), jnp.ones((ROWS, 2))

@@ -62,6 +62,7 @@ SIGNS = {"dgrad_random_signs": True, "wgrad_random_signs": True}
 SAW = {"dgrad_source": "dequantized", "wgrad_source": "dequantized"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "declared",
     [{}, {"dgrad_rhs": None, "wgrad_lhs": None}, EVERY | SIGNS, EVERY | SAW, {"fprop_rhs": TurnedWeight}],
@@ -83,6 +84,7 @@ def test_a_transform_of_several_summed_axes_goes_along_the_same_one():
         np.testing.assert_allclose(y, jnp.einsum("bij,jio->bo", x, w), atol=2e-5)
 
 
+@pytest.mark.heavy
 def test_gradients_are_zero_where_the_mask_is_in_the_rotated_basis():
     """A Hadamard matrix of 16, and whole numbers: all sums are exact."""
     turn, scheme = Hadamard(16), MASKS_ALONE.let(hadamard=Hadamard(16))
@@ -114,6 +116,7 @@ def forward_of_quartet(a):
     return [part.reshape(a.shape) for part in (rotated, np.sign(rotated) * nearest * scale, steps < 6)]
 
 
+@pytest.mark.heavy
 def test_gradients_are_short_by_the_mask_and_by_what_the_forward_product_clipped():
     """`dw = (M_w * (x_q^T g))`, rotated: the algorithm's own bias, of which the mask is about half."""
 
@@ -179,6 +182,7 @@ def test_a_model_trains_by_rule_and_is_compiled_once():
     assert len(traces) == 1 and losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.heavy
 def test_what_does_not_fit_is_named():
     x, w, g = operands()
     with pytest.raises(

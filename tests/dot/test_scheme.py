@@ -295,6 +295,7 @@ def test_stochastic_rounding_draws_anew_and_again():
     np.testing.assert_array_equal(step(one, X), step(one, X))
 
 
+@pytest.mark.heavy
 def test_tiles_have_scales_of_their_own():
     names = BY_ROW | dict(tile_size=4)
     op = QDotGeneral(Scheme.let(**names))
@@ -329,6 +330,7 @@ def test_einsum_takes_the_operands_in_any_order():
     assert QEinsum(scheme)("abk,khd->abhd", X, heads).shape == (4, 3, 2, 4)
 
 
+@pytest.mark.heavy
 def test_a_convolution():
     images, kernel = (
         jax.random.normal(jax.random.key(8), (2, 6, 6, 3)),
@@ -364,6 +366,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_the_gradients_of_a_convolution_are_convolutions_of_integers(name):
     """By one scale for all of each operand, against the gradients of the float convolution of the same numbers."""
@@ -524,6 +527,7 @@ def test_it_has_no_second_derivative():
         jax.jvp(lambda x: op(x, W, NUMBERS), (X,), (X,))
 
 
+@pytest.mark.heavy
 def test_explain_shows_the_operands_as_a_table():
     class Mixed(Scheme):
         fprop_lhs = Int8DynamicActPerRowAbsMax

@@ -25,6 +25,7 @@ def in_float64(lhs, rhs, equation):
     return np.einsum(equation, np.asarray(lhs.value, np.float64), np.asarray(rhs.value, np.float64))
 
 
+@pytest.mark.heavy
 @settings(max_examples=30)  # every kind of operand is compiled anew
 @given(
     st.sampled_from([(2, True), (4, False), (8, True), (8, False)]),

@@ -139,6 +139,7 @@ def test_the_digits_classifier(recipe, frozen, images):
     assert not any(a.dtype == np.float32 and a.size > 64 for a in initializers(proto).values())
 
 
+@pytest.mark.heavy
 def test_integers_scale_and_zero_point_are_the_layer_s(x):
     layer = QuantLinear(8, 4, weight_quant=ShiftedUint8WeightPerTensorFloat, use_bias=False, rngs=nnx.Rngs(0))
     proto = jqinject.export.onnx(layer, x)
@@ -269,6 +270,7 @@ def test_minifloats_of_activations_are_computed_without_bits(act):
     np.testing.assert_array_equal(exported[:-2], served(model, infinite)[:-2])
 
 
+@pytest.mark.heavy
 def test_layers_that_run_both_ways():
     layer = QuantLSTM(3, 4, bidirectional=True, weight_quant=Int8WeightPerTensorFloat, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (2, 5, 3))
@@ -483,6 +485,7 @@ class CollectedRelu(Uint8ActPerTensorFloat):
     collect_stats_steps = 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("bias_quant", [Int32Bias, None], ids=["int32", "float"])
 def test_onnxruntime_contracts_integers(bias_quant, images, tmp_path):
     model = calibrated(Convolutions(bias_quant), images, steps=2)

@@ -50,6 +50,7 @@ def served(model, *inputs):
     return nnx.jit(lambda model, *inputs: model(*inputs))(copy, *inputs)
 
 
+@pytest.mark.heavy
 @in_files
 @pytest.mark.parametrize("weights", ["constants", "argument"])
 def test_a_loaded_program_gives_the_model_s_output_to_the_bit(classifier, images, weights, tmp_path):

@@ -117,6 +117,7 @@ def net(quantizer: Any = Fp8e4m3OCPActPerTensorFloat) -> Any:
     return nnx.Dict({"layers": nnx.List([nnx.Dict({"self_attn": Attention(quantizer)})])})
 
 
+@pytest.mark.heavy
 def test_an_attention_layer_at_the_same_path_quantizes_as_the_checkpoint_says(tmp_path: Path) -> None:
     folder = written(tmp_path / "given")
     served = load(net(), folder)

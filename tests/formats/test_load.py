@@ -526,6 +526,7 @@ class Deep(nnx.Module):
         self.blocks = nnx.List([nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(at)) for at in range(depth)])
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_of_more_layers_than_the_model_is_named(tmp_path: Path) -> None:
     folder = save(Deep(12), tmp_path / "deep")
     names = {"blocks.{i}.weight": "blocks.{i}.kernel"}

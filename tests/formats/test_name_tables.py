@@ -26,6 +26,7 @@ class OneBlock(Llama):
         self.layers = nnx.List([Block(nnx.Rngs(1))])
 
 
+@pytest.mark.heavy
 def test_fused_matrices_come_apart(tmp_path: Path) -> None:
     fused = {
         f"{LAYER}self_attn__qkv_proj": codes(64, 32),

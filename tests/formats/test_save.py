@@ -128,6 +128,7 @@ def near_ties(scale: float) -> jax.Array:
     return jnp.asarray(np.concatenate([ties, *beside]).reshape(-1, 64))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("method", ("compressed-tensors", "jqinject"))
 @pytest.mark.parametrize("quant", SAVED_INPUTS, ids=lambda quant: quant.__name__)
 def test_loaded_inputs_are_quantized_as_before_to_the_bit(quant: Any, method: str, tmp_path: Path) -> None:
@@ -141,6 +142,7 @@ def test_loaded_inputs_are_quantized_as_before_to_the_bit(quant: Any, method: st
         np.testing.assert_array_equal(again(x), served(x))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("method", ("compressed-tensors", "jqinject"))
 @pytest.mark.parametrize(
     "quant",
@@ -168,6 +170,7 @@ def test_inputs_that_would_be_quantized_otherwise_are_refused(
         save(cured, tmp_path / name, method=method)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("settings", "method", "layout"),
     [
@@ -322,6 +325,7 @@ def test_our_own_layout_keeps_every_kind_of_weight(tmp_path: Path) -> None:
 STORED = Path(__file__).parent / "data" / "own_version_1"
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_of_the_first_version_is_read() -> None:
     net: Any = load(Stored(), STORED)
     with np.load(STORED / "arrays.npz") as arrays:
@@ -363,6 +367,7 @@ def test_versions_and_settings_that_are_not_known_are_refused(
         read_checkpoint(config.parent)
 
 
+@pytest.mark.heavy
 def test_blocks_of_rows_are_written_as_blocks(tmp_path: Path) -> None:
     files = Path(__file__).parents[1] / "golden" / "formats" / "files"
     for case, method in (
@@ -468,6 +473,7 @@ def test_large_checkpoints_are_several_files_with_an_index(tmp_path: Path) -> No
     check_read_back(served, tmp_path, "compressed-tensors pack-quantized")
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     model = floats()
     save(model, tmp_path)

@@ -41,6 +41,7 @@ def frozen(*rules: Rule) -> Pair:
     return freeze(model)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("settings", "method"),
     [
@@ -185,6 +186,7 @@ def refused(model: nnx.Module, folder: Path, names: Any, match: str, **settings:
     assert not (folder / "none").exists()
 
 
+@pytest.mark.heavy
 def test_what_makes_no_matrix_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     mixed = frozen(Rule("q", **PER_ROW), Rule("k", **PER_ROW, weight_bit_width=4))
     refused(

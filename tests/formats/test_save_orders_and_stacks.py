@@ -77,6 +77,7 @@ def test_columns_in_activation_order_are_written_in_their_own_order(
     np.testing.assert_array_equal(twice(inputs[0]), served(inputs[0]))
 
 
+@pytest.mark.heavy
 def test_a_scale_for_each_row_needs_no_groups_of_columns(tmp_path: Path) -> None:
     model = quantize(
         nnx.Sequential(nnx.Linear(16, 4, rngs=nnx.Rngs(0))),

@@ -109,6 +109,7 @@ def test_a_loaded_model_is_calibrated_again(folder: Path) -> None:
     np.testing.assert_array_equal(net.up.quant_weight().value, net.up.kernel[...])
 
 
+@pytest.mark.heavy
 def test_nothing_is_unfrozen_without_being_asked_for(folder: Path) -> None:
     net: Any = load(Own(), folder, inputs=(X,))
     with pytest.raises(ValueError, match=r"(?s)gone.*cure"):

@@ -36,6 +36,7 @@ def test_a_reference_set_was_found() -> None:
     assert CASES, f"no manifest of {PEER} under {_driver.folder()} (JQINJECT_GOLDEN names the folder)"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_case(case: dict[str, Any]) -> None:
     reason = _driver.reason_to_skip({**case, "area": case["feature"]}, PEER)

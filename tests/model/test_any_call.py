@@ -72,6 +72,7 @@ RUNS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", RUNS)
 def test_any_call(name):
     net, given = model(), arguments()
@@ -97,6 +98,7 @@ def test_repeated_batches_begin_with_the_same_cache():
     assert calls[0].modules[0] is calls[1].modules[0] is not first["cache"]
 
 
+@pytest.mark.heavy
 def test_a_method_or_a_function_of_the_user():
     ways = {
         "name": ([X], {"method": "features"}),

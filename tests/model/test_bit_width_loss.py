@@ -91,6 +91,7 @@ class Mixed(nnx.Module):
         return self.dense(nnx.relu(x @ self.w))
 
 
+@pytest.mark.heavy
 def test_activations_of_a_program_with_layers_count_and_have_gradients():
     rule = Rule(input_quant=Int8ActPerTensorFloat.let(bit_width_impl_type="parameter"))
     x = jax.random.normal(jax.random.key(2), (3, 4))

@@ -44,6 +44,7 @@ class Attention(nnx.Module):
         return jnp.einsum("btnh,bsnh->bnts", x, k), {"k": k}
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("quantizer", [Int8DynamicActPerRowFloat, Groups])

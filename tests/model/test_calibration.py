@@ -280,6 +280,7 @@ def test_batches_may_be_keywords() -> None:
     assert calibrate(model, [{"x": BATCHES[0]}], progress=False).batches == 1
 
 
+@pytest.mark.heavy
 def test_odml_models_are_calibrated_too() -> None:
     model = OdmlQat().quantize(Net(), BATCHES[0])
     assert "final_output0" in str(calibrate(model, BATCHES, progress=False).quantizers)
@@ -301,6 +302,7 @@ def test_a_model_without_batch_normalization_is_refused() -> None:
         calibrate_batch_norm(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), BATCHES)
 
 
+@pytest.mark.heavy
 def test_corrected_biases_give_every_layer_its_float_mean() -> None:
     rule = Rule(weight_quant=Int8WeightPerChannelFloat, weight_bit_width=3)
     plain, model = Net(), quantize(Net(), rule)
@@ -340,6 +342,7 @@ def test_post_training_quantization_in_one_step(activations: str) -> None:
     np.testing.assert_allclose(served(BATCHES[0]), plain(BATCHES[0]), atol=0.03 * scale)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("frozen", [False, True])
 def test_post_training_quantization_returns_the_model_unfrozen_and_its_report(frozen: bool) -> None:
     model, report = post_training_quantize(

@@ -52,6 +52,7 @@ def reports():
     return training, jqinject.report(jqinject.freeze(model), abstract)
 
 
+@pytest.mark.heavy
 def test_what_is_contracted(reports):
     def kinds(report):
         return {entry.path: entry.contraction for entry in report}

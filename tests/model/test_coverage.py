@@ -454,6 +454,7 @@ def traces(kind: type[Decoder], operation: Any) -> int:
     return kind.traces - before
 
 
+@pytest.mark.heavy
 def test_a_decoder_is_traced_no_more_than_three_times() -> None:
     class Counted(Decoder):
         traces = 0

@@ -64,6 +64,7 @@ def size(model):
     return sum(x.nbytes for x in jax.tree.leaves(nnx.state(model)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("make", "x"), [(Dense, X), (Images, IMAGES)], ids=["linear", "conv"])
 @pytest.mark.parametrize("how", ["eager", "jit"])
 def test_frozen_is_integer_evaluation_to_the_bit(make, x, how):
@@ -123,6 +124,7 @@ def test_bytes_of_the_weights():
         assert everything <= payload + 4 * (128 + 1) + 64
 
 
+@pytest.mark.heavy
 def test_unfreeze_brings_the_masters_back():
     model = trained(Dense, X)
     graph, before = nnx.graphdef(model), nnx.state(model)
@@ -286,6 +288,7 @@ def test_a_symmetric_range_stores_no_zero_point(inputs):
         jqinject.load_state(other, state)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("act", [q.Int8ActPerTensorMinMax, q.Int8ActPerTensorAbsMax])
 def test_averaged_ranges_become_constants(act):
     layer = trained(lambda **given: QuantLinear(16, 5, input_quant=act, **given), X, contraction="int")
@@ -396,6 +399,7 @@ def test_flax_layers_serve_what_they_trained(kind, bits):
     )
 
 
+@pytest.mark.heavy
 def test_attention_projections_share_an_op():
     attention = nnx.MultiHeadAttention(
         num_heads=2,
@@ -412,6 +416,7 @@ def test_attention_projections_share_an_op():
     assert attention.query.dot_general is attention.key.dot_general
 
 
+@pytest.mark.heavy
 def test_frozen_kernels_are_copied_and_differentiated():
     layer, _ = with_op("linear")
     layer.eval()
@@ -458,6 +463,7 @@ def test_unfreeze_of_flax_layers():
         jqinject.unfreeze(layer)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 def test_annotations_of_sharding_are_carried_over():
     mesh = jax.make_mesh((8,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -564,6 +570,7 @@ def test_weights_that_are_not_finite_are_refused_before_any_is_replaced():
     assert nnx.graphdef(model) == before and model.layers[0].frozen is None
 
 
+@pytest.mark.heavy
 def test_one_bit_of_one_sign():
     weight = q.SignedBinaryWeightPerTensorConst
     ones = nnx.initializers.ones_init()

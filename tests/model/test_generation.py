@@ -84,6 +84,7 @@ def full() -> jax.Array:
     return frozen(Decoder(nnx.Rngs(0)), W8A8, cache=init_cache(BATCH, LENGTH))(IDS)[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("attention", [Attention, RematAttention, ScatterAttention])
 def test_steps_of_a_frozen_model_equal_the_full_pass(attention: type, full: jax.Array) -> None:
     cache = init_cache(BATCH, LENGTH)
@@ -102,6 +103,7 @@ def module_caches() -> list[LayerCache]:
     return [LayerCache(BATCH, LENGTH) for _ in range(2)]
 
 
+@pytest.mark.heavy
 def test_caches_in_variables_move_as_in_a_plain_model(full: jax.Array) -> None:
     caches = module_caches()
     given, _, traces = generated(frozen(ModuleDecoder(nnx.Rngs(0)), W8A8, cache=module_caches()), caches)
@@ -111,6 +113,7 @@ def test_caches_in_variables_move_as_in_a_plain_model(full: jax.Array) -> None:
     assert traces == traces_of_own == 2 and caches[1].start[...] == LENGTH
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("attention", [Attention, RematAttention, ScatterAttention])
 def test_a_cache_in_low_bits_gives_the_numbers_of_rounded_keys_and_values(
     attention: type, full: jax.Array
@@ -129,6 +132,7 @@ def test_a_cache_in_low_bits_gives_the_numbers_of_rounded_keys_and_values(
         np.testing.assert_array_equal(low[layer]["end_index"], wanted["end_index"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("quantizer", "bits", "scales", "decibels"),
     [
@@ -149,6 +153,7 @@ def test_formats_and_memory(quantizer: Any, bits: int, scales: int, decibels: fl
     assert bytes_of(after) == bytes_of(cache) and noise(found, full) > decibels
 
 
+@pytest.mark.heavy
 def test_rows_are_rounded_by_a_scale_for_each_position_and_head() -> None:
     plain, empty = Decoder(nnx.Rngs(0)), init_cache(BATCH, LENGTH)
     model = quantize(plain, KV8, inputs=(IDS, empty))
@@ -160,6 +165,7 @@ def test_rows_are_rounded_by_a_scale_for_each_position_and_head() -> None:
     np.testing.assert_allclose(kept.dequantized(), rounded, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_variables_hold_low_bits(full: jax.Array) -> None:
     model = frozen(ModuleDecoder(nnx.Rngs(0)), W8A8, KV8, cache=module_caches())
     floats = module_caches()
@@ -180,6 +186,7 @@ def test_variables_hold_low_bits(full: jax.Array) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_a_cache_after_a_float_prefill_and_in_a_compiled_loop(full: jax.Array) -> None:
     empty = init_cache(BATCH, LENGTH)
     model = frozen(Decoder(nnx.Rngs(0)), W8A8, KV8, cache=empty)
@@ -239,6 +246,7 @@ class Growing(nnx.Module):
         return jnp.einsum("btnh,bsnh->bnts", x, keys[:, 1:]), keys
 
 
+@pytest.mark.heavy
 def test_caches_of_scanned_layers_and_growing_caches() -> None:
     x = jax.random.normal(jax.random.key(1), (1, 2, KV_HEADS, FEATURES))
     stack, at = jnp.zeros((3, 1, 6, KV_HEADS, FEATURES)), jnp.int32(1)
@@ -272,6 +280,7 @@ class Partial(nnx.Module):
         return jax.lax.dynamic_update_slice(cache, x, (0, 0, 2))
 
 
+@pytest.mark.heavy
 def test_refusals() -> None:
     x, empty = jnp.ones((1, 1, 8)), init_cache(BATCH, LENGTH)
     with pytest.raises(ValueError, match=r"finds no cache to quantize(.|\n)*Variables(.|\n)*cure: inputs"):

@@ -64,6 +64,7 @@ def for_cuda(model: Any, dtype: Any = jnp.float32) -> str:
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_a_gpu_contracts(name: str) -> None:
     weight, given, keywords, wanted = LAYERS[name]

@@ -86,6 +86,7 @@ def test_groups_floats_and_zero_points_learn_too(quant, overrides):
     assert layer.quant_weight().is_valid
 
 
+@pytest.mark.heavy
 def test_where_nothing_is_gained_nearest_rounding_is_kept():
     # Each weight has an output of its own: nothing is better than nearest.
     layer, nearest = (QuantLinear(12, 4, weight_bit_width=3, rngs=nnx.Rngs(0)) for _ in range(2))

@@ -69,6 +69,7 @@ def checkpoint(seed: int = 1) -> Iterator[tuple[Any, np.ndarray]]:
         yield path, np.asarray(variable.get_value())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_numbers_are_those_of_freezing_the_loaded_model(rule: Rule) -> None:
     wanted = freeze(quantize(Mixed(1), rule, inputs=IDS))
@@ -109,6 +110,7 @@ def test_floats_are_let_go_of_one_by_one() -> None:
     np.testing.assert_allclose(model.w[3][...], np.full((width, width), 4.0), rtol=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 def test_arrays_are_put_where_the_model_wants_them() -> None:
     mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
@@ -197,6 +199,7 @@ class Wide(nnx.Module):
         return self.layer(jnp.einsum("bd,dnh->bnh", x, self.w[...]))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "quantizer",
     [
@@ -246,6 +249,7 @@ def test_stacks_frozen_one_by_one_have_the_same_bits(quantizer: Any) -> None:
     jax.tree.map(_same_bits, one_by_one, whole)
 
 
+@pytest.mark.heavy
 def test_large_weights_on_one_device_are_frozen_in_slices() -> None:
     large = jnp.zeros((512, 512))
     assert freeze_layer.slices_of(large, 2**20) > 1

@@ -51,6 +51,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(a[path], b[path], err_msg=str(path))
 
 
+@pytest.mark.heavy
 def test_a_float_checkpoint_fits_with_no_flag_and_equals_a_model_built_from_it():
     floats, model = Net(0, quantized=False), Net(1)
     model(batch(0))
@@ -162,6 +163,7 @@ def test_orbax_wrappers_and_other_kinds_of_variables():
     np.testing.assert_array_equal(target.blocks[0].kernel[...], source.blocks[0].kernel[...])
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers_is_loaded_and_assembled_layer_by_layer():
     def build(rngs):
         return QuantLinear(
@@ -257,6 +259,7 @@ def test_what_can_not_be_loaded_into_is_refused():
         inside(QuantLinear(2, 2, use_bias=False, rngs=nnx.Rngs(0)), jnp.ones((2, 2)))
 
 
+@pytest.mark.heavy
 def test_an_optimizer_made_before_loading_keeps_working():
     import optax
 

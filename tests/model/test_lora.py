@@ -136,12 +136,14 @@ def model() -> Any:
     return adapted()
 
 
+@pytest.mark.heavy
 def test_factors_have_documented_shapes_and_paths(model: Any) -> None:
     found = nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam))["op_quant"]["adapters"]
     assert {path: (of["a"].shape, of["b"].shape) for path, of in found.items()} == SHAPES
     assert all(isinstance(getattr(*holder(model, path)), FrozenParam) for path in SHAPES)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [None, NF4, MXFP4])
 def test_update_equals_that_of_dense_weights(quantizer: Any) -> None:
     model = adapted(Rule(weight_quant=quantizer))
@@ -152,12 +154,14 @@ def test_update_follows_integers_and_their_inputs(model: Any) -> None:
     np.testing.assert_allclose(call(model, IDS), call(dense(model), IDS), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.heavy
 def test_model_is_unchanged_at_first(model: Any) -> None:
     float_lora = lora(Model(nnx.Rngs(0)), Rule(), rank={"q|fc": 2}, inputs=IDS, rngs=nnx.Rngs(1))
     np.testing.assert_array_equal(float_lora(IDS), Model(nnx.Rngs(0))(IDS))
     assert set(float_lora.op_quant.adapters) == {"q", "fc.kernel"}
 
 
+@pytest.mark.heavy
 def test_gradients_are_those_of_the_factors_alone(model: Any) -> None:
     def loss(model: Any) -> jax.Array:
         return (model(IDS) ** 2).mean()
@@ -177,6 +181,7 @@ def test_gradients_are_those_of_the_factors_alone(model: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(asked), nnx.to_pure_dict(found))
 
 
+@pytest.mark.heavy
 def test_adapters_are_saved_and_loaded_alone(model: Any, tmp_path: Any) -> None:
     import orbax.checkpoint as ocp
 
@@ -193,6 +198,7 @@ def test_adapters_are_saved_and_loaded_alone(model: Any, tmp_path: Any) -> None:
     np.testing.assert_array_equal(other(IDS), model(IDS))
 
 
+@pytest.mark.heavy
 def test_models_with_adapters_are_cloned_pickled_and_made_in_shapes(model: Any) -> None:
     wanted = call(model, IDS)
     np.testing.assert_array_equal(call(nnx.clone(model, graph=True), IDS), wanted)
@@ -205,6 +211,7 @@ def test_models_with_adapters_are_cloned_pickled_and_made_in_shapes(model: Any) 
         )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [None, Int8WeightPerChannelFloat])
 def test_merged_weights_hold_the_update(quantizer: Any) -> None:
     model = adapted(Rule(weight_quant=quantizer))
@@ -340,6 +347,7 @@ QWIX = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", QWIX)
 def test_outputs_are_those_of_qwix(quantizer: Any) -> None:
     """Reference: Qwix 0.1.8, `apply_lora_to_model(Waves(...), LoraProvider(module_path=".*", rank=2, alpha=5.0,
@@ -366,6 +374,7 @@ class Sharded(nnx.Module):
         return self.fc(x, out_sharding=jax.P("d", None))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [None, Int8WeightPerChannelFloat])
 def test_factors_are_sharded_as_the_axes_that_they_have(quantizer: Any) -> None:
     explicit = (jax.sharding.AxisType.Explicit,) * 2

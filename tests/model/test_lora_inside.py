@@ -71,6 +71,7 @@ def trained() -> Any:
     return model
 
 
+@pytest.mark.heavy
 def test_merged_model_is_the_trained_one_bit_for_bit(trained: Any) -> None:
     wanted, eager = run(trained, X), trained(X)
     merged = merge_lora(nnx.clone(trained, graph=True))
@@ -80,6 +81,7 @@ def test_merged_model_is_the_trained_one_bit_for_bit(trained: Any) -> None:
     np.testing.assert_array_equal(merged(X), eager)
 
 
+@pytest.mark.heavy
 def test_frozen_model_is_the_trained_one(trained: Any) -> None:
     frozen = jqinject.freeze(nnx.clone(trained, graph=True))
     of_merged = jqinject.freeze(merge_lora(nnx.clone(trained, graph=True)))
@@ -93,6 +95,7 @@ def test_frozen_model_is_the_trained_one(trained: Any) -> None:
     np.testing.assert_allclose(run(frozen, X), run(trained, X), rtol=1e-5, atol=1e-5)  # the order of sums
 
 
+@pytest.mark.heavy
 def test_saved_adapters_merge_to_the_same_bits(trained: Any, tmp_path: Any) -> None:
     wanted = run(trained, X)
     np.testing.assert_array_equal(run(merge_lora(pickle.loads(pickle.dumps(trained))), X), wanted)
@@ -107,6 +110,7 @@ def test_saved_adapters_merge_to_the_same_bits(trained: Any, tmp_path: Any) -> N
     np.testing.assert_array_equal(run(merge_lora(other), X), wanted)
 
 
+@pytest.mark.heavy
 def test_only_the_adapters_are_trained_through_the_quantizer() -> None:
     """`dA = scale dW B^T`, `dB = scale A^T dW`, with dW the gradient of a fake-quantized weight `w + scale A B`."""
     rule, base = (

@@ -67,6 +67,7 @@ class Cut(nnx.Module):
         return x
 
 
+@pytest.mark.heavy
 def test_histories_of_gradients_in_a_stack_that_is_cut() -> None:
     model = quantize(Cut(), FP8, inputs=X)
     with pytest.raises(TypeError, match=r"is cut by index(.|\n)*cure: nnx\.scan"):

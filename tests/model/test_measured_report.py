@@ -341,6 +341,7 @@ class Solvable(nnx.Module):
         return scan(self.layers, x) @ self.head[...]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("passes", "weight_quant", "keep_masters"),
     [
@@ -389,6 +390,7 @@ def test_a_reference_that_does_not_fit_is_refused():
             jqinject.report(result.model, X, numbers=True, reference=reference)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "weight_quant", [FourBits, q.Int4WeightPerGroupAbsMax.let(group_size=8), q.NF4WeightPerTensorFloat]
 )
@@ -415,6 +417,7 @@ def test_solved_weights_that_were_trained_since_are_floats():
     assert numbers.weight_sqnr_db == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.heavy
 def test_weights_that_depend_on_the_format_of_their_input():
     layer = QuantLinear(
         8, 4, weight_quant=q.Int8AccumulatorAwareWeightQuant, input_quant=Const, rngs=nnx.Rngs(0)
@@ -428,6 +431,7 @@ def test_weights_that_depend_on_the_format_of_their_input():
     assert numbers.isolated_sqnr_db == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "input_quant", [q.Int8ActPerTensorMinMax, q.Int8ActPerTensorAbsMax, q.Int8ActPerTensorFloat]
 )

@@ -112,6 +112,7 @@ def bare() -> Any:
     return model, jqinject.report(model, IDS, numbers=True)
 
 
+@pytest.mark.heavy
 def test_the_numbers_of_parameters_are_those_of_layers(bare: Any) -> None:
     model, found = bare
     wanted = jqinject.report(calibrated(OfLayers(), RULES, IDS), IDS, numbers=True)
@@ -126,6 +127,7 @@ def test_the_numbers_of_parameters_are_those_of_layers(bare: Any) -> None:
     assert type(model.op_quant).__name__ == "OpQuantizers" and "around" not in str(vars(model).keys())
 
 
+@pytest.mark.heavy
 def test_frozen_parameters_with_their_masters(bare: Any) -> None:
     model, wanted = bare
     kept = freeze(nnx.clone(model, graph=True), keep_masters=True)
@@ -195,6 +197,7 @@ class Matrix(nnx.Module):
         return jnp.tanh(h @ self.w)
 
 
+@pytest.mark.heavy
 def test_a_scanned_stack_in_groups() -> None:
     class Groups(Int4WeightPerGroupAbsMax):
         group_size = 8
@@ -247,6 +250,7 @@ class Mixed(nnx.Module):
         return jnp.tanh(self.layer(x)) @ self.w
 
 
+@pytest.mark.heavy
 def test_corrections_name_the_parameters_that_they_leave() -> None:
     model = quantize(Mixed(), Rule(weight_quant=Int8WeightPerChannelFloat), inputs=X)
     with pytest.warns(
@@ -266,6 +270,7 @@ def test_post_training_quantization_finds_parameters_by_its_first_batch() -> Non
     assert isinstance(model.w, FrozenParam)
 
 
+@pytest.mark.heavy
 def test_learned_bits_of_parameters_cost_what_those_of_layers_do() -> None:
     learned = Rule(weight_quant=Int8WeightPerChannelFloat, weight_bit_width_impl_type="parameter")
     model = quantize(Mixed(), learned, inputs=X)
@@ -279,6 +284,7 @@ def test_learned_bits_of_parameters_cost_what_those_of_layers_do() -> None:
     assert share == pytest.approx([16 / 40, 24 / 40])
 
 
+@pytest.mark.heavy
 def test_operations_of_a_device_have_numbers() -> None:
     model = OdmlQat().quantize(Mixed(), X)
     model(X)

@@ -51,6 +51,7 @@ def fake_quantized(x, top):
     return np.clip(np.round(np.asarray(x) / step), -128, 127) * step
 
 
+@pytest.mark.heavy
 def test_methods_run_quantized_and_the_call_still_raises():
     model = quantize(Speech(), SUMS, methods=METHODS)
     assert list(model.op_quant) == ["encode:add0_lhs", "decode:add0_lhs", "decode:add0_rhs"]
@@ -93,6 +94,7 @@ def test_a_call_that_is_not_traced_runs_quantized_methods():
     np.testing.assert_allclose(model(X), 3 * y, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_methods_of_abstract_models_and_of_models_of_layers():
     rules = [SUMS, Rule(weight_quant=Int8WeightPerChannelFloat)]
     abstract = quantize(
@@ -152,6 +154,7 @@ class Products(nnx.Module):
         return self.decode(self.encode(x))
 
 
+@pytest.mark.heavy
 def test_ranges_of_parameters_and_products_are_shared_by_the_methods_that_run_them():
     rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorAbsMax)
     products = Rule(op="dot_general", input_quant=Int8ActPerTensorAbsMax)
@@ -170,6 +173,7 @@ def test_ranges_of_parameters_and_products_are_shared_by_the_methods_that_run_th
     assert [(row.parameter, row.input) for row in rows] == [("a", "int8")]
 
 
+@pytest.mark.heavy
 def test_device_compilers_quantize_methods():
     model = quantize(Both(), OdmlQat(strict=False), inputs=X, methods={"encode": (X,)})
     alone = quantize(Both(), OdmlQat(strict=False), inputs=X)

@@ -157,6 +157,7 @@ def _page(make, model, x, folder):
     return names
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [
@@ -237,6 +238,7 @@ def test_what_could_not_be_restored_is_refused_before_it_is_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.heavy
 def test_an_abstract_model_under_a_mesh_is_filled_where_its_annotations_say(tmp_path):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 

@@ -98,6 +98,7 @@ def dynamic(model: Mixed) -> Any:
     return _quantized(model, Int8DynamicActPerRowAbsMax, X)
 
 
+@pytest.mark.heavy
 def test_without_quantizers_function_and_gradient_are_those_of_the_float_model(model: Mixed) -> None:
     online = _quantized(model, NoneActQuant, X, None)
 
@@ -140,6 +141,7 @@ def test_a_checkpoint_fills_a_model_of_the_same_rules(dynamic: Any, tmp_path: An
     np.testing.assert_array_equal(fresh(X), dynamic(X))
 
 
+@pytest.mark.heavy
 def test_reports_compare_with_the_float_function(dynamic: Any) -> None:
     found = jqinject.report(dynamic, X, numbers=True)
     notes = {entry.path: entry.note for entry in found}
@@ -194,6 +196,7 @@ def test_a_weight_quantizer_takes_none() -> None:
         quantize(nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0))), rule)
 
 
+@pytest.mark.heavy
 def test_a_scheme_takes_none_that_does_not_cancel() -> None:
     scheme = Scheme.let(fprop_lhs=Int8DynamicActPerRowAbsMax.let(pre_transform=ALL))
     with pytest.raises(TypeError, match=r"fprop_lhs declares Hadamard.*fprop_rhs has no pre_transform"):

@@ -198,6 +198,7 @@ def test_a_linen_module_is_quantized_through_the_bridge():
 RELUS = [Rule(op="relu", output_quant=q.Int8ActPerTensorMinMax), W8A8]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rules", [RELUS, OdmlQat()], ids=["rules", "odml"])
 def test_flags_and_keywords_reach_the_model(rules):
     x = jnp.tile(X[:1], (4, 1))  # devices average the ranges of a batch's rows
@@ -219,6 +220,7 @@ def test_a_layers_rule_takes_flags_too():
     assert int(model.b.input_quant.tensor_quant.scaling_impl.averaging_impl.counter[...]) == 2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("shape", [(1, 8), (2, 3, 8)])
 def test_inputs_of_other_sizes_and_ranks_are_welcome(shape):
     for rules in (RELUS, OdmlQat()):

@@ -57,6 +57,7 @@ def test_operations_within_layers_are_the_layers_own(make):
     assert model(x).shape == x.shape
 
 
+@pytest.mark.heavy
 def test_a_model_that_is_a_layer_is_quantized_once():
     rule, x = (
         Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8DynamicActPerRowAbsMax),
@@ -81,6 +82,7 @@ class Residual(nnx.Module):
 SHARED = Rule(op="add", input_quant=Int8ActPerTensorMinMax, share=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("output_quant", [None, Int8ActPerTensorAbsMax])
 def test_both_operands_of_an_addition_have_one_scale_that_covers_both(output_quant):
     x = jax.random.normal(jax.random.key(0), (4, 8))

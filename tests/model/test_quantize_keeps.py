@@ -108,6 +108,7 @@ def test_a_quantized_checkpoint_is_restored_into_an_abstract_model(tmp_path):
     np.testing.assert_array_equal(call(served, X), call(model, X))
 
 
+@pytest.mark.heavy
 def test_sharding_and_metadata_of_weights_stay():
     class Sharded(nnx.Module):
         def __init__(self, rngs):
@@ -149,6 +150,7 @@ def test_random_streams_run_as_in_the_float_model(rules):
         assert int(model.drop.rngs.count[...]) == int(plain.drop.rngs.count[...]) == turn + 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rules", [W8A8, RELUS, OdmlQat()], ids=["layers", "operations", "odml"])
 def test_copies_and_pickles_are_the_same_model(rules):
     model = jqinject.quantize(Net(nnx.Rngs(0)), rules, inputs=None if rules is W8A8 else X)
@@ -162,6 +164,7 @@ def test_copies_and_pickles_are_the_same_model(rules):
         np.testing.assert_array_equal(model(X), expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rules", [W8A8, OdmlQat()], ids=["layers", "odml"])
 def test_a_rematerialized_model_has_the_gradients_and_statistics_of_a_plain_one(rules):
     def step(make: Any) -> Any:

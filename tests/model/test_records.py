@@ -73,6 +73,7 @@ def test_parts_are_read_and_written_as_variables_are() -> None:
     assert repr(part).startswith("RecordPart(counter=")
 
 
+@pytest.mark.heavy
 def test_the_history_of_a_scaling_is_part_of_its_record() -> None:
     scaling = trained(**FP8).input_quant.tensor_quant.scaling_impl
     assert float(scaling.newest) == 2.0 and scaling.has_range()

@@ -91,6 +91,7 @@ def everything(run):
     return run[:2]
 
 
+@pytest.mark.heavy
 def test_the_model_stays_as_it_is(run):
     model, _, (graphdef, state) = run
     assert nnx.graphdef(model) == graphdef
@@ -112,6 +113,7 @@ def test_every_kind_of_layer(everything):
     assert found["act"].contraction == "none" and found["act"].weight_bytes == 0
 
 
+@pytest.mark.heavy
 def test_numbers_of_a_quantized_op(everything):
     model, found = everything
     kernel, bias = model.op.kernel[...], model.op.bias[...]
@@ -159,6 +161,7 @@ def measured():
     return model, jqinject.report(model, X, numbers=True)
 
 
+@pytest.mark.heavy
 def test_it_prints(measured):
     _, found = measured
     lines = str(found).splitlines()
@@ -182,6 +185,7 @@ def test_it_prints(measured):
     assert lines[-1] == found.coverage.line
 
 
+@pytest.mark.heavy
 def test_it_shows_the_bits_that_quantizers_make():
     """Not those of the containers that the program has."""
 
@@ -318,6 +322,7 @@ def test_a_page_without_numbers():
     assert "first" in page.text and "svg" not in page.tags and "alone dB" not in page.text
 
 
+@pytest.mark.heavy
 def test_a_hostile_path_is_only_text():
     hostile = '<script>alert("1")</script>)&:'
 

@@ -73,6 +73,7 @@ def contracted_dtypes(jaxpr: Any) -> set[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rule", [SYMMETRIC, SHIFTED], ids=["symmetric", "shifted"])
 @pytest.mark.parametrize("call", CALLS)
 def test_experts_are_quantized_each_with_scales_of_its_own(call: Any, rule: Rule) -> None:
@@ -103,6 +104,7 @@ def test_gradients_pass_through_the_quantizer(call: Any) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.heavy
 def test_gradients_of_a_frozen_model_reach_its_inputs() -> None:
     model = quantize(Experts(ragged), SHIFTED, inputs=X)
     model(X)

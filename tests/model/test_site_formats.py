@@ -175,6 +175,7 @@ CASES = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("kind", "form"), CASES)
 def test_numbers_are_those_of_the_layer(kind: str, form: str) -> None:
     layer, bare, x = pair(kind)
@@ -204,6 +205,7 @@ class Groups16(q.NF4WeightPerGroupFloat):
     group_size = 16
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [q.Int8WeightPerChannelFloat, Groups16, q.NVFP4Weight])
 def test_a_table_that_is_also_the_head_is_that_of_the_embedding(quantizer: Any) -> None:
     """Rows are looked up, and contracted behind a cast and a transpose."""

@@ -67,6 +67,7 @@ def gathered(model: Any, x: jax.Array) -> list[int]:
     ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rule", [W8A8, GROUPS], ids=["int8", "groups"])
 @pytest.mark.parametrize(
     ("axes", "kind"),

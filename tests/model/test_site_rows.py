@@ -75,6 +75,7 @@ CALLS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CALLS)
 def test_a_row_is_all_that_is_summed_over(name: str) -> None:
     given, shape, summed, call = CALLS[name]

@@ -153,6 +153,7 @@ def contracted(model: Any, x: jax.Array, function: Any) -> list[tuple[str, ...]]
     return found
 
 
+@pytest.mark.heavy
 def test_all_six_operands_are_rounded_each_along_its_own_sum() -> None:
     plain = Matrix()
     model = trained(plain, W8A8G8)
@@ -182,6 +183,7 @@ MODELS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", MODELS)
 def test_frozen_both_passes_contract_integers(kind: str) -> None:
     make, scheme, x = MODELS[kind]
@@ -205,6 +207,7 @@ def test_the_gradient_of_a_frozen_input_rounds_the_dequantized_weight() -> None:
     np.testing.assert_allclose(dx, rounded(g, 1, 127) @ rounded(w, 1).T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.heavy
 def test_a_stack_has_the_gradients_of_its_layers() -> None:
     def of(make: Any) -> Any:
         return nnx.grad(lambda model, x: (model(x) ** 2).sum(), argnums=(0, 1))(trained(make(), W8A8G8), X)
@@ -214,6 +217,7 @@ def test_a_stack_has_the_gradients_of_its_layers() -> None:
     np.testing.assert_allclose(stacked["w"], unrolled["w"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("formats", [(NVFP4Act, NVFP4Weight), (MXFloat4e2m1Act, MXFloat4e2m1Weight)])
 def test_four_bit_floats_train_and_freeze(formats: tuple[Any, Any]) -> None:
     model = trained(Matrix(), Scheme.let(fprop_lhs=formats[0], fprop_rhs=formats[1]))
@@ -238,6 +242,7 @@ def test_collected_ranges_survive() -> None:
     assert frozen.op_quant["dot_general0"].fprop_lhs.quant.scale() == scale
 
 
+@pytest.mark.heavy
 def test_experts_of_ragged_rows() -> None:
     model = trained(Ragged(), W8A8)
     w, rows = Ragged().w[...], rounded(X, 1)
@@ -261,6 +266,7 @@ def test_tiles_train_and_are_refused_when_frozen() -> None:
     assert nnx.graphdef(model) == before
 
 
+@pytest.mark.heavy
 def test_the_first_rule_that_matches_wins() -> None:
     class Both(nnx.Module):
         def __init__(self) -> None:
@@ -286,6 +292,7 @@ def test_the_first_rule_that_matches_wins() -> None:
     assert decibels(model(X), wanted) > 60 and isinstance(model.up.kernel, FrozenParam)
 
 
+@pytest.mark.heavy
 def test_frozen_models_are_copied_saved_and_reported(tmp_path: Any) -> None:
     frozen = freeze(trained(Mixed(), W8A8G8))
     y = frozen(X)
@@ -317,6 +324,7 @@ def test_weights_are_loaded_frozen() -> None:
     np.testing.assert_array_equal(served.w.get_raw_value()["value"], wanted.w.get_raw_value()["value"])
 
 
+@pytest.mark.heavy
 def test_masters_come_back() -> None:
     model = trained(Mixed(), W8A8G8)
     y, dx = model(X), gradient(model)

@@ -118,6 +118,7 @@ def contracted_dtypes(jaxpr: Any) -> set[str]:
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("form", RULES)
 @pytest.mark.parametrize("kind", [Raw, Scanned, Mapped])
 def test_a_stack_is_that_of_its_layers(kind: type, form: str) -> None:
@@ -151,6 +152,7 @@ class _Single(nnx.Module):
         return x @ self.w
 
 
+@pytest.mark.heavy
 def test_indexing_a_stack_in_a_loop_is_scanning_over_it() -> None:
     scanned, indexed = quantize(Raw(), W8A8, inputs=X), quantize(Indexed(), W8A8, inputs=X)
     np.testing.assert_allclose(indexed(X), scanned(X), rtol=1e-6, atol=1e-6)
@@ -160,6 +162,7 @@ def test_indexing_a_stack_in_a_loop_is_scanning_over_it() -> None:
     np.testing.assert_allclose(freeze(indexed)(X), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_gradients_of_a_stack_are_those_of_its_layers_one_by_one() -> None:
     model: Any = quantize(Raw(), RULES["int4 groups"][0], inputs=X)
     singles = [quantize(_Single(w), RULES["int4 groups"][0], inputs=X).op_quant["w"] for w in model.w[...]]
@@ -208,6 +211,7 @@ STATIC = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("how", "name"),
     [
@@ -234,6 +238,7 @@ def test_steps_through_layers_have_ranges_of_their_own(how: str, name: str) -> N
     assert "int8" in str(jqinject.coverage(found, X)) and jqinject.report(found, X, numbers=True)
 
 
+@pytest.mark.heavy
 def test_gradients_of_layers_with_ranges_of_their_own() -> None:
     rule = Rule(
         weight_quant=Int8WeightPerChannelFloat,
@@ -279,6 +284,7 @@ class OverTime(nnx.Module):
         return jax.lax.scan(step, jnp.zeros(D), (x, table, jnp.arange(len(x))))[1]
 
 
+@pytest.mark.heavy
 def test_steps_through_time_share_a_range() -> None:
     model = quantize(OverTime(), W8A8, inputs=(X,))
     jqinject.calibrate(model, [X, X[:3]], progress=False)
@@ -303,6 +309,7 @@ class Rising(nnx.Module):
         return jnp.stack([step(jnp.zeros(x.shape[1:]), one)[1] for one in x])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", STATIC)
 def test_the_range_of_steps_through_time_is_the_largest_of_each_batch(name: str) -> None:
     x = (

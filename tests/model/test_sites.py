@@ -70,6 +70,7 @@ def trained() -> Any:
     return model
 
 
+@pytest.mark.heavy
 def test_weights_are_quantized_along_axes_that_no_use_sums_over() -> None:
     plain = Decoder(nnx.Rngs(0))
     model = quantize(plain, W8, inputs=IDS)
@@ -93,6 +94,7 @@ def test_quantizers_of_parameters_have_documented_paths(trained: Any) -> None:
     assert trained.op_quant["table"].scale().shape == (32, 1)
 
 
+@pytest.mark.heavy
 def test_gradients_reach_every_parameter(trained: Any) -> None:
     def loss(model: Any) -> jax.Array:
         return (model(IDS) ** 2).mean()
@@ -107,6 +109,7 @@ def test_gradients_reach_every_parameter(trained: Any) -> None:
         assert cosine > 0.99
 
 
+@pytest.mark.heavy
 def test_frozen_parameters_are_contracted_as_integers(trained: Any) -> None:
     model = nnx.clone(trained, graph=True)
     model.eval()

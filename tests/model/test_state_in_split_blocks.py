@@ -102,6 +102,7 @@ def made(way: Any, rule: Rule = W8A8, kind: Any = Model) -> Any:
     return quantize(kind(way, nnx.Rngs(0)), rule, inputs=X)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_ranges_run(way: Any, jit: bool) -> None:
@@ -121,6 +122,7 @@ class Learned(Int8ActPerTensorFloat):
     collect_stats_steps = 2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", [checkpointed, checkpointed_twice])
 def test_scales_start_from_data_and_are_learned(way: Any) -> None:
     rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Learned)
@@ -138,6 +140,7 @@ def test_scales_start_from_data_and_are_learned(way: Any) -> None:
     same(values(split), values(plain), 1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", WAYS)
 def test_calibration_collects(way: Any) -> None:
     rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorMinMax)
@@ -171,6 +174,7 @@ class Grad(Fp8e5m2GradPerTensorDelayed):
 FP8 = Rule(weight_quant=Weight, input_quant=Act, grad_quant=Grad)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("way", [checkpointed, checkpointed_twice, compiled, rematerialized])
 def test_histories_of_both_passes(way: Any, jit: bool) -> None:
@@ -218,6 +222,7 @@ class Stack(nnx.Module):
         return jax.lax.scan(body, x, state)[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", [directly, checkpointed])
 def test_stacks_in_a_scan(way: Any) -> None:
     plain, split = made("nnx.scan", W8A8, Stack), made(way, W8A8, Stack)
@@ -238,6 +243,7 @@ def close(got: Any, wanted: Any) -> None:
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, 1e-4, 1e-6), got, wanted)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", [directly, checkpointed])
 def test_histories_of_stacks_in_a_scan(way: Any) -> None:
     plain, split = made("nnx.scan", FP8, Stack), made(way, FP8, Stack)
@@ -248,6 +254,7 @@ def test_histories_of_stacks_in_a_scan(way: Any) -> None:
         assert [np.count_nonzero(row) for row in proxy.amax_history.amax_history[...]] == [2] * DEPTH
 
 
+@pytest.mark.heavy
 def test_stacks_are_calibrated_loaded_and_frozen() -> None:
     rule = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorMinMax)
     plain, split = made("nnx.scan", rule, Stack), made(checkpointed, rule, Stack)
@@ -283,6 +290,7 @@ class Grouped(Stack):
         return jax.lax.scan(group, x, groups)[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", ["cut", "grouped"])
 def test_stacks_that_are_cut_or_grouped(way: str) -> None:
     rule = Rule(".*up", weight_quant=Int8WeightPerChannelFloat, input_quant=Learned)
@@ -292,6 +300,7 @@ def test_stacks_that_are_cut_or_grouped(way: str) -> None:
     same(values(split), values(plain))
 
 
+@pytest.mark.heavy
 def test_histories_of_stacks_in_groups() -> None:
     rule = Rule(".*up", weight_quant=Weight, input_quant=Act, grad_quant=Grad)
     plain, split = made("nnx.scan", rule, Grouped), made("grouped", rule, Grouped)
@@ -315,6 +324,7 @@ class Recurrent(nnx.Module):
         return jax.lax.scan(lambda x, _: (self.way(nnx.merge(graphdef, state), x), None), x, length=3)[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", [copied, checkpointed])
 def test_histories_of_one_block_in_every_iteration(way: Any) -> None:
     rule = Rule(r".*\.up", weight_quant=Weight, input_quant=Act, grad_quant=Grad)
@@ -352,6 +362,7 @@ def called_twice(block: Any, x: jax.Array) -> jax.Array:
     return y + 0.0 * block(y)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", [closed_over])
 def test_blocks_that_a_transformation_closes_over(way: Any) -> None:
     plain, split = made(directly), made(way)
@@ -438,6 +449,7 @@ def branched(block: Any, x: jax.Array) -> jax.Array:
     return jax.lax.cond(x.sum() > 0, lambda s, x: nnx.merge(graphdef, s)(x), lambda s, x: x, state, x)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", [mapped, branched])
 def test_state_that_cannot_be_kept_is_named(way: Any) -> None:
     model = quantize(Dense(way, nnx.Rngs(0)), W8A8, inputs=X)

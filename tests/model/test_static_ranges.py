@@ -174,6 +174,7 @@ def test_every_layer_of_a_stack_has_to_see_data() -> None:
         assert uncalibrated(ModelIndex(stack)) == missing
 
 
+@pytest.mark.heavy
 def test_contractions_and_accumulators_too() -> None:
     operand = ConfigV4.fwd_lhs.let(averaging_impl=SimpleMovingAverage)
     op = QDotGeneral(ConfigV4.let(fwd_lhs=operand), lhs_shape=(1, 6), rhs_shape=(6, 2))

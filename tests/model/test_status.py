@@ -42,6 +42,7 @@ def test_everything_off_is_the_float_model_and_then_all_is_back():
     assert float(abs(before - in_float(net, x)).max()) > 1e-3
 
 
+@pytest.mark.heavy
 def test_what_goes_by_the_input_is_off_with_it():
     net, x = Net(), jnp.ones((2, 4))
     with quantization_status_manager(net, disable_act_quant=True):

@@ -73,6 +73,7 @@ def test_statistics_that_were_filtered_away(kind: Any) -> None:
         step(layer, X)
 
 
+@pytest.mark.heavy
 def test_a_model_that_is_not_differentiated_as_a_whole() -> None:
     layer = run(linear(), step)
     before = statistics(layer)

@@ -37,6 +37,7 @@ def reference() -> dict[str, np.ndarray]:
     return statistics(run(linear(), step))
 
 
+@pytest.mark.heavy
 def test_three_steps_by_hand() -> None:
     expected = by_hand()
     for name, history in histories(run(linear(), step)).items():
@@ -100,6 +101,7 @@ class Unrolled(nnx.Module):
         return x
 
 
+@pytest.mark.heavy
 @both_ways
 @pytest.mark.parametrize("remat", [False, True], ids=["plain", "remat"])
 def test_stacked_layers_have_a_history_each(jit: bool, remat: bool) -> None:
@@ -135,6 +137,7 @@ class Recurrent(nnx.Module):
         return jnp.stack(outputs)
 
 
+@pytest.mark.heavy
 @both_ways
 def test_over_time_the_maximum_counts(jit: bool) -> None:
     expected = statistics(run(Recurrent(False), step))

@@ -92,6 +92,7 @@ def chain() -> Any:
     return jqinject.report(Chain(), X, optimizer=optax.adam(1e-3))
 
 
+@pytest.mark.heavy
 def test_8_bit_floats_keep_a_byte_of_each_operand(chain: Any) -> None:
     by_site = {one.site: one for one in chain.training.residuals}
     first, fp8 = by_site["first"], by_site["fp8"]
@@ -147,6 +148,7 @@ def sites(model: Any) -> dict[str, Any]:
     return {one.site: one for one in bytes_of(model, X, optimizer=optax.sgd(0.1)).residuals}
 
 
+@pytest.mark.heavy
 def test_each_site_beside_its_float_self() -> None:
     model = jqinject.quantize(Stack(), [Rule(scheme=Fp8CurrentTraining)], inputs=(X,))
     found = sites(model)
@@ -164,6 +166,7 @@ def test_rematerialised_blocks_keep_their_inputs() -> None:
     assert found["layers"].in_place == 3 * FLOAT * K * K
 
 
+@pytest.mark.heavy
 def test_states_in_low_bits() -> None:
     model, count = linear(), K * N
     for tx, payloads, blocks in (
@@ -178,6 +181,7 @@ def test_states_in_low_bits() -> None:
         assert held.float_optimizer == 2 * FLOAT * count + counter
 
 
+@pytest.mark.heavy
 def test_adapters_of_a_frozen_base() -> None:
     base = Stack()
     rule = Rule(weight_quant=Int8WeightPerChannelFloat)

@@ -49,6 +49,7 @@ EQUATIONS = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("equation", "left", "right"), EQUATIONS)
 def test_all_three_contractions(both, equation, left, right):
     x, w = normal(0, *left), normal(1, *right)
@@ -67,6 +68,7 @@ def test_all_three_contractions(both, equation, left, right):
     assert all(bool(jnp.any(part != 0)) for part in with_kernel)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "config", [config_v4(dlhs_bits=8, drhs_bits=8), EXACT], ids=["stochastic", "nearest"]
 )
@@ -99,6 +101,7 @@ def test_tiles_of_the_summed_axis(both):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5 * float(jnp.max(jnp.abs(wanted))))
 
 
+@pytest.mark.heavy
 def test_under_transformations(both):
     def loss(w, x):
         return jnp.sum(jnp.sin(dot_general(x, w, MATMUL, config=EXACT)))
@@ -118,6 +121,7 @@ def test_under_transformations(both):
     np.testing.assert_allclose(stacked[0], again, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.heavy
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_dimension_numbers(kernel, data):

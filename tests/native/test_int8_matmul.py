@@ -52,6 +52,7 @@ def test_several_blocks_along_each_axis(kernel, m, n, k):
     check(integers(m, m, k), integers(n, n, k))
 
 
+@pytest.mark.heavy
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(m=SMALL, n=SMALL, k=st.integers(1, 200), seed=st.integers(0, 99))
 def test_any_small_product(kernel, m, n, k, seed):

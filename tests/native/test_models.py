@@ -88,6 +88,7 @@ def test_packed_weights(both, bits):
     np.testing.assert_array_equal(with_kernel, without)
 
 
+@pytest.mark.heavy
 def test_flax_layers_with_our_operations(both):
     config = config_v4(rng_type=None)
 
@@ -114,6 +115,7 @@ def test_flax_layers_with_our_operations(both):
     np.testing.assert_array_equal(frozen_result, with_kernel)
 
 
+@pytest.mark.heavy
 def test_attention(both):
     x = jax.random.normal(jax.random.key(0), (2, 6, 16))
     model = trained(
@@ -127,6 +129,7 @@ def test_attention(both):
     jax.tree.map(np.testing.assert_array_equal, with_kernel, without)
 
 
+@pytest.mark.heavy
 def test_stacked_layers(both):
     @nnx.split_rngs(splits=3)
     @nnx.vmap(in_axes=0, out_axes=0)
@@ -152,6 +155,7 @@ def test_stacked_layers(both):
 # --- programs for other machines
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(importlib.util.find_spec("flatbuffers") is None, reason="JAX serializes with flatbuffers")
 @pytest.mark.parametrize("weights", ["constants", "argument"])
 def test_an_exported_program_does_without_the_kernel(kernel, weights):
@@ -187,6 +191,7 @@ def test_a_model_that_rules_made_is_exported_without_it_too(kernel):
 # --- reports
 
 
+@pytest.mark.heavy
 def test_reports_see_integers(kernel):
     model = jqinject.freeze(trained(Model(), IMAGES))
     report = jqinject.report(model, IMAGES)

@@ -161,6 +161,7 @@ STATUS = {
 }
 
 
+@pytest.mark.heavy
 def test_without_avx512(fewer_vectors):
     """The same of the kernels for other processors; those without vectors are for a few rows."""
     vectors, copy = fewer_vectors
@@ -263,6 +264,7 @@ def as_float32(x):
     return np.asarray(x, np.float32)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", LAYERS)
 def test_frozen_layers(both, name):
     """By the kernel and by XLA: the output, and the gradient of the input."""
@@ -294,6 +296,7 @@ def test_frozen_layers(both, name):
     assert with_kernel[0].dtype == evaluated.dtype == dtype
 
 
+@pytest.mark.heavy
 def test_derivatives_of_floats_by_the_kernel(kernel):
     """It is linear: derivatives of both modes and of second order are those of the dequantized product."""
     layer = QuantLinear(64, 3, weight_quant=Int4, rngs=nnx.Rngs(0))

@@ -156,6 +156,7 @@ def test_another_value_has_no_stored_numbers(both):
     assert compare(both, model, x, {"rtol": 1e-5, "atol": 1e-5}) == 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("weight", "given"),
     [

@@ -51,6 +51,7 @@ class Unsigned(Range):
     signed = False
 
 
+@pytest.mark.heavy
 def test_every_quantizer_is_where_it_is_said_to_be():
     q, k, v = (np.asarray(x, np.float64) for x in _operands(2))
     names = dict.fromkeys((f"{n}_quant" for n in WITHIN), Range)

@@ -90,6 +90,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", KNOWN.values(), ids=KNOWN)
 def test_a_layer_knows_its_channels(case):
     make, shape, slot, scale_shape = case
@@ -107,6 +108,7 @@ def test_the_scale_of_each_channel_is_its_largest_magnitude():
     np.testing.assert_allclose(layer.input_quant(x).scale, jnp.abs(x).max((0, 1, 2)) / 128, rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_other_layers_that_know_theirs():
     embed = QuantEmbed(7, 3, **OUT, **RNGS)
     embed(jnp.arange(7))
@@ -119,6 +121,7 @@ def test_other_layers_that_know_theirs():
     assert model.input_quant.scale().shape == (3,)
 
 
+@pytest.mark.heavy
 def test_the_user_names_what_a_layer_does_not_know():
     with pytest.raises(ValueError, match=r"does not know how many flow here") as caught:
         QuantIdentity(act_quant=EachChannel)
@@ -143,6 +146,7 @@ def test_a_quantizer_is_shared_by_layers_with_as_many_channels():
         QuantLinear(4, 5, input_quant=first.input_quant, **RNGS)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("weight", [None, Int8WeightPerChannelFloat], ids=["one weight scale", "each filter"])
 @pytest.mark.parametrize("multiplier", [1, 2])
 def test_a_depthwise_convolution_has_a_scale_for_each_output(multiplier, weight):

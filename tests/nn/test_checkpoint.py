@@ -223,6 +223,7 @@ def test_wrong_arguments() -> None:
         QuantCheckpoint(Int8ActPerTensorFloat, bitwidth=4)
 
 
+@pytest.mark.heavy
 def test_small_negative_numbers_in_two_levels_are_kept():
     """They are rounded to -0, whose code is nan's in e2m1."""
     x = jnp.full((2, 16), -1e-6).at[0, 0].set(3.0)

@@ -153,6 +153,7 @@ def test_rows_that_are_sharded_take_out_sharding(weight, act, kind, spec, mesh):
     assert_alike(found, expected, rtol=2e-6)
 
 
+@pytest.mark.heavy
 def test_an_einsum_of_integers_takes_out_sharding(mesh):
     def output(x, metadata, **kwargs):
         layer = QuantEinsum(

@@ -129,6 +129,7 @@ class Holder(nnx.Module):
         return x @ self.table
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_it_reads_as_the_parameter(name):
     weight, param = made(name)
@@ -504,6 +505,7 @@ def test_masters_that_were_kept_answer_themselves():
         np.testing.assert_array_equal(jqinject.unfreeze(copy).kernel[...], value)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 def test_groups_that_cross_shards():
     mesh = jax.make_mesh((8,), ("model",))

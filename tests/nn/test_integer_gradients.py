@@ -64,6 +64,7 @@ def test_products_of_integers(act, grad, integers):
         np.testing.assert_array_equal(dw, dw_by_scheme)
 
 
+@pytest.mark.heavy
 def test_one_rounding_for_both_products_and_the_bias():
     layer = layer_of(W8, A8, q.Int8DynamicGradPerTensorFloatStochastic)
     x, cotangent = (

@@ -86,6 +86,7 @@ CACHES = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", CACHES.values(), ids=CACHES)
 def test_decoding_is_the_full_forward(case):
     given, *payloads = case
@@ -99,6 +100,7 @@ def test_decoding_is_the_full_forward(case):
         assert (cached.dtype.name, cached.shape) == (dtype, (BATCH, LENGTH, heads, *features))
 
 
+@pytest.mark.heavy
 def test_the_cache_holds_the_integers_of_every_position():
     layer = _layer(**ROWS)
     _decoded(layer)
@@ -126,6 +128,7 @@ def test_the_cache_takes_a_fraction_of_its_floats(bits, share):
         assert getattr(layer, f"{name}_scale")[...].nbytes == 64 * 4  # one for each position
 
 
+@pytest.mark.heavy
 def test_without_quantizers_of_keys_and_values_the_cache_is_flaxs():
     off = dict.fromkeys(IN_FLOAT8)
     layer, twin = _layer(**off), nnx.MultiHeadAttention(2, SIZE, decode=False, rngs=nnx.Rngs(0))
@@ -147,6 +150,7 @@ def test_a_mask_hides_positions_of_the_cache():
     np.testing.assert_allclose(jnp.concatenate(outs, 1), full, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_bfloat16():
     layer = _layer(**ROWS, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     found = _decoded(layer, X.astype(jnp.bfloat16), jnp.bfloat16)
@@ -157,6 +161,7 @@ def test_bfloat16():
     )
 
 
+@pytest.mark.heavy
 def test_stacked_layers_decode():
     def one(rngs):
         return QuantMultiHeadAttention(2, SIZE, decode=False, rngs=rngs, **ATTENTION | ROWS)
@@ -187,6 +192,7 @@ def test_groups_of_positions_can_not_be_cached():
         layer.init_cache(X.shape)
 
 
+@pytest.mark.heavy
 def test_positions_that_do_not_fit():
     layer = _layer()
     with pytest.raises(ValueError, match=r"decoding needs a cache.\n  cure: layer.init_cache"):

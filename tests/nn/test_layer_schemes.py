@@ -157,6 +157,7 @@ def test_a_switched_scheme_has_the_bits_of_each_alone_in_one_program(before):
     assert len(traces) == 3 and int(both.dot_general.countdown[...]) == 0
 
 
+@pytest.mark.heavy
 def test_a_switched_scheme_says_so():
     assert "the first 2 calls in training are made by MXFP8Training" in str(jqinject.explain(LATE))
     late = Scheme.let(quant_delay_steps=7)

@@ -83,6 +83,7 @@ def test_a_stack_of_layers_freezes_layer_by_layer(name):
     np.testing.assert_array_equal(forward(stack, X), y)
 
 
+@pytest.mark.heavy
 def test_a_convolution_and_a_table_of_rows():
     conv = QuantConv(2, 3, (3,), weight_quant=quant.Fp6e3m2OCPWeightPerChannelFloat, rngs=nnx.Rngs(0))
     embed = QuantEmbed(
@@ -124,6 +125,7 @@ def test_the_report_says_what_runs_dequantized(weight, act, note):
     assert measured.saturation.weight == 0.0
 
 
+@pytest.mark.heavy
 def test_hardware_formats_are_contracted_as_they_are_and_others_are_refused():
     ours = linear(
         "Fp8e4m3OCPWeightPerChannelFloat", input_quant=quant.Fp8e5m2OCPActPerTensorFloat, contraction="fp8"
@@ -239,6 +241,7 @@ def test_a_sign_can_be_turned():
     np.testing.assert_array_equal(abs(x).minifloat(), [1.0, 6.0])
 
 
+@pytest.mark.heavy
 def test_tensors_are_pytrees_and_stay_what_they_are():
     for tensor in (
         FloatQuantTensor(jnp.array([0.5, -3.0]), 0.5, quant_format()),

@@ -103,6 +103,7 @@ def test_packed_projections_share_what_is_one_number():
     assert other_inputs.query.input_quant is not None  # one matrix has one input
 
 
+@pytest.mark.heavy
 def test_packed_projections_quantize_each_input_once():
     class Counted(Int8ActPerTensorFloat):
         collect_stats_steps = 10
@@ -215,6 +216,7 @@ def test_a_stack_of_layers_is_its_layers_and_freezes(packed):
     np.testing.assert_allclose(run(frozen, X), y, atol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [False, True], ids=["apart", "packed"])
 def test_copies_and_the_frozen_layer_compute_the_same(packed):
     layer = _trained(packed_in_proj=packed, contraction="int")
@@ -230,6 +232,7 @@ def test_copies_and_the_frozen_layer_compute_the_same(packed):
     assert set(kernels.values()) == {"int8"}
 
 
+@pytest.mark.heavy
 def test_calibration_and_report_find_its_quantizers():
     layer = _mha()
     found = jqinject.calibrate(layer, [X, 2 * X], progress=False).quantizers
@@ -246,6 +249,7 @@ def test_an_abstract_layer():
     assert abstract.value.frozen.numbers["value"].dtype == jnp.int8
 
 
+@pytest.mark.heavy
 def test_bfloat16_stays_and_scales_are_float32():
     layer = _trained(dtype=jnp.bfloat16)
     y = call(layer, X.astype(jnp.bfloat16))
@@ -301,6 +305,7 @@ def test_weights_of_torch():
         np.testing.assert_allclose(layer(X), expected, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_weights_that_are_not_torchs():
     state = {"in_proj_weight": np.ones((24, 8)), "out_proj.weight": np.ones((8, 8))}
     with pytest.raises(KeyError, match=r"no weight of the query projection .* with the prefix 'x.'"):

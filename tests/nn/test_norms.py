@@ -87,6 +87,7 @@ def test_the_output_is_quantized_and_the_norm_is_not(ours, theirs, where, given)
     np.testing.assert_allclose(y.value, np.clip(np.round(expected / y.scale), -8, 7) * y.scale, rtol=1e-6)
 
 
+@pytest.mark.heavy
 @every
 def test_copies_gradients_and_evaluation(ours, theirs, where, given):
     layer = ours(*where, **given, output_quant=Act, grad_quant=Fp8e5m2GradPerTensorCurrent, rngs=nnx.Rngs(0))

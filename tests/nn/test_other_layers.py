@@ -172,6 +172,7 @@ def test_training_with_bfloat16_weights(case):
     assert gradients[layer.weight_name].get_value().dtype == jnp.bfloat16
 
 
+@pytest.mark.heavy
 @some
 def test_jit_and_copies_do_the_same_and_the_gradient_passes_straight_through(case):
     layer, parent = case.make(**case.quantizers), case.float()
@@ -319,6 +320,7 @@ ACCUMULATORS = {name: case for name, case in CASES.items() if case.ours not in (
 OF_ONE_CONTRACTION = {name: case for name, case in ACCUMULATORS.items() if name != "einsum, summed alone"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", OF_ONE_CONTRACTION.values(), ids=OF_ONE_CONTRACTION)
 def test_the_integers_of_the_output_are_those_of_an_integer_contraction(case):
     layer = case.make(**case.quantizers, bias_quant=Int32Bias, return_quant_tensor=True)

@@ -33,6 +33,7 @@ def test_rows():
     assert len(found) == len([*found]) and found[0].read and not found[-1].read and len(found[:2]) == 2
 
 
+@pytest.mark.heavy
 def test_what_is_read_can_be_overridden_and_changes_the_layer():
     for row in QuantLinear.overrides(weight_quant=Int8WeightPerChannelFloat):
         if row.type == "int" and row.read and row.name == "bit_width":

@@ -151,6 +151,7 @@ LAYERS = {
 layers = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 
 
+@pytest.mark.heavy
 @layers
 def test_frozen_it_serves_what_evaluation_gives(make):
     layer = _settled(lambda: make(weight_quant=Int8WeightPerChannelFloat))
@@ -194,6 +195,7 @@ def test_an_abstract_layer_has_the_state_of_a_real_one():
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.heavy
 def test_a_stack_of_cells_is_its_cells():
     @nnx.vmap(in_axes=0)
     def make(key):
@@ -212,6 +214,7 @@ def test_a_stack_of_cells_is_its_cells():
         np.testing.assert_allclose(outputs[index], step(single, carry[index], x[index])[1], atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_bfloat16_stays_bfloat16():
     # The default, an orthogonal matrix, is not made in bfloat16.
     cell = {
@@ -229,6 +232,7 @@ def test_bfloat16_stays_bfloat16():
         assert {leaf.dtype for path, leaf in scales if path[-1] == "buffer"} == {jnp.dtype(jnp.float32)}
 
 
+@pytest.mark.heavy
 def test_calibration_settles_every_quantizer():
     layer = LAYERS["lstm"]()
     report = jqinject.calibrate(layer, [X, 2 * X], progress=False)
@@ -388,6 +392,7 @@ def test_time_may_come_first():
     np.testing.assert_allclose(one[0], jnp.swapaxes(other[0], 0, 1), atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_a_sequence_in_two_parts():
     """The states of the first part begin the second."""
     layer = _settled(LAYERS["rnn"])

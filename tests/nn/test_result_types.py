@@ -85,6 +85,7 @@ def calibrated(layer):
     return layer
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "weight"),
     [(k, w) for k in LAYERS for w in WEIGHTS if k != "scale bias" or "groups" not in w],

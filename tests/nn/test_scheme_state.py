@@ -63,6 +63,7 @@ def assert_complete(model, x):
     assert leaves(model) == before and nnx.graphdef(model) == structure
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("layer", "scheme"), CASES)
 def test_a_call_makes_no_state(layer, scheme):
     ours, of_flax, arguments, shape = LAYERS[layer]

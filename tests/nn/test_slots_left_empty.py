@@ -60,6 +60,7 @@ def test_the_default_of_a_weight_is_in_signature_and_docstring(name):
     assert "None keeps" in said
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["QuantMultiHeadAttention", "QuantLSTM"])
 def test_weights_alone(name):
     """No quantizer of a bias asks for a scale of an input that nobody wants quantized."""

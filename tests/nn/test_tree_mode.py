@@ -204,6 +204,7 @@ def _steps(value_and_grad, make):
     return found + numbers(model)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize(
     ("value_and_grad", "make"),

@@ -67,6 +67,7 @@ def test_jit_equals_eager_through_calibration_and_after():
     assert_close(everything(jitted), everything(eager))
 
 
+@pytest.mark.heavy
 def test_two_models_built_alike_share_one_trace_and_training_never_retraces():
     traces = []
 
@@ -89,6 +90,7 @@ def test_two_models_built_alike_share_one_trace_and_training_never_retraces():
 TRANSFORM = optax.sgd(0.05, momentum=0.9)
 
 
+@pytest.mark.heavy
 def test_training_moves_weights_and_learned_scales_and_lowers_the_loss():
     model = Net()
     optimizer = nnx.Optimizer(model, TRANSFORM, wrt=nnx.Param)

@@ -45,12 +45,14 @@ def markers(model: nnx.Module, x: jax.Array = X) -> list[dict[str, object]]:
     return composites(jax.make_jaxpr(lambda s, x: nnx.merge(graphdef, s)(x))(state, x).jaxpr)  # pyright: ignore
 
 
+@pytest.mark.heavy
 def test_a_contraction_its_bias_and_a_relu_are_one() -> None:
     model = trained()
     names = [name for name in model.op_quant if not name.endswith("_rhs")]  # pyright: ignore
     assert names == ["fc1.dot_general0_lhs", "fc2.dot_general0_lhs", "final_output0"]
 
 
+@pytest.mark.heavy
 def test_conversion_agrees_with_training_and_knows_every_scale() -> None:
     model = trained(off_ties(Mlp()))
     model.eval()

@@ -52,6 +52,7 @@ def test_equals_the_composition_in_value_and_in_every_gradient(scale_shape, kind
         np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_works_in_forward_mode_under_jit_vmap_and_checkpoint():
     (x, scale, zero_point), cotangent = arguments((4,))
 
@@ -104,6 +105,7 @@ def test_nan_and_infinity_are_not_hidden():
     assert jnp.isnan(y[0]) and y[1] == 3.5 and y[2] == -3.5 and y[3] == 0.5
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("low, high", [(-1.0, 2.0), (0.0, 2.0), (0.0, 0.0)])
 @pytest.mark.parametrize("shape", [(), (5, 1)])
 def test_beyond_a_range_its_ends_have_the_gradient_of_clipping(low, high, shape):

@@ -136,6 +136,7 @@ def test_running_mean(momentum):
     np.testing.assert_allclose(buffer, expected, rtol=1e-6)
 
 
+@pytest.mark.heavy
 @given(hnp.arrays(np.float32, (3, 4), elements=st.sampled_from([-2.0, -1.0, 0.5, 1.0, 2.0])))
 def test_the_largest_along_axes_and_its_gradient(x):
     value, pull = jax.vjp(lambda x: MinMax((1,), keepdim=True)(x)[1], jnp.asarray(x))

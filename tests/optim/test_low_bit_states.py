@@ -46,6 +46,7 @@ def train(model: Model, optimizer: nnx.Optimizer, ids: jax.Array) -> jax.Array:
 IDS = jnp.arange(64)
 
 
+@pytest.mark.heavy
 def test_a_model_learns_with_it_as_with_float_states() -> None:
     losses = {}
     for name, tx in (("float", optax.adamw(3e-3, weight_decay=1e-2)), ("8 bits", optim.adamw8bit(3e-3))):
@@ -60,6 +61,7 @@ def test_a_model_learns_with_it_as_with_float_states() -> None:
     assert abs(losses["8 bits"][-1] - losses["float"][-1]) < 0.1 * losses["float"][0]
 
 
+@pytest.mark.heavy
 def test_the_first_steps_are_those_of_adam_but_for_the_rounding_of_its_states() -> None:
     """One step from zero moments is Adam's to the bit: an update is made before the moments are rounded."""
     params, grads = jnp.ones((64, 64)), jax.random.normal(jax.random.key(0), (64, 64))
@@ -86,6 +88,7 @@ def test_states_take_the_bytes_that_they_say() -> None:
     assert bytes_of(optim.lion8bit(1e-3)) == kernel + 4 * kernel // 256 + bias // 2 + count
 
 
+@pytest.mark.heavy
 def test_a_resumed_run_has_the_same_bits(tmp_path) -> None:
     import orbax.checkpoint as ocp
 
@@ -105,6 +108,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path) -> None:
     assert [float(train(other, again, IDS)) for _ in range(3)] == expected
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs devices to spread over")
 def test_codes_lie_where_the_parameter_lies() -> None:
     mesh = jax.make_mesh((2,), ("d",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))

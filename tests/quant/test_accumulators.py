@@ -87,6 +87,7 @@ def assert_no_overflow(layer, bits, signed, width):
     assert all(total >= -(2 ** (width - 1)) for total in lowest)
 
 
+@pytest.mark.heavy
 @few
 @given(formats(), KERNELS)
 def test_no_input_overflows_the_accumulator(chosen, kernel):
@@ -94,6 +95,7 @@ def test_no_input_overflows_the_accumulator(chosen, kernel):
     assert_no_overflow(linear(quantizer, *chosen, kernel), *chosen)
 
 
+@pytest.mark.heavy
 @few
 @given(formats(), KERNELS)
 def test_nor_with_weights_that_are_loaded(chosen, kernel):
@@ -103,6 +105,7 @@ def test_nor_with_weights_that_are_loaded(chosen, kernel):
     assert_no_overflow(layer, *chosen)
 
 
+@pytest.mark.heavy
 @few
 @given(formats(), KERNELS)
 def test_nor_with_weights_under_a_quantizer_made_for_others(chosen, kernel):
@@ -330,6 +333,7 @@ def test_frozen_weights_are_those_of_the_last_evaluation(stated):
     np.testing.assert_allclose(frozen(x), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers_keeps_a_format_each():
     @nnx.vmap(in_axes=0)
     def make(rngs):

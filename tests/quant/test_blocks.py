@@ -42,6 +42,7 @@ def block_maxima(kernel, rows, columns):
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("block", [(16, 16), (8, 5), (128, 128)])
 def test_a_block_has_one_scale_from_its_largest_magnitude(block):
     weight = linear(MXFloat8e4m3Weight.let(group_size=block)).quant_weight()
@@ -50,6 +51,7 @@ def test_a_block_has_one_scale_from_its_largest_magnitude(block):
     np.testing.assert_array_equal(weight.scale, wanted)
 
 
+@pytest.mark.heavy
 def test_blocks_of_square_shape_are_the_same_for_the_transpose():
     layer = linear(NVFP4Weight.let(group_size=(16, 16)), 32, 48)
     twin = linear(NVFP4Weight.let(group_size=(16, 16)), 48, 32)
@@ -57,6 +59,7 @@ def test_blocks_of_square_shape_are_the_same_for_the_transpose():
     np.testing.assert_array_equal(layer.quant_weight().value, twin.quant_weight().value.T)
 
 
+@pytest.mark.heavy
 def test_blocks_go_through_freezing_jit_stacks_and_reports():
     layer = linear(MXFloat4e2m1Weight, weight_group_size=(16, 8))
     x = jax.random.normal(jax.random.key(1), (3, 40))
@@ -88,6 +91,7 @@ def test_kernels_of_convolutions_have_blocks_of_input_and_output_channels():
         np.testing.assert_array_equal(scale[tap], wanted)
 
 
+@pytest.mark.heavy
 def test_activations_have_blocks_of_rows_and_features():
     x = jax.random.normal(jax.random.key(2), (2, 20, 40))
     act = QuantIdentity(act_quant=MXFloat8e4m3Act, group_size=(16, 8), return_quant_tensor=True)
@@ -112,6 +116,7 @@ def test_a_statistic_that_only_reduces_one_axis_sees_whole_blocks():
     np.testing.assert_array_equal(top[2, 0], jnp.abs(x[2]).max(axis=0))
 
 
+@pytest.mark.heavy
 def test_gradients_reach_the_largest_element_of_a_block():
     layer = linear(MXInt8Weight.let(group_size=(8, 4), restrict_scaling_type="fp"), 8, 8)
     gradient = nnx.grad(lambda layer: layer.quant_weight().value.sum())(layer).kernel[...]

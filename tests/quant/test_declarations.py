@@ -55,6 +55,7 @@ def test_enums_can_be_imported_from_quant():
             assert getattr(jqinject.quant, name) is found
 
 
+@pytest.mark.heavy
 def test_names_in_upper_case_choose_what_members_choose():
     lower = {
         "quant_type": "int",

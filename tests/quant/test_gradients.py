@@ -97,6 +97,7 @@ def test_delayed_amaxes_of_integers_come_out_as_cotangents():
     np.testing.assert_allclose(step(ONES, identity, G), np.round(np.asarray(G) / scale) * scale, rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_a_layer_quantizes_the_gradient_of_both_products():
     layer = QuantLinear(
         8, 64, weight_quant=Int8WeightPerChannelFloat, grad_quant=MXFloat4e2m1Grad, rngs=nnx.Rngs(0)

@@ -161,6 +161,7 @@ def test_groups_of_another_size_and_zero_points_between_integers_are_contracted_
         assert jqinject.report(layer, X).layers[0].contraction == "float"
 
 
+@pytest.mark.heavy
 def test_integers_from_the_start_have_the_gradients_of_the_floats():
     plain, whole = (
         linear(MXInt8Weight, input_quant=MXInt8Act, contraction=contraction)
@@ -170,6 +171,7 @@ def test_integers_from_the_start_have_the_gradients_of_the_floats():
     np.testing.assert_allclose(of_whole["kernel"][...], of_plain["kernel"][...], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers_has_groups_for_each():
     @nnx.vmap(in_axes=0, out_axes=0)
     def make(rngs):
@@ -279,6 +281,7 @@ def test_a_group_longer_than_its_axis_is_the_axis(size):
     np.testing.assert_array_equal(*(as_array(QuantIdentity(MXInt8Act, group_size=n)(x)) for n in (size, 16)))
 
 
+@pytest.mark.heavy
 def test_rows_and_weight_in_the_same_tiles_are_a_sum_of_layers_of_one_tile_each():
     rows, tiles = (
         {"input_quant": Int8DynamicActPerRowAbsMax},

@@ -73,6 +73,7 @@ def test_a_size_beyond_the_axis_costs_nothing(size):
     assert layer.weight_quant.scale_().shape == (1, 1, 4)
 
 
+@pytest.mark.heavy
 def test_rows_of_a_narrow_table_and_of_activations():
     embed = QuantEmbed(7, 3, weight_quant=MXInt8Weight, return_quant_tensor=True, rngs=nnx.Rngs(0))
     rows = embed(jnp.array([[1, 6]]))

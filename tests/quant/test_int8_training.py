@@ -36,6 +36,7 @@ def test_bitnet_is_its_paper() -> None:
     np.testing.assert_allclose(dx, (2 * y) @ ternary.T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.heavy
 def test_int8_training_is_aqts_configuration() -> None:
     w = jax.random.normal(jax.random.key(1), (32, 16))
     key = jax.random.key(2)

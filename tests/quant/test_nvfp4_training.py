@@ -26,6 +26,7 @@ def quantized(x, **declared):
     return QuantIdentity(act_quant=injector, return_quant_tensor=True)(x)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("impl", IMPLS.values(), ids=IMPLS)
 def test_eager_and_compiled_have_the_same_bits(impl):
     """The block scale goes through e4m3 and back, which a compiler must not leave out."""
@@ -39,6 +40,7 @@ def test_eager_and_compiled_have_the_same_bits(impl):
         np.testing.assert_array_equal(eager, compiled)
 
 
+@pytest.mark.heavy
 def test_scales_are_numbers_of_e4m3_and_values_are_products():
     x = jax.random.normal(jax.random.key(1), (8, 64), jnp.bfloat16)
     made = quantized(x)
@@ -52,6 +54,7 @@ def test_scales_are_numbers_of_e4m3_and_values_are_products():
     assert made.value.dtype == jnp.bfloat16
 
 
+@pytest.mark.heavy
 def test_four_over_six_never_has_more_error_than_six_alone():
     x = jax.random.normal(jax.random.key(2), (32, 128))
     blocks = (32, 8, 16)
@@ -64,6 +67,7 @@ def test_four_over_six_never_has_more_error_than_six_alone():
     assert either.sum() < 0.95 * six.sum()
 
 
+@pytest.mark.heavy
 def test_a_row_may_have_a_shared_scale_of_its_own():
     x = jnp.array([[1.0] * 16, [2.0**-20] * 16])
     together, apart = quantized(x), quantized(x, shared_per_row=True)
@@ -72,12 +76,14 @@ def test_a_row_may_have_a_shared_scale_of_its_own():
     assert apart.grouped.levels.shared.shape == (2, 1, 1)
 
 
+@pytest.mark.heavy
 def test_negative_zero():
     x = jnp.array([-0.0, -1e-6, 0.0, 6.0])
     assert quantized(x).codes().tolist() == [0, 8, 0, 7]
     assert quantized(x, block_scale_impl=LeastNormalScales()).codes().tolist() == [8, 8, 0, 7]
 
 
+@pytest.mark.heavy
 def test_gradients_pass_unchanged():
     x = jax.random.normal(jax.random.key(3), (4, 32))
     g = jax.random.normal(jax.random.key(4), (4, 32))
@@ -85,6 +91,7 @@ def test_gradients_pass_unchanged():
     np.testing.assert_array_equal(jax.vjp(identity, x)[1](g)[0], g)
 
 
+@pytest.mark.heavy
 def test_a_gradient_is_quantized_likewise():
     g = jax.random.normal(jax.random.key(5), (4, 32))
     identity = QuantIdentity(None, grad_quant=NVFP4TrainingGrad)
@@ -92,6 +99,7 @@ def test_a_gradient_is_quantized_likewise():
     np.testing.assert_array_equal(found, quantized(g).value)
 
 
+@pytest.mark.heavy
 def test_blocks_of_16_by_16():
     layer = QuantLinear(64, 48, weight_quant=NVFP4TrainingWeight.let(group_size=(16, 16)), rngs=nnx.Rngs(0))
     layer.kernel[...] = jax.random.normal(jax.random.key(6), (64, 48))

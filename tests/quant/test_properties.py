@@ -61,6 +61,7 @@ def test_no_number_in_range_is_off_by_more_than_half_a_step(kernel, quantizer, b
     assert np.allclose(inside, kernel, rtol=1e-6) or quantizer is Int8WeightPerTensorFixedPoint
 
 
+@pytest.mark.heavy
 @few
 @given(KERNELS, st.sampled_from([Int8WeightPerTensorFloat, Int8WeightPerChannelFloat]), BITS)
 def test_what_is_on_the_grid_already_stays_there(kernel, quantizer, bits):
@@ -80,6 +81,7 @@ def test_with_a_fixed_scale_the_second_time_changes_nothing(kernel, bits):
     assert float(once.scale) == float(twice.scale)
 
 
+@pytest.mark.heavy
 @few
 @given(KERNELS, st.sampled_from([(Int8WeightPerChannelFloat, Int8WeightPerTensorFloat), SHIFTED[::-1]]), BITS)
 def test_a_channel_is_quantized_as_if_it_were_alone(kernel, pair, bits):
@@ -91,6 +93,7 @@ def test_a_channel_is_quantized_as_if_it_were_alone(kernel, pair, bits):
         np.testing.assert_array_equal(together.value[:, channel : channel + 1], alone.value)
 
 
+@pytest.mark.heavy
 @few
 @given(KERNELS, st.integers(-20, 20), BITS)
 def test_scaling_a_weight_by_a_power_of_two_scales_all_and_moves_no_integer(kernel, exponent, bits):
@@ -105,6 +108,7 @@ def test_scaling_a_weight_by_a_power_of_two_scales_all_and_moves_no_integer(kern
         np.testing.assert_array_equal(scaled.scale, plain.scale * np.float32(2.0**exponent))
 
 
+@pytest.mark.heavy
 @few
 @given(KERNELS, KERNELS, st.sampled_from([Int8WeightPerTensorFloat, Int8WeightPerChannelFloat]))
 def test_it_does_not_matter_who_shares_with_whom(one, other, quantizer):
@@ -125,6 +129,7 @@ def test_it_does_not_matter_who_shares_with_whom(one, other, quantizer):
     np.testing.assert_array_equal(scales[0], quantized(np.concatenate([one, other]), quantizer).scale)
 
 
+@pytest.mark.heavy
 @few
 @given(st.lists(hnp.arrays(np.float32, (5,), elements=NUMBERS), min_size=1, max_size=4))
 def test_evaluation_depends_on_what_was_seen_in_training_only(batches):

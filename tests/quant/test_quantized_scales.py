@@ -103,6 +103,7 @@ def test_zero_points_of_each_channel(quantizer):
     assert error < np.abs(layer.kernel[...]).max() / 10
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "make",
     [

@@ -78,6 +78,7 @@ def test_what_is_too_large_becomes_the_largest_number(quantizer, dtype):
         assert np.all(np.isfinite(np.asarray(gradient, np.float32)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("quantizer", [*SCALED, SmallScale], ids=lambda quantizer: quantizer.__name__)
 def test_a_scale_does_not_make_an_infinity(quantizer, dtype):
@@ -129,6 +130,7 @@ def test_a_scale_of_integers_far_too_small_has_a_gradient():
     assert gradient == 127.0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [quant.Int8DynamicActPerRowAbsMax, quant.Int8ActPerTensorAbsMax])
 def test_the_lowest_integer_of_float16_stays_finite(quantizer):
     largest = float(jnp.finfo(jnp.float16).max)

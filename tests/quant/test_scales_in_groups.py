@@ -367,6 +367,7 @@ def test_the_threshold_has_no_groups():
         linear(quantizer).quant_weight()
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 @pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_on_sharded_rows(axis):

@@ -55,6 +55,7 @@ def test_the_backward_pass_keeps_payloads_and_scales_in_bytes(scheme, most):
     assert kept <= most * sum(x.size * 4 for x in shapes)
 
 
+@pytest.mark.heavy
 def test_rematerialisation_has_the_same_gradients():
     scheme = MXFP8Training
     both = jax.checkpoint(product(scheme), policy=jax.checkpoint_policies.everything_saveable)
@@ -150,6 +151,7 @@ def test_einsum_over_several_axes_quantizes_along_them():
     np.testing.assert_allclose(y.reshape(64, 32), jax.jit(product(MXFP8Training))(X, W), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_what_the_forward_product_saw_is_quantized_again():
     scheme = MXFP8Training.let(dgrad_source="dequantized")
     g = jax.random.normal(jax.random.key(3), (64, 32))
@@ -190,6 +192,7 @@ def test_a_payload_along_the_contracted_axis_is_not_reused(scheme, message):
     assert "cure:" in str(caught.value)
 
 
+@pytest.mark.heavy
 def test_payloads_that_fit_are_reused():
     scheme = Fp8CurrentTraining.let(dgrad_rhs=Kept.PAYLOAD, wgrad_lhs=Kept.PAYLOAD)
     for a, b in zip(
@@ -225,6 +228,7 @@ class Experts(nnx.Module):
         return jax.lax.ragged_dot(x, self.weights[...], sizes)
 
 
+@pytest.mark.heavy
 def test_experts_train_by_a_scheme():
     sizes = jnp.array([32, 0, 32])
     scheme = MXFP8Training.let(dgrad_source="dequantized", wgrad_source="dequantized")
@@ -328,6 +332,7 @@ def test_flax_layers_in_a_stack_train_as_in_a_loop(scheme):
             np.testing.assert_allclose(found, stacked[name]["kernel"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_layers_of_a_stack_draw_their_own_random_numbers():
     model = jqinject.quantize(Scanned(nnx.Rngs(0)), Rule(scheme=MXFP4Training), rngs=nnx.Rngs(7))
     keys = jax.random.key_data(model.blocks.wide.dot_general.stream.key[...])

@@ -78,6 +78,7 @@ def test_it_crosses_transformations_and_pickles():
     np.testing.assert_array_equal(gradient, 2 * x.value)
 
 
+@pytest.mark.heavy
 def test_minifloats_in_groups():
     x = GroupwiseFloatQuantTensor(
         jnp.array([[1.0, -3.0], [24.0, 0.0]]),

@@ -83,6 +83,7 @@ def test_a_negative_scale_is_as_good():
     assert valid([-1.0, 0.5], scale=-0.5)
 
 
+@pytest.mark.heavy
 @settings(max_examples=25)
 @given(
     st.lists(st.integers(-128, 127), min_size=1, max_size=8),

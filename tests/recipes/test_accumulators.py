@@ -69,6 +69,7 @@ def test_no_input_overflows(
         assert largest_sum(codes[..., start : start + size], *inputs) <= 2 ** (width - 1) - 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_an_accumulator_that_is_wide_enough_changes_nothing(solver: Any) -> None:
     task = problem(0, (8, True))

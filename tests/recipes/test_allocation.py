@@ -84,6 +84,7 @@ def moved(place: int, bits: int) -> tuple[nnx.Sequential, nnx.Sequential, jax.Ar
     return before, after, difference
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["kl", "hessian", "gradient", "fisher"])
 def test_sensitivities_are_what_they_are_called(kind: str) -> None:
     found = errors_by(kind, squares if kind in ("gradient", "fisher") else None)

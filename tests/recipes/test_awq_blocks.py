@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 import jqinject
@@ -62,6 +63,7 @@ def _by_hand(layer: Any, x: jax.Array, scales: np.ndarray, rule: Rule) -> float:
     return float(jnp.square(changed(given) - layer.mlp(given)).sum())
 
 
+@pytest.mark.heavy
 def test_the_scales_with_the_least_error_of_the_module_win() -> None:
     model = Model()
     batches = [jax.random.normal(jax.random.key(seed), (40, WIDTH)) for seed in (1, 2)]
@@ -80,6 +82,7 @@ def test_the_scales_with_the_least_error_of_the_module_win() -> None:
         assert min(errors) < errors[0]
 
 
+@pytest.mark.heavy
 def test_a_module_alone_is_measured_by_its_sites() -> None:
     layer = Gated(nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (40, WIDTH))

@@ -79,6 +79,7 @@ def test_a_committed_state_that_does_not_fit_changes_nothing() -> None:
     np.testing.assert_array_equal(model(X), before)
 
 
+@pytest.mark.heavy
 def test_training_goes_on_from_what_was_committed() -> None:
     model = solved(RULES["zero points"])
     target = Model()(X)

@@ -88,6 +88,7 @@ def test_every_output_gets_its_mean_back_when_sites_see_the_quantized_model() ->
     assert shifts[1] < 1e-5 and shifts[2] == shifts[1], "a second correction changes nothing"
 
 
+@pytest.mark.heavy
 def test_batches_of_two_shapes_are_one_mean() -> None:
     model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
     parts = X[:40], X[40:]
@@ -97,6 +98,7 @@ def test_batches_of_two_shapes_are_one_mean() -> None:
     np.testing.assert_allclose(result.model.bias, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_the_bias_of_a_models_own_einsum_is_found_and_a_missing_one_is_named() -> None:
     model = Bare(nnx.Rngs(0))
     rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=3))
@@ -108,6 +110,7 @@ def test_the_bias_of_a_models_own_einsum_is_found_and_a_missing_one_is_named() -
     np.testing.assert_allclose(result.model.b, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_every_block_of_a_loop_has_its_own_correction() -> None:
     model = Stack(nnx.Rngs(1))
     rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=4))
@@ -118,6 +121,7 @@ def test_every_block_of_a_loop_has_its_own_correction() -> None:
     assert (moved > 1e-3).all() and len(set(moved)) == 3
 
 
+@pytest.mark.heavy
 def test_a_layer_without_a_bias_gets_one_as_in_brevitas_or_is_named() -> None:
     model = nnx.Sequential(nnx.Linear(8, 4, use_bias=False, rngs=nnx.Rngs(0)))
     added, left = applied(model, Solve(RTN()), CorrectBiases()), applied(model, CorrectBiases(add=False))
@@ -127,6 +131,7 @@ def test_a_layer_without_a_bias_gets_one_as_in_brevitas_or_is_named() -> None:
     assert model.layers[0].bias is None and left.model.layers[0].bias is None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("inputs", ["float", "quantized"])
 def test_what_a_low_rank_product_adds_is_part_of_the_output(inputs: Any) -> None:
     model = nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
@@ -162,6 +167,7 @@ def test_a_batch_whose_program_adds_no_bias_goes_on_as_it_is(inputs: Any) -> Non
     assert (first.path, second.path) == ("b", "c")
 
 
+@pytest.mark.heavy
 def test_batch_norms_get_the_statistics_of_the_quantized_model() -> None:
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(nnx.Linear(8, 6, rngs=rngs), nnx.BatchNorm(6, rngs=rngs))
@@ -222,6 +228,7 @@ class Normed(nnx.Module):
         return self.fc(self.norm(x))
 
 
+@pytest.mark.heavy
 def test_norms_are_tweaked_until_the_channels_have_their_distribution_back() -> None:
     rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=2))
     model, batches = Normed(nnx.Rngs(0)), [X, X + 0.1]
@@ -243,11 +250,13 @@ def test_norms_are_tweaked_until_the_channels_have_their_distribution_back() -> 
     np.testing.assert_array_equal(model.norm.scale[...], np.ones(8))  # pyright: ignore
 
 
+@pytest.mark.heavy
 def test_a_model_without_gains_is_told() -> None:
     result = Recipe(Solve(RTN()), TweakNorms(steps=1)).apply(Bare(nnx.Rngs(0)), RULE, [X], progress=False)
     assert "no gains" in str(result.report)
 
 
+@pytest.mark.heavy
 def test_batch_norms_are_folded_before_and_after_rounding() -> None:
     norm = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
     norm.mean[...], norm.var[...] = jnp.linspace(-1, 1, 6), jnp.linspace(0.5, 4, 6)

@@ -174,6 +174,7 @@ def test_wrong_choices_are_refused(wrong: Any, said: str) -> None:
         wrong()
 
 
+@pytest.mark.heavy
 def test_factors_before_inputs_are_served_or_the_reason_is_named() -> None:
     class Bare(nnx.Module):
         def __init__(self) -> None:

@@ -49,6 +49,7 @@ def test_it_finds_what_a_quantizer_that_searches_by_itself_finds() -> None:
     np.testing.assert_allclose(found.kernel.get_value(), wanted.kernel.get_value(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("grid", [quant.MXFloat4e2m1Weight, quant.NVFP4Weight])
 def test_scales_that_are_numbers_of_a_format_are_refused(grid: Any) -> None:
     with pytest.raises(ValueError, match=r"dot_general0 \(kernel\): HQO looks for any scale.*\n  cure: GPTQ"):

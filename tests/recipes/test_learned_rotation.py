@@ -48,6 +48,7 @@ class Stream(nnx.Module):
         return self.head(self.last(x))
 
 
+@pytest.mark.heavy
 def test_the_quantized_outputs_come_nearer_and_the_float_ones_stay() -> None:
     batches = [jax.random.normal(jax.random.key(seed), (32, 6)) for seed in range(2)]
     result = Recipe(LearnedRotation(steps=20, learning_rate=0.2)).apply(

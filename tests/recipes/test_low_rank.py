@@ -37,6 +37,7 @@ class Mixed(nnx.Module):
 PATHS = {"fc.kernel", "experts", "stack", "head"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "layer",
     [nnx.Linear(12, 8, rngs=nnx.Rngs(0)), nnx.Conv(12, 8, (3,), feature_group_count=2, rngs=nnx.Rngs(1))],
@@ -95,6 +96,7 @@ def test_a_merged_product_is_quantized_with_the_weight_by_its_rule() -> None:
     np.testing.assert_allclose(jqinject.merge_lora(model)(X), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("inputs", ["float", "quantized"])
 def test_biases_are_corrected_for_what_weight_and_product_make(inputs: Any) -> None:
     layer = nnx.Linear(12, 4, rngs=nnx.Rngs(0))
@@ -119,6 +121,7 @@ def test_what_it_refuses() -> None:
         )
 
 
+@pytest.mark.heavy
 def test_adapters_may_begin_with_the_rounding_error() -> None:
     layer, rule = nnx.Linear(12, 8, rngs=nnx.Rngs(0)), Rule(weight_quant=INT3)
     made = {

@@ -79,6 +79,7 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
         Recipe.load(tmp_path / "recipe.json")
 
 
+@pytest.mark.heavy
 def test_a_pass_below_the_floor_is_undone() -> None:
     model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
     wanted = model(X)

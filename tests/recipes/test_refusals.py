@@ -95,6 +95,7 @@ def test_data_that_no_solver_can_use_is_refused_by_site(passes: Any, model: Any,
     assert unchanged(given, before)
 
 
+@pytest.mark.heavy
 def test_a_weight_that_no_data_reaches_is_named() -> None:
     class Partly(Logarithm):
         def __call__(self, x: jax.Array) -> jax.Array:
@@ -151,6 +152,7 @@ def halved_later(work: Any) -> list[str]:
     return ["halved"]
 
 
+@pytest.mark.heavy
 def test_batches_may_come_once() -> None:
     model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
     recipe = Recipe(SmoothQuant(), Solve(Qronos()))

@@ -64,6 +64,7 @@ def rescaled(model: nnx.Module, x: Any) -> tuple[dict[str, Note], dict[str, str]
     return done, {each.name: each.reason for each in sites if each.reason}
 
 
+@pytest.mark.heavy
 def test_a_transformer_block_is_rescaled_through_norms_heads_and_gates() -> None:
     done, left = rescaled(Attention(nnx.Rngs(0)), X)
     folded = {name: set(each.facts["folded"]) for name, each in done.items()}
@@ -79,6 +80,7 @@ def test_a_transformer_block_is_rescaled_through_norms_heads_and_gates() -> None
     )
 
 
+@pytest.mark.heavy
 def test_convolutions_are_rescaled_through_batch_norm_groups_and_pooling() -> None:
     done, left = rescaled(convolutions(), IMAGES)
     folded = {name: set(each.facts["folded"]) for name, each in done.items()}
@@ -111,6 +113,7 @@ def test_what_does_not_commute_with_factors_is_left_out_with_its_reason(between:
     assert reason in left["layers.2.dot_general0"]
 
 
+@pytest.mark.heavy
 def test_smooth_quant_is_its_formula_for_both_readers_of_a_norm() -> None:
     class TwoReaders(nnx.Module):
         def __init__(self) -> None:
@@ -173,6 +176,7 @@ def test_equalize_makes_the_ranges_of_consecutive_weights_the_same() -> None:
     np.testing.assert_allclose(kept[0](X), model(X), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.heavy
 def test_awq_has_less_error_than_rounding_the_weights_as_they_are() -> None:
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(nnx.Linear(16, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 16, rngs=rngs))
@@ -186,6 +190,7 @@ def test_awq_has_less_error_than_rounding_the_weights_as_they_are() -> None:
     assert error(AWQ()) < 0.7 * error()
 
 
+@pytest.mark.heavy
 def test_awq_takes_groups_of_a_kernels_channels_that_do_not_fill_them() -> None:
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(nnx.Conv(3, 10, (1, 1), rngs=rngs), nnx.relu, nnx.Conv(10, 4, (2, 2), rngs=rngs))
@@ -200,6 +205,7 @@ def test_awq_takes_groups_of_a_kernels_channels_that_do_not_fill_them() -> None:
     assert result.report.steps[1].sites[0].path == "layers.2.kernel"
 
 
+@pytest.mark.heavy
 def test_passes_that_change_the_float_model_come_before_the_solver() -> None:
     model = nnx.Sequential(nnx.RMSNorm(16, rngs=nnx.Rngs(0)), nnx.Linear(16, 4, rngs=nnx.Rngs(1)))
     with pytest.raises(ValueError, match=r"SmoothQuant.* changes the float model"):

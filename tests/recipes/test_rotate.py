@@ -260,6 +260,7 @@ class Experts(nnx.Module):
         return jax.lax.ragged_dot(self.rows(x), self.up[...], jnp.array([1, 2]))
 
 
+@pytest.mark.heavy
 def test_ragged_products_are_rotated_with_what_makes_their_rows() -> None:
     work = _work(Experts(), jax.random.normal(jax.random.key(0), (3, 8)))
     (done,) = (one for one in Rotate("R2")(work) if not one.reason)
@@ -306,6 +307,7 @@ def test_what_moves_numbers_is_rotated_with_all_of_them_or_refused(
         assert {*site.facts["folded"]} == {"a", "b"}
 
 
+@pytest.mark.heavy
 def test_sizes_without_a_matrix_are_mixed_in_blocks_or_refused_by_path() -> None:
     assert [largest_size(each) for each in (16, 24, 6, 84, 7, 88)] == [16, 24, 2, 28, 1, 8]
     rngs = nnx.Rngs(0)
@@ -336,6 +338,7 @@ class BothAxes(nnx.Module):
         return jnp.tanh(jnp.tanh(x) @ self.w[...]) @ self.w[...].T
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("width", [8, 4])
 @pytest.mark.parametrize("transform", [Rotate("R4"), SmoothQuant(online="all")], ids=["rotate", "smooth"])
 def test_a_parameter_contracted_along_both_axes_is_left_out_with_its_cause(

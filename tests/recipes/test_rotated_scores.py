@@ -39,6 +39,7 @@ def _error(found: jax.Array, wanted: jax.Array) -> float:
     return float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted))
 
 
+@pytest.mark.heavy
 def test_outliers_of_queries_and_keys_are_spread_over_a_head() -> None:
     model, x = Attend(), jax.random.normal(jax.random.key(0), (24, 32))
     wanted = model(x)
@@ -114,6 +115,7 @@ def test_a_cache_keeps_rotated_keys() -> None:
     assert _error(rotated(ids)[0], wanted) < 0.02
 
 
+@pytest.mark.heavy
 def test_products_that_no_rule_quantizes_are_left_and_rotated_keys_need_rotated_queries() -> None:
     model = Decoder(nnx.Rngs(0))
     model.eval()
@@ -128,6 +130,7 @@ def test_products_that_no_rule_quantizes_are_left_and_rotated_keys_need_rotated_
         jqinject.quantize(model, alone, inputs=(ids, init_cache(1, 4)))
 
 
+@pytest.mark.heavy
 def test_a_rule_may_name_one_operation_of_a_module() -> None:
     model, tokens = Turning(1), _tokens()
     rule = Rule("blocks.0.einsum1", op="einsum", input_quant=Int8DynamicActPerRowFloat)

@@ -25,6 +25,7 @@ def model() -> nnx.Sequential:
     return nnx.Sequential(nnx.Linear(64, 32, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(32, 8, rngs=nnx.Rngs(1)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_gptq_chooses_is_better_and_stays(name: str) -> None:
     floating = model()
@@ -51,6 +52,7 @@ class Encoder(nnx.Module):
         return scale * (x @ self.table.get_value())
 
 
+@pytest.mark.heavy
 def test_batches_are_arguments_of_any_method() -> None:
     rule = Rule(
         weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=4), input_quant=quant.Int8ActPerTensorFloat

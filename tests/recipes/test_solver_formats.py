@@ -127,6 +127,7 @@ CHOSEN += [(name, solver) for name in INTEGERS for solver in OF_INTEGERS]
 CHOSEN += [(name, HQO(steps=5)) for name in FORMATS if name not in SCALES_OF_8_BITS]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "solver"), CHOSEN, ids=lambda x: x if isinstance(x, str) else type(x).__name__
 )
@@ -139,6 +140,7 @@ def test_what_was_chosen_is_frozen_in_slices_to_the_bit(name: str, solver: Any) 
     jax.tree.map(np.testing.assert_array_equal, nnx.state(in_slices), nnx.state(whole))
 
 
+@pytest.mark.heavy
 def test_large_solved_weights_are_frozen() -> None:
     model, x = nnx.Linear(1024, 256, use_bias=False, rngs=nnx.Rngs(0)), jnp.ones((2, 1024))
     rule = Rule(weight_quant=FORMATS["mx"])

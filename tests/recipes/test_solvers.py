@@ -93,6 +93,7 @@ def test_gptq_damps_by_a_share_of_the_mean_of_the_diagonal(damping: float, damp_
     np.testing.assert_allclose(values(solver, given), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.heavy
 def test_the_size_of_blocks_does_not_matter() -> None:
     given = problem(gram())
     for size in (5, 24):
@@ -143,6 +144,7 @@ def test_a_power_iteration_nears_the_largest_eigenvalue_from_below() -> None:
     np.testing.assert_allclose(values(MagR(RTN(), alpha=0.1, power_steps=1000), given), exact, rtol=1e-5)
 
 
+@pytest.mark.heavy
 def test_what_solvers_refuse() -> None:
     with pytest.raises(ValueError, match=r"power_steps must be at least 1, got 0.\n  cure: power_steps=30"):
         MagR(power_steps=0)
@@ -184,6 +186,7 @@ def test_unusable_data_is_refused_by_name_and_changes_nothing(
     assert type(model.layers[1]) is nnx.Linear
 
 
+@pytest.mark.heavy
 def test_zero_points_that_are_no_integers_are_learned_around() -> None:
     x = jax.random.normal(jax.random.key(10), (64, 32)) @ jax.random.normal(jax.random.key(11), (32, 32))
     rule = Rule(
@@ -207,6 +210,7 @@ class Experts(nnx.Module):
         return jax.lax.ragged_dot(x, self.kernel.get_value(), jnp.array([20, 0, 12]))
 
 
+@pytest.mark.heavy
 def test_an_expert_that_saw_nothing_is_rounded_to_nearest() -> None:
     x = jax.random.normal(jax.random.key(6), (32, 8)) @ jax.random.normal(jax.random.key(7), (8, 8))
     solved, nearest = (
@@ -230,6 +234,7 @@ class Skipping(nnx.Module):
         return self.used(x)
 
 
+@pytest.mark.heavy
 def test_what_no_site_solves_is_said() -> None:
     x = jax.random.normal(jax.random.key(8), (32, 8))
     with pytest.warns(UserWarning, match="other.kernel: rounded to nearest: no call of the calibration data"):
@@ -278,6 +283,7 @@ def test_each_layer_of_a_stack_has_its_own_input_quantizer() -> None:
         y = 2 * nnx.tanh(layer(y))
 
 
+@pytest.mark.heavy
 def test_equal_sites_share_the_program_of_a_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[Descent] = []
     step = Descent.step

@@ -49,6 +49,7 @@ def test_a_float_state_is_told_from_one_of_the_rotated_model(made: Any, named: s
     assert f"weights are stored for transforms of inputs here: {named}" in str(report)
 
 
+@pytest.mark.heavy
 def test_lora_refuses_quantizers_of_biases() -> None:
     rule = Rule(weight_quant=Int8WeightPerChannelFloat, bias_quant=Int32Bias)
     with pytest.raises(
