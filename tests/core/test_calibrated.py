@@ -68,6 +68,7 @@ CUT |= {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(jax.device_count() < 8, reason="groups cross shards on several devices")
 @pytest.mark.parametrize("name", CUT)
 def test_groups_that_cross_shards_have_the_range_of_whole_ones(name: str) -> None:

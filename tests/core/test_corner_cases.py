@@ -23,6 +23,7 @@ FINITE = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("x", FINITE.values(), ids=FINITE.keys())
 def test_a_finite_tensor_has_a_finite_result_and_gradient(build, x):
     quant = build()

@@ -138,6 +138,7 @@ def test_the_payload_in_between() -> None:
     assert quantized.reshape(3, 1).payload().shape == (3, 1)
 
 
+@pytest.mark.heavy
 @every_dtype
 @settings(max_examples=20)
 @given(numbers=NUMBERS)
@@ -291,6 +292,7 @@ def test_a_convolution_quantizes_its_gradient() -> None:
     np.testing.assert_allclose(conv.grad_quant.scale(), scale, rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_outputs_keep_the_models_dtype() -> None:
     layer = QuantLinear(8, 5, **FORMATS, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     _y, gradients = jqinject.value_and_grad(lambda m, x: jnp.sum(m(x).astype(jnp.float32)))(

@@ -64,6 +64,7 @@ def test_the_statistic_is_brought_to_the_largest_number():
     assert float(quant(jnp.ones(2)).scale) == 2.0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("signed", [True, False])
 def test_gradient_is_that_of_the_rounding_with_its_step(signed):
     # The step doubles with x, so y / x is the slope of a normal number, 1 that of a subnormal one, 0 beyond the end.
@@ -75,6 +76,7 @@ def test_gradient_is_that_of_the_rounding_with_its_step(signed):
     np.testing.assert_allclose(slopes, inside, rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_gradient_of_a_learned_scale_is_the_largest_number_where_clamped():
     quant = quantizer(2, 1, scaling_impl=ParameterScaling(1.0))
     given = jnp.array([7.0, 1.1, 0.3])  # clamped, normal, subnormal
@@ -102,6 +104,7 @@ def test_what_is_no_number_is_not_hidden(quant, expected):
     np.testing.assert_array_equal(tensor.payload().astype(jnp.float32), expected)
 
 
+@pytest.mark.heavy
 def test_bfloat16_is_computed_in_float32():
     x = jax.random.normal(jax.random.key(0), (64,), jnp.bfloat16)
     layer = QuantIdentity(Fp6e3m2OCPActPerTensorFloat, return_quant_tensor=True)

@@ -132,6 +132,7 @@ def test_a_component_that_gathers_a_weight_is_named(weight, spec, said):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("spec", [P("model", None), P(None, "model")], ids=["rows", "columns"])
 def test_what_is_reduced_in_place_is_not_named(spec):
     expected = layer_of(OfMeans)(X)

@@ -71,6 +71,7 @@ def learning(kind, quant=Int8WeightPerChannelFloat, **more):
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("quant", [Int8WeightPerChannelFloat, ShiftedUint8WeightPerTensorFloat])
 def test_a_layer_is_served_as_it_evaluates(kind, quant):

@@ -106,6 +106,7 @@ def test_a_search_in_a_stated_order_refuses_a_mapped_axis():
         QuantIdentity(q.ShiftedUint8ActPerTensorFloatHQO, axis_name="data")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "quantizer",
     [

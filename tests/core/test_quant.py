@@ -196,6 +196,7 @@ def test_custom_components_fit_in():
     ids=lambda s: type(s).__name__,
 )
 class TestStatistics:
+    @pytest.mark.heavy
     def test_gradient_against_differences(self, stat):
         x = jax.random.normal(jax.random.key(0), (37,))
         grad = jax.grad(stat)(x)

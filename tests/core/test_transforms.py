@@ -54,6 +54,7 @@ MADE: dict[str, Callable[[], Transform]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MADE)
 def test_inverse_and_dual_are_those_of_the_matrix(name: str) -> None:
     transform = MADE[name]()
@@ -74,6 +75,7 @@ def test_bfloat16_is_rounded_once(name: str) -> None:
         np.testing.assert_array_equal(found, wide.astype(jnp.bfloat16))
 
 
+@pytest.mark.heavy
 def test_signs_come_before_the_matrix_in_each_block() -> None:
     signs = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
     sylvester = np.array([[(-1) ** bin(i & j).count("1") for j in range(16)] for i in range(16)])

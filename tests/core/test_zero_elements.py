@@ -14,6 +14,7 @@ PRUNED = [[0.0, 1.0, -2.0], [0.0, 0.0, 0.0]]
 SLOPE = 2 * (np.abs(PRUNED) - 0.5) / (5 * np.sqrt(3.5 / 5))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("stat", "expected"),
     [
@@ -40,6 +41,7 @@ def test_a_range_without_width_has_no_slope(stat):
     np.testing.assert_array_equal(pull(jnp.ones(2))[0], 0)
 
 
+@pytest.mark.heavy
 def test_a_channel_of_one_negative_weight_passes_its_gradient():
     # The width of the range is 0 and the scale the least one. Slopes of +1/s and -1/s would swallow the 1 between them.
     layer = QuantLinear(1, 3, weight_quant=jqinject.quant.ShiftedUint8WeightPerChannelFloat, rngs=nnx.Rngs(0))

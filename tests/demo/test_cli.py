@@ -66,6 +66,7 @@ def test_headers_are_whole_at_80_columns(tmp_path):
     assert {"model", "epochs", "accuracy", "points", "100.0%", "123,456"} <= words
 
 
+@pytest.mark.heavy
 def test_the_picture_joins_no_layers_and_begins_near_the_numbers(tmp_path: Path, monkeypatch):
     import matplotlib.pyplot as plt
 

@@ -103,6 +103,7 @@ def test_a_flat_name_reaches_its_operand():
     assert config_v4().dgrad_grad.rng_type == "jax.uniform"
 
 
+@pytest.mark.heavy
 def test_an_operand_can_be_another():
     class Weights(OperandInjector):
         bits = 4
@@ -118,6 +119,7 @@ def test_an_operand_can_be_another():
     )
 
 
+@pytest.mark.heavy
 def test_bits_of_an_operand_of_its_own_count():
     x, w = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(((3, 8), (8, 5))))
     config = config_v4(rng_type=None)
@@ -135,6 +137,7 @@ def test_bits_of_an_operand_of_its_own_count():
     )
 
 
+@pytest.mark.heavy
 def test_overrides_of_an_operand_wait_until_it_has_bits():
     x, w = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(((3, 8), (8, 5))))
     halves = {
@@ -199,6 +202,7 @@ def test_a_mean_that_counts_zeros():
     np.testing.assert_allclose(of_others.scale, [[2.0]], rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_local_pieces():
     local = config_v4(drhs_bits=8, drhs_local_aqt=LocalAqt(2), rng_type=None)
     x, w = jax.random.normal(jax.random.key(0), (8, 4)), jax.random.normal(jax.random.key(1), (4, 5))
@@ -289,6 +293,7 @@ def test_no_configuration(config):
         QDotGeneral(config)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rng_type", ["jax.uniform", "custom-1"])
 def test_noise_that_is_shared(rng_type):
     shared = OperandInjector.let(rng_type=rng_type, noise_sharing_axes=(1,))

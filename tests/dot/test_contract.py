@@ -81,6 +81,7 @@ def test_a_stored_operand_is_contracted_as_its_tensor_is_and_gets_no_gradient():
     )
 
 
+@pytest.mark.heavy
 def test_convolutions_use_the_same_entry():
     x, w = integers((1, 5, 5, 2)), integers((3, 3, 2, 4))
     conv = Convolution.of(
@@ -108,6 +109,7 @@ def test_numbers_that_the_operands_do_not_have_are_refused(numbers, text):
         contract(FLOATS, integers((256, 4)), MATMUL, numbers=numbers)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("stored", [False, True])
 def test_groups_of_the_left_operand_alone_are_contracted_as_those_of_the_right(stored):
     w, x = grouped((256, 4), 128).T, integers((256, 3))

@@ -33,6 +33,7 @@ def exact(shape: tuple[int, ...], seed: int, dtype: Any, scale: Any) -> FloatQua
     return FloatQuantTensor(whole * scale, scale, dtype)
 
 
+@pytest.mark.heavy
 @every_case
 @pytest.mark.parametrize("grad_dtype", [None, jnp.float8_e5m2], ids=["float-gradient", "e5m2-gradient"])
 def test_as_of_floats(lhs_shape: Any, rhs_shape: Any, numbers: Any, grad_dtype: Any) -> None:

@@ -72,6 +72,7 @@ def test_an_accumulator_that_is_too_small():
         dot_general(x, x.T, MATMUL, config=config)
 
 
+@pytest.mark.heavy
 def test_bfloat16_is_divided_in_float32():
     """AQT divides bfloat16 operands in bfloat16; the error of the gradient is smaller here."""
     x, w, g = normal(0, 64, 48), normal(1, 48, 32), normal(2, 64, 32)
@@ -99,6 +100,7 @@ def test_dtypes(dtype):
     assert wide.dtype == jnp.float32
 
 
+@pytest.mark.heavy
 def test_zeros_and_empty_arrays():
     zeros = jnp.zeros((3, 4))
     np.testing.assert_array_equal(dot_general(zeros, zeros.T, MATMUL, config=EXACT), np.zeros((3, 3)))
@@ -121,6 +123,7 @@ def test_gradients_quantize_their_own_operands():
     np.testing.assert_allclose(of_w, reference(np.asarray(x).T, np.asarray(g)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_stochastic_rounding_needs_a_key_only_for_gradients():
     x = normal(0, 3, 4)
     dot_general(x, x.T, MATMUL, config=config_v4())
@@ -156,6 +159,7 @@ def test_stochastic_rounding_is_unbiased_and_reproducible(rng_type):
     assert not np.array_equal(again[1], deterministic[1])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
 def test_stochastic_rounding_of_8_bit_floats_is_unbiased(dtype):
     """Also just above a power of two, below which the numbers lie closer, and among the smallest."""
@@ -176,6 +180,7 @@ def test_stochastic_rounding_of_8_bit_floats_is_unbiased(dtype):
     np.testing.assert_array_less(np.abs(drawn.mean(0)[exact.size :] - np.asarray(between)), 4 * error)
 
 
+@pytest.mark.heavy
 def test_frozen_operands_have_no_gradient_and_pass_it_on():
     x, w = normal(0, 4, 8), normal(1, 8, 5)
     config = config_v4(dlhs_bits=None, rng_type=None)
@@ -190,6 +195,7 @@ def test_frozen_operands_have_no_gradient_and_pass_it_on():
     np.testing.assert_array_equal(gradients[1], 0 * w)
 
 
+@pytest.mark.heavy
 def test_no_second_derivative():
     with pytest.raises(TypeError, match=r"a quantized contraction has no second derivative"):
         jax.hessian(lambda x: dot_general(x, x.T, MATMUL, config=EXACT).sum())(normal(0, 2, 3))

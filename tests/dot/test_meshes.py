@@ -166,6 +166,7 @@ def of_integers(weight, **metadata):
         kernel_metadata=metadata, rngs=nnx.Rngs(0))  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 @pytest.mark.parametrize("spec", SHARDINGS.values(), ids=SHARDINGS)
 @pytest.mark.parametrize(
@@ -181,6 +182,7 @@ def test_integers_of_a_layer_that_is_not_frozen_are_contracted_where_they_lie(we
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("spec", [("model", None), ("data", "model")], ids=str)
 @pytest.mark.parametrize(
     "weight", [CrossingZeroPoints, CrossingRanges, LongerThanShards], ids=lambda weight: weight.__name__
@@ -346,6 +348,7 @@ def test_a_frozen_layer_gathers_no_weight(quantizers, spec, mesh):
     assert gathers(found, mesh, spec, gradient=False) <= floating
 
 
+@pytest.mark.heavy
 def test_a_frozen_layer_is_exported_by_jax():
     layer = QuantLinear(
         16, 8, weight_quant=q.Int8WeightPerChannelFloat, input_quant=q.Int8ActPerTensorFloat, rngs=nnx.Rngs(0)

@@ -120,6 +120,7 @@ def test_layers_built_alike_share_a_trace():
     assert count == 1
 
 
+@pytest.mark.heavy
 def test_stacked_layers_under_scan():
     @nnx.vmap(in_axes=0, out_axes=0)
     def make(key):

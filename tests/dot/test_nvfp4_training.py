@@ -86,6 +86,7 @@ class Float(NVFP4TrainingAct):
     signed = True
 
 
+@pytest.mark.heavy
 def test_residuals_take_less_than_5_bits():
     x, w, _ = operands()
     for scheme in (NEAREST, NEAREST.let(weight_block=16, hadamard=None)):

@@ -28,6 +28,7 @@ def linear(x, w, bias=None, **kwargs):
     return contraction_output(value, x, w, terms=w.shape[0], bias=bias, **kwargs)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scale", [0.25, PER_CHANNEL], ids=["tensor", "channel"])
 def test_the_integers_are_the_accumulator(scale):
     y = linear(quantize(X, 0.5), quantize(W, scale, 4))

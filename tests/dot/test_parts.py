@@ -64,6 +64,7 @@ def steps(x):
     return np.asarray(x.int(), np.int64) - np.asarray(x.zero_point, np.int64)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("left", EXTREMES)
 @pytest.mark.parametrize("right", ["int8 least", "uint8, all below 0", "int8 with a zero point"])
 def test_the_worst_operands(left, right):
@@ -82,6 +83,7 @@ def test_traced_zero_points_and_tracing_change_nothing():
     np.testing.assert_array_equal(jax.jit(contract)(x, w), contract(x, w))
 
 
+@pytest.mark.heavy
 def test_several_summed_axes_and_a_batch_axis():
     x, w = filled("uint8", (2, 300, 3, 301)), filled("int8 least", (301, 300, 4, 2))
     expected = np.einsum("bicj,jidb->bcd", steps(x), steps(w)).astype(np.float32) * np.float32(0.25)
@@ -113,6 +115,7 @@ LONG_CONVOLUTIONS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", LONG_CONVOLUTIONS)
 @pytest.mark.parametrize(
     ("left", "right"),

@@ -152,6 +152,7 @@ def test_the_backward_products_are_right_on_average():
     assert jnp.linalg.norm(nearest[1] - exact[1]) < jnp.linalg.norm(drawn[1][0] - exact[1])
 
 
+@pytest.mark.heavy
 def test_the_backward_pass_keeps_about_six_bits_and_masks():
     x, w, _ = (jax.ShapeDtypeStruct(part.shape, jnp.float32) for part in operands(256, 256, 256))
     scheme = Quartet.let(gradient_rounding="round", random_signs=False)

@@ -223,6 +223,7 @@ def test_a_layer_of_groups_makes_the_numbers_of_its_scheme():
     np.testing.assert_array_equal(layer(X), op(X, layer.kernel[...], NUMBERS))
 
 
+@pytest.mark.heavy
 def test_large_groups_are_contracted_as_integers():
     x, w = jax.random.normal(jax.random.key(5), (4, 512)), jax.random.normal(jax.random.key(6), (512, 8))
     op = QDotGeneral(Scheme.let(fprop_lhs=Rows, fprop_rhs=Int4WeightPerGroupAbsMax.let(group_size=128)))
@@ -237,6 +238,7 @@ def test_large_groups_are_contracted_as_integers():
     np.testing.assert_allclose(op(x, w, numbers), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.heavy
 def test_learned_scales_train():
     class Learned(Int8WeightPerTensorFloat):
         scaling_impl_type = "parameter_from_stats"

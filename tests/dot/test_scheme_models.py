@@ -65,6 +65,7 @@ def test_ranges_are_calibrated():
     np.testing.assert_array_equal(made(X), made(X))
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers():
     @nnx.vmap(in_axes=0, out_axes=0)
     def stack(key):

@@ -62,6 +62,7 @@ def test_a_loaded_program_gives_the_model_s_output_to_the_bit(classifier, images
     np.testing.assert_array_equal(loaded.call(images, weights=program.weights), expected)
 
 
+@pytest.mark.heavy
 @in_files
 def test_any_batch_size(classifier, images):
     (batch,) = jax_export.symbolic_shape("batch")

@@ -61,6 +61,7 @@ def linear(**settings: Any) -> QuantLinear:
     return QuantLinear(32, 8, **settings, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
 def test_a_state_dict_gives_brevitas_outputs(case: str) -> None:
     state, x, y = arrays_of(case)

@@ -140,6 +140,7 @@ def test_an_attention_layer_at_the_same_path_quantizes_as_the_checkpoint_says(tm
     assert kept.layers[0]["self_attn"].sdpa.v_quant.binding.base is Int8DynamicActPerRowAbsMax
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("quant", "saved"), [(Int8ActPerTensorFloat, True), (Int8ActPerTensorAbsMax, False)], ids=str
 )

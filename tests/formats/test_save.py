@@ -390,6 +390,7 @@ def test_blocks_of_rows_are_written_as_blocks(tmp_path: Path) -> None:
         assert before.block == after.block
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("settings", "method", "match"),
     [

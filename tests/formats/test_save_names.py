@@ -128,6 +128,7 @@ def names_of_grouped(rows: tuple[int, ...] | None) -> list[Name]:
     ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("settings", [GROUPS, None], ids=["int4 in groups", "floats"])
 def test_matrices_of_unequal_rows_are_joined_and_taken_apart(
     settings: dict[str, Any] | None, tmp_path: Path

@@ -48,6 +48,7 @@ def layer(matrix: Any) -> Any:
     return nnx.Sequential(nnx.Linear(inputs, outputs, use_bias=False, rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("method", "is_layer"),
     [("compressed-tensors", True), ("compressed-tensors", False), ("jqinject", True), ("jqinject", False)],

@@ -59,6 +59,7 @@ def widened(x: np.ndarray, tiles: int) -> np.ndarray:
     return np.repeat(np.asarray(x, np.float32), tiles, axis=0)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "dtype", "label"),
     [

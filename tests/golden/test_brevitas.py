@@ -15,6 +15,7 @@ def test_a_reference_set_was_found() -> None:
 
 
 # Cases ask what evaluation does before any data, and what Brevitas does without a warning.
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore::jqinject.UncalibratedWarning")
 @pytest.mark.filterwarnings("ignore::jqinject.quant_tensor.DifferentScalesWarning")
 @pytest.mark.filterwarnings("ignore::jqinject.core.ZeroWeightsWarning")

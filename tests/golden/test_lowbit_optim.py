@@ -19,6 +19,7 @@ def test_a_reference_set_was_found() -> None:
     assert CASES, f"no manifest under {_driver.folder()} (JQINJECT_GOLDEN names the folder)"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_case(case: dict[str, Any]) -> None:
     inputs, expected = (_driver.arrays_of(case, side) for side in ("inputs", "outputs"))

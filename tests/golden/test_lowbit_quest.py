@@ -55,6 +55,7 @@ def test_a_config_without_a_meaning_is_refused(config: dict[str, Any]) -> None:
         lowbit_quest.quest_of(config)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 def test_whole_steps_are_those_of_the_peer(bits: int) -> None:
     """`centered=False`, written out: multiples of `2 S / n`, from `-(n / 2 - 1)` to `n / 2` of them."""

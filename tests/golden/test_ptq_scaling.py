@@ -25,6 +25,7 @@ CASES = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("case", "drive"), CASES, ids=[case["id"] for case, _ in CASES])
 def test_case(case: dict[str, Any], drive: Any) -> None:
     inputs = _driver.arrays_of(case, "inputs")

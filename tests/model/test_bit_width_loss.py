@@ -72,6 +72,7 @@ def test_values_and_gradients_are_the_peers(name):
     jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(model)))
 
 
+@pytest.mark.heavy
 def test_a_penalty_gives_up_bits():
     layer = QuantLinear(4, 2, weight_bit_width_impl_type="parameter", rngs=nnx.Rngs(0))
     width = layer.weight_quant.tensor_quant.bit_width_impl.bit_width_offset

@@ -99,6 +99,7 @@ def test_caches_are_saved_copied_and_traced(tmp_path: Path) -> None:
         load_state(own, nnx.state(own))
 
 
+@pytest.mark.heavy
 def test_reports_of_models_with_caches_in_low_bits() -> None:
     model = quantize(Attention(), [W8, KV8], inputs=(X, {"k": EMPTY}))
     own = quantize(Own(), [W8, KV8], inputs=(X,))

@@ -59,6 +59,7 @@ WAYS: dict[str, Callable[[Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_that_is_captured_is_warned_of(way: str) -> None:
     model = identity()

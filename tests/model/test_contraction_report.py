@@ -99,6 +99,7 @@ def test_it_prints(reports):
     assert all(line == line.rstrip() for line in lines)
 
 
+@pytest.mark.heavy
 def test_operations():
     class Model(nnx.Module):
         def __init__(self):

@@ -104,6 +104,7 @@ def test_every_contraction_is_listed_with_its_numbers() -> None:
     assert found.share_of_bytes == found.share_of_operations == 1.0
 
 
+@pytest.mark.heavy
 def test_frozen_abstract_and_float_models_are_covered_alike() -> None:
     quantized = quantize(Mixed(), W8A8, inputs=(X,))
     abstract = nnx.eval_shape(lambda: quantize(Mixed(), W8A8, inputs=(X,)))
@@ -366,6 +367,7 @@ def test_what_goes_into_a_kernel_is_not_quantized() -> None:
     assert jqinject.report(model, x)["first"].operations == 2 * 4 * 40 * 40
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("freezing", [lambda model: model, freeze])
 def test_numbers_of_a_table_are_quantized_live_and_frozen(freezing: Any) -> None:
     class Tables(nnx.Module):
@@ -466,6 +468,7 @@ def test_a_decoder_is_traced_no_more_than_three_times() -> None:
     assert traces(Counted, lambda: report(model, ids)) <= 2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("make", "inputs", "rule", "grid"),
     [

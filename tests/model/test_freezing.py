@@ -199,6 +199,7 @@ def test_a_frozen_checkpoint_of_another_shape_is_refused():
     jax.tree.map(np.testing.assert_array_equal, nnx.state(large), before)
 
 
+@pytest.mark.heavy
 def test_stacked_layers_under_scan():
     @nnx.vmap(in_axes=0, out_axes=0)
     def make(key):
@@ -248,6 +249,7 @@ def test_inputs_are_still_differentiable(make, x):
     )
 
 
+@pytest.mark.heavy
 def test_stored_8_bit_floats_are_contracted_as_they_are():
     given = {"input_quant": q.Fp8e4m3ActPerTensorCurrent, "weight_quant": q.Fp8e4m3WeightPerChannelCurrent}
     layer = QuantLinear(16, 5, **given, rngs=nnx.Rngs(0))
@@ -439,6 +441,7 @@ def test_a_masked_convolution_serves_the_masked_kernel():
     np.testing.assert_array_equal(call(jqinject.freeze(layer), IMAGES), expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "weights", [q.NVFP4Weight, q.NF4WeightPerGroupFloat, q.ShiftedUint8WeightPerTensorFloat]
 )

@@ -64,6 +64,7 @@ def test_a_float_checkpoint_fits_with_no_flag_and_equals_a_model_built_from_it()
     np.testing.assert_array_equal(model.second.weight_quant.scale(), fresh.second.weight_quant.scale())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 6])
 def test_a_quantized_checkpoint_goes_on_as_if_nothing_had_happened(steps, tmp_path):
     original = Net(0)
@@ -221,6 +222,7 @@ def test_a_shared_quantizer_tracks_both_weights_through_loading():
     np.testing.assert_array_equal(other.b.kernel[...], model.b.kernel[...])
 
 
+@pytest.mark.heavy
 def test_sharding_and_metadata_survive():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     layer = QuantLinear(4, 16, weight_quant=Int8WeightPerChannelFloat, rngs=nnx.Rngs(0))

@@ -243,6 +243,7 @@ class Tied(nnx.Module):
         return (self.table[ids] @ self.w) @ self.table[...].T
 
 
+@pytest.mark.heavy
 def test_tied_table_is_looked_up_without_the_update() -> None:
     model = lora(Tied(nnx.Rngs(0)), INT8, rank=2, inputs=IDS, rngs=nnx.Rngs(1))
     adapter = model.op_quant.adapters["table"]
@@ -258,6 +259,7 @@ def test_tied_table_is_looked_up_without_the_update() -> None:
     assert set(model.op_quant.adapters) == {"table"}
 
 
+@pytest.mark.heavy
 def test_adapters_see_the_float_input() -> None:
     base = nnx.Linear(8, 4, use_bias=False, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (5, 8))
@@ -272,6 +274,7 @@ def test_adapters_see_the_float_input() -> None:
     )
 
 
+@pytest.mark.heavy
 def test_dropout_is_for_the_input_of_the_update_alone() -> None:
     base = nnx.Linear(8, 8, use_bias=False, rngs=nnx.Rngs(0))
     x = jnp.ones((200, 8))

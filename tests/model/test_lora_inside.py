@@ -133,6 +133,7 @@ def test_only_the_adapters_are_trained_through_the_quantizer() -> None:
     np.testing.assert_allclose(found["b"], 3 * a.T @ dense, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_sum_has_the_same_bits_compiled_otherwise(dtype: Any) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
@@ -165,6 +166,7 @@ def test_the_sum_has_the_same_bits_compiled_otherwise(dtype: Any) -> None:
         np.testing.assert_allclose(np.float64(found), wanted, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.heavy
 def test_merging_beside_a_quantized_weight_tells_its_error() -> None:
     model = made(update="beside", rank={"fc": 3})
     adapter = model.op_quant.adapters["fc.kernel"]

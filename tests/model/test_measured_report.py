@@ -67,6 +67,7 @@ def measured():
     return model, jqinject.report(model, X, numbers=True)
 
 
+@pytest.mark.heavy
 def test_noise_against_numpy(measured):
     model, found = measured
     x, w1, w2 = (np.asarray(a, np.float64) for a in (X, model.first.kernel[...], model.second.kernel[...]))
@@ -379,6 +380,7 @@ def test_solved_weights_are_compared_with_those_of_a_reference(passes, weight_qu
     jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(before), jax.tree.leaves(nnx.state(model)))
 
 
+@pytest.mark.heavy
 def test_a_reference_that_does_not_fit_is_refused():
     rule = jqinject.Rule(weight_quant=FourBits)
     model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))

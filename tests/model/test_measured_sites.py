@@ -210,6 +210,7 @@ def test_a_scanned_stack_in_groups() -> None:
     assert numbers_of(found, "blocks.w").calls == 3
 
 
+@pytest.mark.heavy
 def test_a_contraction_of_activations() -> None:
     class Scores(nnx.Module):
         def __init__(self) -> None:
@@ -262,6 +263,7 @@ def test_corrections_name_the_parameters_that_they_leave() -> None:
     assert [site.path for site in learned.sites] == ["layer.kernel", "w"]
 
 
+@pytest.mark.heavy
 def test_post_training_quantization_finds_parameters_by_its_first_batch() -> None:
     model, found = jqinject.post_training_quantize(
         Mixed(), "static", batches=[X], report=True, progress=False

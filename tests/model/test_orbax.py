@@ -181,6 +181,7 @@ def test_what_the_page_prints_of_frozen_models(tmp_path, kind, rule):
     np.testing.assert_array_equal(run(served, x), run(frozen, x))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("save", [nnx.to_pure_dict, nnx.as_pure], ids=["pure dict", "pure"])
 def test_the_numbers_of_frozen_parameters_are_stored(tmp_path, save):
     model = freeze(_made(Own, FOUR_BITS))

@@ -115,6 +115,7 @@ def test_inputs_that_go_through_one_transform_share_its_quantizer(dynamic: Any) 
     assert sorted(dynamic.op_quant.held) == ["einsum0_lhs", "einsum4_lhs"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "act", [NoneActQuant, pytest.param(Int8ActPerTensorMinMax, marks=pytest.mark.lengthy)]
 )
@@ -152,6 +153,7 @@ def test_reports_compare_with_the_float_function(dynamic: Any) -> None:
     assert jqinject.explain(dynamic.down.input_quant)["pre_transform"].value == BOTH
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers_has_transforms_of_its_own() -> None:
     @nnx.vmap
     def make(key: jax.Array) -> nnx.Linear:

@@ -76,6 +76,7 @@ def fake_quantized(kernel):
     return np.round(kernel / scale) * scale
 
 
+@pytest.mark.heavy
 def test_a_sequential_is_quantized_in_place_of_its_layers():
     plain = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(8, 2, rngs=nnx.Rngs(1)))
     model = jqinject.quantize(plain, WEIGHTS)
@@ -86,6 +87,7 @@ def test_a_sequential_is_quantized_in_place_of_its_layers():
     np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_layers_deep_in_a_users_modules_become_ours_by_their_kind():
     model: Any = jqinject.quantize(Decoder(rngs=nnx.Rngs(0)), W8A8)
     block = model.blocks[0]
@@ -116,6 +118,7 @@ def test_the_first_rule_that_matches_wins():
     assert (type(model.a), type(model.b)) == (nnx.Linear, QuantLinear)
 
 
+@pytest.mark.heavy
 def test_a_shared_layer_stays_one():
     plain = Tied(nnx.Rngs(0))
     model: Any = jqinject.quantize(plain, W8A8)
@@ -128,6 +131,7 @@ def test_a_shared_layer_stays_one():
     assert frozen.first is frozen.again and frozen.first.frozen is not None
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers_has_a_stack_of_quantizers():
     plain = Stack(nnx.Rngs(0))
     model: Any = jqinject.quantize(plain, W8A8)
@@ -158,6 +162,7 @@ def test_a_stack_trains_for_a_device_and_says_why_it_is_not_converted():
         OdmlConversion().quantize(model, X)
 
 
+@pytest.mark.heavy
 def test_low_rank_adaptation_is_quantized_around_its_base():
     plain = nnx.Sequential(
         nnx.LoRALinear(8, 4, lora_rank=2, rngs=nnx.Rngs(0)),

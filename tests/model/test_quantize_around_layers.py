@@ -47,6 +47,7 @@ class Around(nnx.Module):
         return x + self.call(self.layer, x)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 def test_operations_within_layers_are_the_layers_own(make):
     rule = Rule(op=("add", "einsum", "dot_general"), input_quant=Int8ActPerTensorMinMax)

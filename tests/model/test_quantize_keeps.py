@@ -65,6 +65,7 @@ def shapes(model: nnx.Module) -> Any:
     return jax.tree.map(lambda x: (x.shape, x.dtype), nnx.state(model))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("make", "rules", "inputs"),
     [
@@ -83,6 +84,7 @@ def test_an_abstract_model_gets_the_structure_of_a_real_one(make, rules, inputs)
     assert any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(nnx.state(abstract)))
 
 
+@pytest.mark.heavy
 def test_a_float_checkpoint_is_restored_into_abstract_weights_and_loaded(tmp_path):
     plain = Net(nnx.Rngs(0))
     with ocp.StandardCheckpointer() as checkpointer:
@@ -134,6 +136,7 @@ def test_sharding_and_metadata_of_weights_stay():
         assert specs["a"]["kernel"].get_value() == PartitionSpec(None, "model")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rules", [W8A8, RELUS, OdmlQat()], ids=["layers", "operations", "odml"])
 def test_random_streams_run_as_in_the_float_model(rules):
     class Dropped(nnx.Module):

@@ -194,6 +194,7 @@ def test_inputs_that_are_none(rules, inputs, kind, text):
     refused(lambda: quantize(model, rules, inputs=inputs), kind, text, model)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rules", [RELUS, OdmlQat()], ids=["rules", "odml"])
 def test_a_call_that_fails_says_where_and_with_what(rules):
     model = Net()

@@ -70,6 +70,7 @@ def stored_bytes(model: nnx.Module) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(nnx.state(model)) if hasattr(x, "nbytes"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.lengthy) for name in CASES]
 )

@@ -134,6 +134,7 @@ def test_histories(everything):
     assert kept["grad_quant", "scaling_impl.amax_history"].values == ()
 
 
+@pytest.mark.heavy
 def test_the_newest_amax_is_last():
     class Short(q.Fp8e4m3ActPerTensorDelayed):
         amax_history_length = 3

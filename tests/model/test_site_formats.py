@@ -193,6 +193,7 @@ def test_numbers_are_those_of_the_layer(kind: str, form: str) -> None:
             assert found[name] == wanted[name], name
 
 
+@pytest.mark.heavy
 def test_a_shifted_kernel_is_convolved_in_integers() -> None:
     _, model, x = pair("conv")
     rule = Rule(**FORMATS["shifted"])
@@ -236,6 +237,7 @@ class _Looked(nnx.Module):
         return self.embed(ids)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("form", ["int8", "groups", "nf4"])
 def test_modules_of_linen_are_quantized_through_the_bridge(form: str) -> None:
     linear = nnx.Linear(D, F, use_bias=False, rngs=nnx.Rngs(0))
@@ -261,6 +263,7 @@ class Heads(nnx.Module):
         return jnp.einsum("bhd,hdo->bo", x, self.w.get_value())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("features", "size", "said"), [(16, 16, "groups of 16,"), (48, 32, "the last group of each row has 16,")]
 )

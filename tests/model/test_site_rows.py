@@ -133,6 +133,7 @@ class Groups(q.Int4WeightPerGroupAbsMax):
     group_size = 4
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("given", "shape", "call", "axis"),
     [
@@ -192,6 +193,7 @@ class Stack(nnx.Module):
         return self.call(self.w[...], x)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "call",
     [

@@ -199,6 +199,7 @@ def test_frozen_both_passes_contract_integers(kind: str) -> None:
     assert len(products) >= 2 * len(names) and {*products} == {("int8", "int8")}
 
 
+@pytest.mark.heavy
 def test_the_gradient_of_a_frozen_input_rounds_the_dequantized_weight() -> None:
     frozen = freeze(trained(Matrix(), W8A8G8))
     g = jnp.cos(jnp.arange(8 * 32.0).reshape(8, 32))

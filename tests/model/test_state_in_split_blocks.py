@@ -387,6 +387,7 @@ class Dense(nnx.Module):
 COLLECTED = Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorMinMax)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", [checkpointed, closed_over])
 def test_models_of_layers_become_programs_where_they_lose_state(way: Any) -> None:
     plain, split = made(directly, COLLECTED, Dense), made(way, COLLECTED, Dense)

@@ -90,6 +90,7 @@ def test_evaluation_warns_once_of_a_range_that_never_saw_data(act: type) -> None
     other(X)  # it saw data
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("act", READY, ids=str)
 def test_a_range_that_needs_no_data_is_calibrated_as_it_is(act: type) -> None:
     layer = QuantLinear(32, 2, weight_quant=q.Int8WeightPerChannelFloat, input_quant=act, rngs=nnx.Rngs(0))
@@ -100,6 +101,7 @@ def test_a_range_that_needs_no_data_is_calibrated_as_it_is(act: type) -> None:
     jqinject.freeze(layer)
 
 
+@pytest.mark.heavy
 def test_freeze_and_export_refuse_and_name_every_path() -> None:
     model = quantized()
     before = nnx.graphdef(model)
@@ -123,6 +125,7 @@ def test_freeze_and_export_refuse_and_name_every_path() -> None:
     jqinject.freeze(one)  # what is off quantizes nothing
 
 
+@pytest.mark.heavy
 def test_reports_list_them() -> None:
     report = jqinject.report(quantized(), X)
     assert report.uncalibrated == PATHS
@@ -132,6 +135,7 @@ def test_reports_list_them() -> None:
     assert "never saw data" not in str(jqinject.report(calibrated(), X))
 
 
+@pytest.mark.heavy
 def test_a_plan_lists_what_is_to_be_calibrated() -> None:
     between = Rule(op="relu", output_quant=q.Int8ActPerTensorMinMax)
     plan = jqinject.rules_report(Net(), [STATIC, between], X)

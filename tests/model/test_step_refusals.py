@@ -150,6 +150,7 @@ def test_a_model_without_statistics_gets_nnx_gradients() -> None:
     jax.tree.map(np.testing.assert_array_equal, ours[1], theirs[1])
 
 
+@pytest.mark.heavy
 def test_a_backward_pass_by_hand() -> None:
     by_hand, by_call = linear(), linear()
     for number in range(3):

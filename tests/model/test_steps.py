@@ -46,6 +46,7 @@ def test_three_steps_by_hand() -> None:
         np.testing.assert_allclose(history, [newest, 0.0, *reversed(older)], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.heavy
 @both_ways
 def test_remat_counts_once(jit: bool, reference: Any) -> None:
     def remat_step(model: Any, x: Any) -> Any:
@@ -174,6 +175,7 @@ def test_two_layers_that_share_report_the_larger(jit: bool) -> None:
 # --- gradient accumulation: equal to one big batch
 
 
+@pytest.mark.heavy
 @both_ways
 def test_several_calls_before_the_optimizer(jit: bool, reference: Any) -> None:
     layer, call = linear(), jitted(step, jit)

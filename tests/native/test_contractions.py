@@ -82,6 +82,7 @@ def test_a_training_step(both, config):
     same(*results)
 
 
+@pytest.mark.heavy
 def test_tiles_of_the_summed_axis(both):
     config = config_v4(
         dlhs_bits=8,
@@ -143,6 +144,7 @@ def test_any_dimension_numbers(kernel, data):
     )
 
 
+@pytest.mark.heavy
 def test_empty_operands(both):
     for rows, summed, columns in ((0, 4, 2), (3, 0, 2), (3, 4, 0)):
         operands = integers(0, rows, summed), integers(1, summed, columns)
@@ -198,6 +200,7 @@ def test_quant_tensors_with_zero_points(both, signed, zero_points):
     np.testing.assert_array_equal(with_kernel, steps * 0.25)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_sharded_operands_are_left_to_xla(runs, kind):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(getattr(jax.sharding.AxisType, kind),))

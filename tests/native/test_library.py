@@ -310,6 +310,7 @@ def test_without_a_compiler_the_wheel_is_pure(monkeypatch, tmp_path, capfd):
     )
 
 
+@pytest.mark.heavy
 def test_the_sdist_can_compile(monkeypatch, tmp_path):
     builder = _builder()
     monkeypatch.chdir(ROOT)

@@ -66,6 +66,7 @@ def test_a_frozen_model_is_the_evaluated_one(both):
     assert bool(jnp.any(evaluated > 0))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("input_quant", [q.Uint8ActPerTensorFloat, q.ShiftedUint8ActPerTensorFloat])
 @pytest.mark.parametrize("weight_quant", [q.Int8WeightPerTensorFloat, q.ShiftedUint8WeightPerTensorFloat])
 def test_unsigned_numbers_and_zero_points(both, input_quant, weight_quant):
@@ -171,6 +172,7 @@ def test_an_exported_program_does_without_the_kernel(kernel, weights):
     assert FUNCTION in served.lower(model, IMAGES).as_text()
 
 
+@pytest.mark.heavy
 def test_a_model_that_rules_made_is_exported_without_it_too(kernel):
     class Net(nnx.Module):
         def __init__(self):

@@ -85,6 +85,7 @@ def compare(both, model, x, near):
     return calls
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_parameters_are_contracted_as_they_are_stored(both, place, weight):

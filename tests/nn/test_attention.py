@@ -180,6 +180,7 @@ def test_it_returns_a_quant_tensor_if_asked():
         QuantScaledDotProductAttention(return_quant_tensor=True)
 
 
+@pytest.mark.heavy
 def test_it_is_an_attention_function_of_flax():
     x = jax.random.normal(jax.random.key(0), (2, 3, 8))
     float_twin = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
@@ -192,6 +193,7 @@ def test_it_is_an_attention_function_of_flax():
     np.testing.assert_allclose(weights / scale, np.round(weights / scale), atol=1e-3)
 
 
+@pytest.mark.heavy
 def test_attention_of_a_quantized_model_is_given_quantizers_afterwards():
     x = jax.random.normal(jax.random.key(0), (2, 3, 8))
     mha = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))

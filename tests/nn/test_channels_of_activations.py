@@ -185,6 +185,7 @@ def test_an_index_of_both_operands_has_a_scale():
     assert y.is_valid
 
 
+@pytest.mark.heavy
 def test_sums_over_channels_have_no_scale():
     x = jnp.ones((2, 3))
     assert isinstance(QuantLinear(3, 4, return_quant_tensor=True, **IN, **RNGS)(x), jax.Array)

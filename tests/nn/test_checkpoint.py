@@ -96,6 +96,7 @@ def run(block: Block, x: Any) -> Any:
 remat = nnx.remat(run, policy=save_quantized)
 
 
+@pytest.mark.heavy
 @every_format
 def test_the_gradient_is_that_of_the_float_block_at_the_quantized_input(name: str) -> None:
     block = Block(checkpoint(name), nnx.Rngs(0))
@@ -145,6 +146,7 @@ def test_a_scan_keeps_payloads_and_scales_alone(name: str, numbers_a_byte: int) 
     assert [(leaf.shape, leaf.dtype) for leaf in activations] == [((DEPTH, BATCH, packed), integers)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_a_scan_has_the_values_and_gradients_of_the_unrolled_blocks(jit: bool) -> None:
     blocks = stack("fp8-delayed")

@@ -29,6 +29,7 @@ def twins(make, x):
     return layers
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("input_quant", INPUTS, ids=lambda i: i.__name__)
 @pytest.mark.parametrize("weight_quant", WEIGHTS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("run", [nnx.jit(lambda m, x: m(x)), lambda m, x: m(x)], ids=["jit", "eager"])
@@ -47,6 +48,7 @@ def test_dense_integers_are_the_floats(input_quant, weight_quant, run):
     np.testing.assert_allclose(run(integers, X), run(floats, X), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("input_quant", INPUTS, ids=lambda i: i.__name__)
 @pytest.mark.parametrize(
     "options", [{}, {"strides": 2, "padding": "VALID"}, {"padding": "CIRCULAR"}, {"feature_group_count": 2}]

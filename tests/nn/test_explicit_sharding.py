@@ -56,6 +56,7 @@ class CrossingRanges(q.Int4WeightPerGroupAbsMax):
     group_padding = True
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("spec", [(None, "model"), ("data", None)], ids=str)
 @pytest.mark.parametrize(
     "weight",

@@ -262,6 +262,7 @@ def _with_scheme():
     return nn.QuantLinear(4, 3, scheme=Int8Training, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("classes_as_before")
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("make", [_site_model, _with_scheme])

@@ -92,6 +92,7 @@ def _assert_twins(layer, parent, x):
     np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3), (0,)], ids=str)
 @pytest.mark.parametrize("given", LINEAR.values(), ids=LINEAR)
 def test_linear(given, batch):

@@ -207,6 +207,7 @@ def stacked(count=3):
     return FrozenParam.holding(numbers, form, {"out_sharding": (None, None, "model")}), value
 
 
+@pytest.mark.heavy
 def test_stacks():
     param, value = stacked()
     assert param.shape == value.shape
@@ -461,6 +462,7 @@ def test_the_weight_of_a_frozen_layer_answers(name):
     assert nnx.eval_shape(lambda: layer).weight.shape == shape
 
 
+@pytest.mark.heavy
 def test_a_frozen_table_is_looked_up_and_contracted():
     model, ids = Shared(nnx.Rngs(0)), jnp.array([3, 31])
     table = model.embed.quant_weight().value
@@ -473,6 +475,7 @@ def test_a_frozen_table_is_looked_up_and_contracted():
     assert first.outvars[0].aval.shape == (2, 16)
 
 
+@pytest.mark.heavy
 def test_a_stack_of_frozen_layers_answers():
     @nnx.vmap
     def make(key):
@@ -540,6 +543,7 @@ CALLED = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CALLED)
 def test_a_frozen_call_makes_no_array_of_the_weights_size(name):
     make, shape = CALLED[name]

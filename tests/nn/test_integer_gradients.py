@@ -44,6 +44,7 @@ def scheme_of(weight, act, grad):
     return Scheme.let(**operands, **({} if act is None else {"fprop_lhs": act}))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("act", "grad", "integers"),
     [(A8, G8, 3), (None, G8, 1), (A8, q.Int8DynamicGradPerRowFloat, 2), (A8, WIDE_GROUPS, 2)],
@@ -78,6 +79,7 @@ def test_one_rounding_for_both_products_and_the_bias():
     assert jnp.isfinite(dx).all()
 
 
+@pytest.mark.heavy
 def test_a_convolution():
     keywords = {"kernel_size": (3, 3), "use_bias": False}
     x = jax.random.normal(jax.random.key(1), (2, 6, 6, 4))

@@ -88,6 +88,7 @@ def test_a_bias_in_steps_of_the_accumulator_is_one_more_term(make, weight_quant)
     np.testing.assert_array_equal(y.int(), total - in_zero_point * terms)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize(("first_channel", "among_integers"), [(1.0, True), (4.0, False)])
 def test_a_convolution_counts_the_bias_among_its_integers_if_all_channels_have_one_scale(

@@ -139,6 +139,7 @@ def test_without_quantizers_of_keys_and_values_the_cache_is_flaxs():
     np.testing.assert_allclose(_decoded(layer), whole(layer, X), atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_a_mask_hides_positions_of_the_cache():
     layer = _layer(**ROWS)
     layer.init_cache(X.shape)
@@ -177,6 +178,7 @@ def test_stacked_layers_decode():
     np.testing.assert_allclose(found, full(stacked, X), atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_a_new_cache_forgets():
     layer = _layer(**ROWS)
     first = _decoded(layer)

@@ -35,6 +35,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_contracts_as_flax_does_by_a_rule_and_is_frozen_alike(name):
     ours, of_flax, arguments = LAYERS[name]

@@ -98,6 +98,7 @@ def test_he_s_scale_counts_the_weights_behind_one_channel_of_several_axes():
     np.testing.assert_allclose(layer.quant_weight().scale, np.sqrt(2 / 6) / 127, rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_one_channel_axis_where_the_user_says_so():
     layer = general(**INT8, weight_output_channel_dim=2, bias_quant=Int32Bias, return_quant_tensor=True)
     weight = layer.quant_weight()
@@ -208,6 +209,7 @@ def test_an_equation_of_a_call():
         np.testing.assert_allclose(call_backwards(jqinject.freeze(layer), x), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_an_equation_that_is_no_plain_contraction_contracts_floats():
     for equation, shape in (("bdd,ndh->bhn", (3, 6, 6)), ("bd,ndh->bh", (3, 6)), ("bd,ndh->bhn", (3, 1))):
         layer = einsum(equation, None, **INT8, return_quant_tensor=True)
@@ -318,6 +320,7 @@ def test_a_sum_of_two_products_has_no_scale():
 # --- stacks and attention that were Flax's
 
 
+@pytest.mark.heavy
 def test_the_projections_of_attention_become_ours_and_are_frozen():
     attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (2, 3, 8))

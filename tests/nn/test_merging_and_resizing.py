@@ -218,6 +218,7 @@ def test_nearest_repeats_and_keeps_the_grid(given):
     np.testing.assert_array_equal(up(x.value), y.value)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("align", [False, True])
 def test_bilinear_rounds_to_the_grid(align):
     up = QuantUpsample(size=(5, 9), method="bilinear", align_corners=align)

@@ -34,6 +34,7 @@ def linear(name, dtype=jnp.float32, **given):
     )
 
 
+@pytest.mark.heavy
 @frozen_kinds
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_frozen_it_computes_what_it_computed(name, dtype):
@@ -69,6 +70,7 @@ def test_an_abstract_model_freezes_to_the_same_state(name):
     assert nnx.graphdef(abstract) == nnx.graphdef(concrete)
 
 
+@pytest.mark.heavy
 @frozen_kinds
 def test_a_stack_of_layers_freezes_layer_by_layer(name):
     def make(key):
@@ -96,6 +98,7 @@ def test_a_convolution_and_a_table_of_rows():
     np.testing.assert_array_equal(jqinject.freeze(embed)(rows).value, found.value)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("weight", "act", "note"),
     [
@@ -157,6 +160,7 @@ def test_nf4_is_its_table_times_the_channels_largest():
     assert (weight.bit_width, weight.scale.shape, weight.is_valid) == (4, (1, 6), True)
 
 
+@pytest.mark.heavy
 def test_nf4_in_groups_is_its_table_times_the_largest_of_each_group():
     layer = linear("NF4WeightPerGroupFloat", weight_group_size=3)
     layer.eval()
@@ -177,6 +181,7 @@ def test_nf4_in_groups_is_its_table_times_the_largest_of_each_group():
     np.testing.assert_array_equal(frozen(X), y)
 
 
+@pytest.mark.heavy
 def test_codes_in_groups_cross_transformations():
     weight = linear("NF4WeightPerGroupFloat", weight_group_size=4).quant_weight()
     table = TableGrid((-1.0, 0.0, 0.5, 2.0))
@@ -202,6 +207,7 @@ def test_a_prefix_of_a_tensor_in_groups(name):
     np.testing.assert_array_equal(found[1], layers[1].quant_weight().value)
 
 
+@pytest.mark.heavy
 def test_rows_of_a_table_in_groups():
     embed = QuantEmbed(
         5,

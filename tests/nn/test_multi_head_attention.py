@@ -175,6 +175,7 @@ def test_an_attention_function_of_ones_own_brings_its_own_quantizers():
         _bare(attention_fn=within, v_quant=Int8ActPerTensorFloat)
 
 
+@pytest.mark.heavy
 def test_it_returns_a_quant_tensor_with_the_scale_of_the_accumulator():
     layer = _trained(return_quant_tensor=True)
     y = call(layer, X)
@@ -258,6 +259,7 @@ def test_bfloat16_stays_and_scales_are_float32():
     np.testing.assert_allclose(y.astype(jnp.float32), call(_trained(), X), atol=0.1)
 
 
+@pytest.mark.heavy
 def test_a_sharded_batch():
     layer = _trained()
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -277,6 +279,7 @@ def _torch_attention(weights, x, heads):
     return out @ weights["out_proj.weight"].T + weights["out_proj.bias"]
 
 
+@pytest.mark.heavy
 def test_weights_of_torch():
     keys = jax.random.split(jax.random.key(3), 4)
     shapes = {

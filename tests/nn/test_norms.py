@@ -46,6 +46,7 @@ CASES = {
 every = pytest.mark.parametrize(("ours", "theirs", "where", "given"), CASES.values(), ids=CASES)
 
 
+@pytest.mark.heavy
 @every
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_without_quantizers_it_is_the_parent(ours, theirs, where, given, dtype):
@@ -67,6 +68,7 @@ def check_twins(ours, theirs, where, given, dtype):
     )
 
 
+@pytest.mark.heavy
 @every
 def test_the_output_is_quantized_and_the_norm_is_not(ours, theirs, where, given):
     layer = ours(

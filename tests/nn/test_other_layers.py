@@ -161,6 +161,7 @@ def test_every_channel_has_its_scale_and_the_output_is_the_parents_on_those_numb
     np.testing.assert_array_equal(layer(case.input()), parent(case.input()))
 
 
+@pytest.mark.heavy
 @some
 def test_training_with_bfloat16_weights(case):
     given = {"lora_dtype": jnp.bfloat16} if case.ours is QuantLoRALinear else {}
@@ -251,6 +252,7 @@ def test_a_layer_of_flax_becomes_ours_in_place(case):
     np.testing.assert_array_equal(call(layer, case.input()), call(made, case.input()))
 
 
+@pytest.mark.heavy
 @some
 def test_stacks_are_scanned_reassembled_and_frozen(case):
     def ours(rngs):

@@ -56,6 +56,7 @@ def _settled(make, batches=2):
 cells = pytest.mark.parametrize(("ours", "flax"), CELLS, ids=[ours.__name__ for ours, _ in CELLS])
 
 
+@pytest.mark.heavy
 @cells
 def test_without_quantizers_it_is_flax_to_the_bit(ours, flax):
     quantized = nnx.RNN(ours(3, 4, rngs=nnx.Rngs(0)))
@@ -79,6 +80,7 @@ def test_a_float_checkpoint_goes_in(ours, flax):
     np.testing.assert_allclose(layer.quant_weight().scale, top / 127, rtol=1e-6)
 
 
+@pytest.mark.heavy
 @cells
 def test_it_stays_near_the_float_cell(ours, flax):
     # In training: each step has the scales of its own numbers.
@@ -88,6 +90,7 @@ def test_it_stays_near_the_float_cell(ours, flax):
     assert 0 < error < 0.05
 
 
+@pytest.mark.heavy
 @cells
 def test_a_sequence_is_its_steps(ours, flax):
     """Statistics within `nnx.RNN`'s scan are those of as many calls."""
@@ -103,6 +106,7 @@ def test_a_sequence_is_its_steps(ours, flax):
     assert scanned.io_quant.tensor_quant.scaling_impl.counter[...] == 5  # four collected, then it is learned
 
 
+@pytest.mark.heavy
 def test_both_directions_of_flax():
     forward, backward = (nnx.RNN(_full(QuantGRUCell)(3, 4, rngs=nnx.Rngs(seed))) for seed in (0, 1))
     assert call(nnx.Bidirectional(forward, backward), X).shape == (2, 5, 8)
@@ -162,6 +166,7 @@ def test_frozen_it_serves_what_evaluation_gives(make):
     assert kernels and all(isinstance(kernel, FrozenParam) for kernel in kernels)
 
 
+@pytest.mark.heavy
 @layers
 def test_copies_and_pickles_go_on_alike(make):
     layer = make()
@@ -386,6 +391,7 @@ def test_a_layer_is_its_cell_under_flax():
     np.testing.assert_allclose(memory[0], c, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_time_may_come_first():
     first, second = LAYERS["lstm"](), _full(QuantLSTM)(3, 4, rngs=nnx.Rngs(0))
     one, other = call(first, X), call(second, jnp.swapaxes(X, 0, 1))

@@ -100,6 +100,7 @@ def test_a_layer_with_a_weight(kind, weight):
             assert isinstance(y, IntQuantTensor) is not grouped
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("frozen", [False, True], ids=["float", "frozen"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_bias(kind, frozen):

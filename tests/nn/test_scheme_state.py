@@ -92,6 +92,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", BY_HAND)
 def test_a_module_written_by_hand_is_completed_by_its_shapes_or_once_by_initialize(kind):
     make, op, shape = BY_HAND[kind]
@@ -145,6 +146,7 @@ def test_an_optimizer_made_before_the_first_step_fits_after_it():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.heavy
 def test_a_parameter_that_a_model_contracts_by_itself():
     class Matrix(nnx.Module):
         def __init__(self):
@@ -158,6 +160,7 @@ def test_a_parameter_that_a_model_contracts_by_itself():
         assert_complete(jqinject.quantize(Matrix(), Rule(scheme=scheme), inputs=(x,)), x)
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers_is_completed_layer_by_layer():
     @nnx.vmap
     def stack(key):

@@ -90,6 +90,7 @@ def float_bytes():
     return costs_of_step(lambda: nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0)))[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_costs_no_more_than_it_did(name, float_bytes):
     keywords, most, conditionals, loops = CASES[name]
@@ -111,6 +112,7 @@ def operations(jaxpr):
     return len(jaxpr.eqns) + sum(operations(part) for part in inner if hasattr(part, "eqns"))
 
 
+@pytest.mark.heavy
 def test_a_program_of_8_bit_floats_is_small():
     layer = QuantLinear(8, 4, rngs=nnx.Rngs(0), **float8("Delayed"))
     layer.train()

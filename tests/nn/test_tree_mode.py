@@ -104,6 +104,7 @@ def test_forward_passes_and_their_state(run):
         assert_close(numbers(model), numbers(expected))
 
 
+@pytest.mark.heavy
 def test_training():
     with nnx.set_graph_mode(False):
         model = Model()

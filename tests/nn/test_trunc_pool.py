@@ -29,6 +29,7 @@ def integers(q, bits=8, signed=False, scale=0.5, dtype=jnp.float32):
     return IntQuantTensor.from_int(jnp.asarray(q), scale, 0.0, bits, signed=signed, dtype=dtype)
 
 
+@pytest.mark.heavy
 @settings(max_examples=30, deadline=None)
 @given(
     hnp.arrays(np.int64, (7,), elements=st.integers(-(2**15), 2**15 - 1)),
@@ -75,6 +76,7 @@ def test_windows_are_those_of_the_function():
         TruncAdaptiveAvgPool2d(2)(x)
 
 
+@pytest.mark.heavy
 def test_a_learned_shift_saturates():
     pool = TruncAvgPool((), trunc_quant=ShiftRoundSaturateTo8bit, collect_stats_steps=1)
     x = integers([0, 100, 300, 1000], 16, signed=True, scale=1.0)
@@ -126,6 +128,7 @@ def test_arrays_are_refused_or_pooled_in_float():
         TruncAvgPool2d(2, trunc_quant=ShiftRoundSaturateTo8bit, restrict_scaling_type="fp")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [TruncTo8bit, RoundTo8bit, ShiftRoundSaturateTo8bit])
 def test_compiled_copied_and_differentiated(quantizer):
     pool = TruncAvgPool2d(2, strides=2, trunc_quant=quantizer)

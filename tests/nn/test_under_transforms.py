@@ -185,6 +185,7 @@ def test_evaluation_moves_nothing_and_views_share_the_variables():
     assert view.conv.kernel is model.conv.kernel
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("axis", ["batch", "weights"])
 def test_sharded_arrays_give_what_one_device_gives(axis):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -234,6 +235,7 @@ def test_bfloat16_outside_and_float32_inside():
     assert gradients["kernel"].get_value().dtype == jnp.bfloat16
 
 
+@pytest.mark.heavy
 def test_an_empty_batch():
     model = Net()
     assert model.conv(batch(0)[:0]).shape == (0, 5, 5, 4)
@@ -242,6 +244,7 @@ def test_an_empty_batch():
     assert np.isfinite(model(batch(1))).all()
 
 
+@pytest.mark.heavy
 def test_a_frozen_layer_without_jit_has_the_same_bits():
     layer = QuantLinear(
         8, 4, weight_quant=Int8WeightPerChannelFloat, input_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0)

@@ -90,6 +90,7 @@ def test_a_constant_is_part_of_a_contraction_where_it_is_added_alone() -> None:
         assert sites == ([] if name == "add" else [f"{name}0_lhs"])
 
 
+@pytest.mark.heavy
 def test_a_norm_in_linen_is_named_by_its_path() -> None:
     class Normed(linen.Module):
         @linen.compact
@@ -104,6 +105,7 @@ def test_a_norm_in_linen_is_named_by_its_path() -> None:
     assert "norm.norm_op0" in trained(wrapped(), only).op_quant  # pyright: ignore
 
 
+@pytest.mark.heavy
 def test_dynamic_ranges_have_empty_scales() -> None:
     rule = Rule(weight_quant=Int8Weight, output_quant=Int8DynamicAct)
     model = trained(off_ties(Mlp()), OdmlQat(rule))
@@ -146,6 +148,7 @@ def test_a_rule_by_path_keeps_the_rest_float() -> None:
     assert list(model.op_quant) == ["fc1.dot_general0_lhs", "fc1.dot_general0_rhs"]  # pyright: ignore
 
 
+@pytest.mark.heavy
 def test_weights_with_several_axes_of_outputs_are_flattened() -> None:
     layer = nnx.LinearGeneral(6, (2, 4), rngs=nnx.Rngs(0))
     model = trained(layer)
@@ -169,6 +172,7 @@ def test_several_outputs_and_a_pytree() -> None:
     assert {"final_output0", "final_output1"} <= set(model.op_quant)
 
 
+@pytest.mark.heavy
 def test_a_converted_model_under_jit_grad_and_vmap() -> None:
     converted = OdmlConversion().quantize(trained(), X)
     expected = converted(X)

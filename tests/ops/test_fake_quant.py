@@ -40,6 +40,7 @@ def arguments(scale_shape):
     return (x, scale, zero_point), jax.random.normal(keys[3], x.shape)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scale_shape", [(), (1,), (4,), (1, 1, 4), (6, 1, 1), (1, 5, 1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_composition_in_value_and_in_every_gradient(scale_shape, kind):

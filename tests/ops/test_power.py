@@ -20,6 +20,7 @@ EXPONENTS = np.arange(-126, 128, dtype=np.float32)
 POWERS = np.ldexp(np.float32(1), EXPONENTS.astype(np.int32)).astype(np.float32)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_exact_at_every_normal_power_of_two(wrap):
     np.testing.assert_array_equal(wrap(ops.exp2)(EXPONENTS), POWERS)

@@ -51,6 +51,7 @@ def test_ranks_near_an_end_are_selected_exactly_without_a_loop(size, rank):
         assert "while" not in selection.lower(x).as_text()
 
 
+@pytest.mark.heavy
 def test_kth_smallest_orders_nan_last():
     x = jnp.arange(5000.0).at[7].set(jnp.nan).at[8].set(-jnp.nan)
     assert stats.kth_smallest(x, 4998, Over()) == 4999
@@ -95,6 +96,7 @@ def test_a_gradient_of_nan_stays_with_the_elements_that_have_weight(statistic):
     np.testing.assert_array_equal(grad, [0, jnp.nan])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("ties", ["first", "near"])
 def test_the_largest_has_a_second_derivative(ties):
     x = jnp.array([[1.0, -3.0], [2.0, 0.5]])

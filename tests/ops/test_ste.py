@@ -76,6 +76,7 @@ def test_with_gradient_of_keeps_every_bit_and_moves_the_gradient():
     assert grads == (1.0, 0.0)
 
 
+@pytest.mark.heavy
 @given(hnp.arrays(np.float32, 20, elements=st.floats(-1e6, 1e6, width=32)), st.integers(0, 99))
 def test_stochastic_rounding_goes_to_a_neighbour(x, seed):
     y = np.asarray(ops.stochastic_round_ste(x, jax.random.key(seed)))

@@ -76,6 +76,7 @@ def test_the_first_steps_are_those_of_adam_but_for_the_rounding_of_its_states() 
         np.testing.assert_array_equal(made, expected)
 
 
+@pytest.mark.heavy
 def test_states_take_the_bytes_that_they_say() -> None:
     params = {"kernel": jnp.zeros((256, 256)), "bias": jnp.zeros(256)}
 
@@ -173,6 +174,7 @@ def test_rounding_keeps_what_is_not_finite_and_the_largest() -> None:
     assert y[3] == jnp.finfo(jnp.bfloat16).max and y[4] == 0 and y[5] == -1
 
 
+@pytest.mark.heavy
 def test_tables_keep_zero_and_halves() -> None:
     """Zeros come back as zeros, in a table without 0 too; an odd number of codes fills whole bytes."""
     x = jnp.concatenate([jnp.zeros(4), jnp.array([1.0, -0.5, 0.25])])

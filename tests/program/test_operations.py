@@ -71,6 +71,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_an_operation_is_found_by_its_name_and_quantized_as_the_table_says(op: str) -> None:
     found = sites(FUNCTIONS[op], both(op))
@@ -169,6 +170,7 @@ class Stateful(nnx.Module):
         return (y + y if twice else y) + x
 
 
+@pytest.mark.heavy
 def test_state_changes_as_by_the_model_s_own_call() -> None:
     plain, model = (
         Stateful(),

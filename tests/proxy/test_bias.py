@@ -26,6 +26,7 @@ def linear(quantizer, **given):
     return layer
 
 
+@pytest.mark.heavy
 def test_a_scale_of_its_own():
     layer = linear(OWN)
     assert not layer.bias_quant.requires_input_scale

@@ -55,6 +55,7 @@ def test_the_proxy_of_a_layer_made_on_the_spot(kind):
             np.testing.assert_array_equal(getattr(proxy, name)(), expected)
 
 
+@pytest.mark.heavy
 def test_quantizers_that_know_more_of_their_layer():
     given = {"weight_quant": Int8AccumulatorAwareWeightQuant, "input_quant": Int8ActPerTensorFloat}
     kept = linear(**given)

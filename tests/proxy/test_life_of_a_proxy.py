@@ -146,6 +146,7 @@ def test_a_new_parameter_assembles_again_and_an_in_place_write_does_not():
     assert float(layer.weight_quant.scale()) == 4.0
 
 
+@pytest.mark.heavy
 def test_a_new_parameter_in_one_of_two_sharing_layers_reaches_the_common_statistics():
     pair = Pair(Int8WeightPerTensorFloat)
     pair.b.kernel = nnx.Param(jnp.full((4, 4), 12.7))

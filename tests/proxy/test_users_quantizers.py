@@ -112,6 +112,7 @@ def test_an_override_reaches_the_users_function():
     assert layer.quant_weight().bit_width == 3
 
 
+@pytest.mark.heavy
 def test_stacked_layers_get_a_quantizer_each():
     class Learned(nnx.Module):
         def __init__(self, step):

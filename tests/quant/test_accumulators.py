@@ -138,6 +138,7 @@ def test_nor_after_training(chosen, rate):
         assert_no_overflow(layer, *chosen)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", BOTH)
 @pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("rounding", [None, RoundSte])
@@ -201,6 +202,7 @@ def test_an_accumulator_that_leaves_no_weight_is_warned_of_with_the_narrowest_th
     assert np.any(layer.quant_weight().int())
 
 
+@pytest.mark.heavy
 def test_channels_along_two_axes():
     heads = QuantLinearGeneral(
         12,

@@ -205,6 +205,7 @@ def largest_of(x):
     return np.abs(x).max(-1, keepdims=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rounding", [None, "floor", "ceil", "even", "rceil"])
 def test_elements_of_mx_int8_are_64ths_of_the_scale(rounding):
     quantizer = MXInt8Weight if rounding is None else MXInt8Weight.let(scale_rounding=rounding)
@@ -218,6 +219,7 @@ def test_elements_of_mx_int8_are_64ths_of_the_scale(rounding):
 
 
 # Uniform noise of a step on N(0, 1): 41.6 dB of signed steps, 42.6 of unsigned ones from the least number on.
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("quantizer", "least"),
     [

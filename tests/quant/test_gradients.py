@@ -49,6 +49,7 @@ def flowing_back(quantizer, gradient=G, **given):
     return jax.grad(lambda x: (identity(x) * gradient).sum())(jnp.ones_like(gradient)), identity
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", LIKE)
 def test_numbers_are_those_of_activations(name):
     found, identity = flowing_back(getattr(quant, name))
@@ -72,6 +73,7 @@ def test_e5m2_by_hand():
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", STOCHASTIC)
 def test_stochastic_rounding_is_right_on_average_and_new_every_time(name):
     identity = QuantIdentity(None, grad_quant=getattr(quant, name), rngs=nnx.Rngs(1))

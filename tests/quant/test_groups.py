@@ -84,6 +84,7 @@ def test_one_override_turns_a_quantizer_into_one_of_groups():
     assert (layer.weight_quant.group_size, layer.weight_quant.group_dim) == (16, 0)
 
 
+@pytest.mark.heavy
 def test_groups_lie_along_the_inputs_of_every_layer():
     conv = QuantConv(6, 4, (3, 3), weight_quant=MXInt8Weight, weight_group_size=4, rngs=nnx.Rngs(0))
     assert conv.quant_weight().scale_.shape == (3, 3, 2, 1, 4)
@@ -149,6 +150,7 @@ def test_large_groups_are_contracted_as_integers():
     assert jqinject.report(layer, x).layers[0].contraction == "int"
 
 
+@pytest.mark.heavy
 def test_groups_of_another_size_and_zero_points_between_integers_are_contracted_as_floats():
     sizes = linear(MXInt8Weight, input_quant=Int8DynamicActPerGroupFloat, input_group_size=16)
     between = linear(ShiftedUint8WeightPerGroupFloatHQO, input_quant=Int8DynamicActPerRowFloat)
@@ -267,6 +269,7 @@ def test_what_can_not_be_is_refused_with_a_cure(make, text):
         make()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("size", [17, 10**9])
 def test_a_group_longer_than_its_axis_is_the_axis(size):
     layers = [

@@ -62,6 +62,7 @@ def test_the_numbers_are_those_of_a_group_filled_up_with_zeros(quantizer):
     np.testing.assert_allclose(frozen(x), x @ as_array(weight) + short.bias[...], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("size", [32, 10**9])
 def test_a_size_beyond_the_axis_costs_nothing(size):
     layer = QuantLinear(

@@ -21,6 +21,7 @@ def loss_of(layer: nnx.Module, x: jax.Array) -> jax.Array:
     return (layer(x) ** 2).sum()
 
 
+@pytest.mark.heavy
 def test_bitnet_is_its_paper() -> None:
     """W~ = round(W / mean |W|) in [-1, 1], x~ = round(127 x / max |x|) of each token; gradients straight through."""
     layer = QuantLinear(32, 16, use_bias=False, scheme=BitNet158, rngs=nnx.Rngs(0))
@@ -53,6 +54,7 @@ def test_int8_training_is_aqts_configuration() -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scheme", [Int8Training, BitNet158])
 def test_a_layer_with_a_scheme_is_the_layer_that_a_rule_makes(scheme) -> None:
     class Model(nnx.Module):

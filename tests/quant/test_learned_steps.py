@@ -52,6 +52,7 @@ def gradients(layer, cotangent):
     return nnx.grad(lambda m: jnp.sum(m.quant_weight().value * cotangent))(layer)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("tensor", [False, True])
 @pytest.mark.parametrize("bits", BITS)
 def test_start_and_gradients_are_the_papers(bits, tensor):
@@ -80,6 +81,7 @@ def test_the_largest_integer_has_no_gradient_from_a_step(filled):
     assert float(slope) == 0
 
 
+@pytest.mark.heavy
 def test_a_convolution_counts_all_weights_of_a_channel():
     kernel, cotangent = (a[:18].reshape(3, 3, 2, 3) for a in (KERNEL, COTANGENT))
     layer = QuantConv(
@@ -115,6 +117,7 @@ def test_the_factor_of_the_gradient_can_be_declared():
         linear(BITS[4], weight_scaling_gradient_scale=0.0)
 
 
+@pytest.mark.heavy
 def test_training_lowers_the_error_and_serves_what_it_trained():
     x = jax.random.normal(jax.random.key(2), (64, 24))
     kernel = jax.random.normal(jax.random.key(3), (24, 3))

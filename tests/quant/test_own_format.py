@@ -37,6 +37,7 @@ def layer(name: str, **others: Any) -> QuantLinear:
     return made
 
 
+@pytest.mark.heavy
 def test_the_grid_follows_from_its_codes() -> None:
     grid = Log2Grid()
     assert sorted(set(grid.table.tolist())) == sorted({0.0, *POWERS, *(-power for power in POWERS)})
@@ -47,6 +48,7 @@ def test_the_grid_follows_from_its_codes() -> None:
     assert grid.pack(codes).shape == (8,)
 
 
+@pytest.mark.heavy
 def test_rounding_is_to_the_nearest_power() -> None:
     steps = np.linspace(-1.2, 1.2, 4801, dtype=np.float32)
     steps = steps[(np.abs(steps) >= POWERS[-1]) | (np.abs(steps) < POWERS[-1] / 2)]
@@ -91,6 +93,7 @@ def test_a_format_without_codes_is_refused() -> None:
         abstract()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_values_are_powers_of_two_times_the_scale(name: str) -> None:
     made = layer(name, input_quant=Log2ActPerRow)

@@ -71,6 +71,7 @@ def test_what_is_on_the_grid_already_stays_there(kernel, quantizer, bits):
     np.testing.assert_allclose(twice.value, once.value, rtol=1e-5)
 
 
+@pytest.mark.heavy
 @few
 @given(KERNELS, BITS)
 def test_with_a_fixed_scale_the_second_time_changes_nothing(kernel, bits):

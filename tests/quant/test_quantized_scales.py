@@ -87,11 +87,13 @@ def test_one_scale_for_all_scales():
     _on_grid(np.asarray(weight.scale_) * 255, None, SCALE_BITS)
 
 
+@pytest.mark.heavy
 def test_a_scale_for_the_scales_of_each_channel():
     weight = QuantLinear(256, 3, weight_quant=ScalesOfChannels, rngs=nnx.Rngs(0)).quant_weight()
     _on_grid(np.asarray(weight.scale_) * 255, (0, 1), SCALE_BITS)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [ZeroPointsToo, ShapedZeroPointsToo])
 def test_zero_points_of_each_channel(quantizer):
     layer = QuantLinear(256, 12, weight_quant=quantizer, rngs=nnx.Rngs(0))

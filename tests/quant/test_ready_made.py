@@ -195,6 +195,7 @@ def numbers(module):
     return jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(module)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("slot", "name", "layer"), EVERYWHERE)
 def test_on_the_grid_in_every_layer_and_dtype(slot, name, layer):
     build = builder(slot, name, layer)

@@ -65,6 +65,7 @@ def largest(dtype):
     return float(jnp.finfo(dtype).max)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("quantizer", PLAIN, ids=lambda quantizer: quantizer.__name__)
 def test_what_is_too_large_becomes_the_largest_number(quantizer, dtype):

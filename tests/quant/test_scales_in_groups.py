@@ -274,6 +274,7 @@ def test_either_name_tells_the_shape_of_the_scales(quantizer):
     np.testing.assert_array_equal(as_array(found), as_array(expected))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "make",
     [
@@ -318,6 +319,7 @@ def test_the_report_counts_what_is_stored():
     assert sum(row.weight_bytes for row in jqinject.report(layer, x).layers) == 2 * INPUTS * 4
 
 
+@pytest.mark.heavy
 def test_a_learned_scale_of_scales_is_loaded():
     learned = Symmetric.let(scaling_quant=OfScales.let(scaling_impl_type="parameter_from_stats"))
     layer, other = linear(learned), linear(learned)

@@ -137,6 +137,7 @@ def test_a_model_trains_by_rules_with_its_head_in_float(scheme):
         assert error < 0.6, f"{path}: {error}"
 
 
+@pytest.mark.heavy
 def test_a_layer_takes_a_scheme():
     layer = QuantLinear(96, 32, scheme=MXFP8Training, use_bias=False, rngs=nnx.Rngs(0))
     layer.kernel[...] = W
@@ -145,6 +146,7 @@ def test_a_layer_takes_a_scheme():
         QuantLinear(96, 32, scheme=MXFP8Training, weight_quant=MXFP8TrainingWeight, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.heavy
 def test_einsum_over_several_axes_quantizes_along_them():
     x, w = X.reshape(2, 32, 96), W.reshape(96, 4, 8)
     y = jax.jit(lambda x, w: einsum("btk,khd->bthd", x, w, config=MXFP8Training))(x, w)

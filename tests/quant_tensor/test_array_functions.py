@@ -134,6 +134,7 @@ def test_it_gives_what_the_dequantized_array_gives(name):
                 np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=kind)
 
 
+@pytest.mark.heavy
 def test_shapes_and_numpys_operators_keep_the_integers():
     x = KINDS["int, channels"]
     for y in (jnp.reshape(x, (2, 2, 2)), np.reshape(x, (4, 2)), np.transpose(x), PLAIN + x, x + PLAIN):

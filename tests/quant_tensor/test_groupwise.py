@@ -55,6 +55,7 @@ def test_moving_axes_moves_the_groups():
         np.testing.assert_array_equal(moved.scale_, columns.scale_)
 
 
+@pytest.mark.heavy
 def test_indexing_keeps_whole_groups_alone():
     x = integers()
     assert isinstance(x[1], GroupwiseIntQuantTensor) and isinstance(x[:2, :], GroupwiseIntQuantTensor)
@@ -65,6 +66,7 @@ def test_indexing_keeps_whole_groups_alone():
         assert isinstance(x[key], jax.Array)
 
 
+@pytest.mark.heavy
 def test_it_crosses_transformations_and_pickles():
     x = integers(group_dim=1)
     np.testing.assert_array_equal(jax.jit(lambda t: t.int())(x), INTEGERS)

@@ -106,6 +106,7 @@ def test_int_of_a_tensor_off_its_grid_says_how_far():
         x.int()
 
 
+@pytest.mark.heavy
 def test_it_stands_where_an_array_stands():
     x = tensor([[1, 2], [3, 4]])
     np.testing.assert_array_equal(jnp.exp(x), jnp.exp(x.value))

@@ -15,6 +15,7 @@ def tensor(shape=(3, 2), scale=0.5, bit_width=8, training=False):
     return IntQuantTensor(value, scale, 0.0, bit_width, True, training)
 
 
+@pytest.mark.heavy
 def test_leaves_and_their_names():
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tensor())[0]]
     assert paths == [".value", ".scale", ".zero_point"]

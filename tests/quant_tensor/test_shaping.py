@@ -61,6 +61,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_element_keeps_its_scale(name, layout):

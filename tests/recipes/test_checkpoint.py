@@ -54,6 +54,7 @@ def begun(folder: Path, passes: Any = NEAREST, model: Any = None, rule: Rule = R
     return Recipe(*passes).apply(model, rule, [x], progress=False, checkpoint=folder)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("other", "said"),
     [

@@ -19,6 +19,7 @@ def problem() -> Problem:
     return Problem(weights, weights, Statistics(jnp.ones(1), {"hessian": hessian, "cross": hessian}), measure)
 
 
+@pytest.mark.heavy
 def test_a_range_is_cut_to_the_share_with_the_least_error() -> None:
     given = problem()
     found = Clip(steps=5)(given)

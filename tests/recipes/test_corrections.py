@@ -139,6 +139,7 @@ def test_what_a_low_rank_product_adds_is_part_of_the_output(inputs: Any) -> None
     assert shift(model, applied(model, LowRank(2), CorrectBiases(inputs))) < 1e-5 < shift(model, plain)
 
 
+@pytest.mark.heavy
 def test_a_bias_of_16_bits_stays_one() -> None:
     model = nnx.Linear(8, 4, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     x = X.astype(jnp.bfloat16)
@@ -160,6 +161,7 @@ class Branching(nnx.Module):
         return y @ self.v[...] + self.c[...]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("inputs", ["float", "quantized"])
 def test_a_batch_whose_program_adds_no_bias_goes_on_as_it_is(inputs: Any) -> None:
     model = Branching(nnx.Rngs(0))

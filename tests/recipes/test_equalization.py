@@ -54,6 +54,7 @@ def chain(activation: Any = nnx.relu) -> Any:
     return model
 
 
+@pytest.mark.heavy
 def test_biases_count_in_the_ranges_that_equalize_makes_the_same() -> None:
     model, (done, *_) = floating(chain(), Equalize(biases=4.0))
     first, bias, second = (
@@ -100,6 +101,7 @@ FACTORS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("smooth", "factor"), FACTORS.values(), ids=FACTORS)
 def test_smooth_quant_divides_inputs_and_multiplies_weights_by_its_formula(smooth: Any, factor: Any) -> None:
     """Xiao et al., equation 4: `max |x|^alpha / max |w|^(1 - alpha)` of each channel; llm-compressor's two variants."""
@@ -133,6 +135,7 @@ def test_split_channels_are_halved_on_one_side_and_copied_on_the_other(split_inp
     np.testing.assert_allclose(made(X), model(X), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_channels_of_bare_parameters_are_split_unless_the_code_goes_by_their_number() -> None:
     model = Heads(nnx.Rngs(0))
     same, sites = floating(model, SplitChannels(0.25))
@@ -145,6 +148,7 @@ def test_channels_of_bare_parameters_are_split_unless_the_code_goes_by_their_num
     assert not sites[0].reason
 
 
+@pytest.mark.heavy
 def test_convolutions_are_split_unless_they_have_groups() -> None:
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(

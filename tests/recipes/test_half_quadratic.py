@@ -42,6 +42,7 @@ def test_the_mean_error_gets_smaller_and_numbers_stay(name: str) -> None:
         np.testing.assert_array_equal(held, np.round(held))
 
 
+@pytest.mark.heavy
 def test_it_finds_what_a_quantizer_that_searches_by_itself_finds() -> None:
     grid = quant.ShiftedUint8WeightPerTensorFloat.let(bit_width=3, quantize_zero_point=False)
     itself = quant.ShiftedUint8WeightPerTensorFloatHQO.let(bit_width=3)

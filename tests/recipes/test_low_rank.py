@@ -106,6 +106,7 @@ def test_biases_are_corrected_for_what_weight_and_product_make(inputs: Any) -> N
     np.testing.assert_allclose(result.model(X + 1).mean(0), layer(X + 1).mean(0), atol=1e-4)
 
 
+@pytest.mark.heavy
 def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match=r"LowRank: rank must be at least 1, got 0.\n  cure"):
         LowRank(rank=0)

@@ -70,6 +70,7 @@ def unchanged(model: nnx.Module, before: tuple[Any, list[Any]]) -> bool:
 NORMAL = jax.random.normal(jax.random.key(0), (3, 8))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("passes", "model", "said"),
     [

@@ -283,6 +283,7 @@ def _updated(rows: jax.Array, update: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice(rows, update, (1, 0))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("between", "reason"),
     [

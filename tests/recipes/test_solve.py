@@ -63,6 +63,7 @@ def test_batches_are_arguments_of_any_method() -> None:
     assert site.path == "table" and site.solved < site.nearest
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("solver", [RTN(), GPFQ(), Qronos(), GPTQ(act_order=True, block_size=7)])
 def test_solvers_leave_numbers_of_the_grid(solver: object) -> None:
     rule = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=3))

@@ -64,6 +64,7 @@ def problem(name: str) -> Problem:
     return Problem(weights, weights, sums, measured, parameter.group_size, sharing)
 
 
+@pytest.mark.heavy
 def test_a_symmetric_range_is_rounded_as_a_call_does() -> None:
     """By the reciprocal of the scale: numbers halfway between two steps may differ from a division by it."""
     layer = QuantLinear(

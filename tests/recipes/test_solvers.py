@@ -52,6 +52,7 @@ def values(solver: Any, given: Problem) -> np.ndarray:
     return np.asarray(solver(given).values)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("solver", [GPTQ(), GPFQ(), Qronos(), GPTQ(act_order=True, scales="live")])
 def test_inputs_that_do_not_mix_give_rounding_to_nearest(solver: Any) -> None:
     diagonal = jnp.broadcast_to(jnp.diag(jnp.arange(1.0, 25.0)), (2, 24, 24))
@@ -132,6 +133,7 @@ def test_the_output_gets_better(solver: Any) -> None:
     assert error(values(solver, given)) < error(values(RTN(), given))
 
 
+@pytest.mark.heavy
 def test_a_power_iteration_nears_the_largest_eigenvalue_from_below() -> None:
     turned = jnp.linalg.qr(jax.random.normal(jax.random.key(3), (2, 24, 24)))[0]
     eigenvalues = jnp.stack([jnp.linspace(0.1, 4.0, 24), jnp.zeros(24)])
