@@ -226,8 +226,8 @@ class CompiledModel(Generic[Model]):
         try:
             out = call(model)
         except Exception as error:
-            is_bare = not (call.args or call.kwargs)
-            cure = "\n  cure: compiled(model, x), with the arguments of the call" * is_bare
+            has_arguments = call.args or call.kwargs
+            cure = "" if has_arguments else "\n  cure: compiled(model, x), with the arguments of the call"
             error.add_note(f"while {self._name} was compiled for ({described}){cure}")
             raise
         after = self._leaves(model)

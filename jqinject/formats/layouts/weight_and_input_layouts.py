@@ -73,9 +73,9 @@ def _with_scale(tensors: Tensors, module: str, inputs: InputFormat) -> InputForm
         return None
     scale = tensors.take_number(name, "one scale of the input").floats()
     # That of groups is the other way around in compressed-tensors, whose global scale it is.
-    return replace(
-        inputs, **({"global_scale": np.float32(1) / scale} if inputs.dynamic else {"scale": scale})
-    )
+    if inputs.dynamic:
+        return replace(inputs, global_scale=np.float32(1) / scale)
+    return replace(inputs, scale=scale)
 
 
 def read_fp8_blocks(tensors: Tensors, config: Settings) -> list[StoredMatrix]:
