@@ -216,7 +216,10 @@ def _bounds_compared(
     high: jax.Array,
     zero_point: Offset = None,
 ) -> jax.Array:
-    """1 where the place of a number within the bounds compares `by` with where it lies, else 0."""
+    """1 where `by(clamped, q)` holds for the integer `q` of a number and the same within its bounds, else 0.
+
+    With `clamps_first` `q` is not rounded.
+    """
     place, integers = how.rounded(x, scale, zero_point)
     if not how.clamps_first:
         place = integers

@@ -220,21 +220,22 @@ def locate(x: Tensors, value: jax.Array, positions: Tensors, over: Over) -> jax.
         over: the axes to search.
 
     Returns:
-        The position, of the dtype of `positions` and the shape of `value`; counted along the axes. If nowhere, a larger
-        number than any position, or nan.
+        The position, of the dtype of `positions` and the shape of `value`; counted along the axes. If nowhere, as a
+        nan, a number that is no position; of an infinity too, in floats.
 
     Example:
         >>> x, over = jnp.array([1.0, 5.0, 5.0]), Over()
         >>> locate(x, jnp.float32(5), over.positions(x, in_floats=True), over)
         Array(1., dtype=float32)
     """
+    in_floats = parts_of(positions)[0].dtype == jnp.float32
+    first = over.min(map_tensors(partial(_matching, value, in_floats), x, positions), of_zero=None)
+    # A nan would be some position in integers.
+    return lean.choose(first < COUNTED, first, -1.0) if in_floats else first
 
-    counts = parts_of(positions)[0].dtype == jnp.float32
-    return over.min(map_tensors(partial(_matching, value, counts), x, positions), of_zero=None)
 
-
-def _matching(value: jax.Array, counts: bool, x: jax.Array, positions: jax.Array) -> jax.Array:
-    if counts:
+def _matching(value: jax.Array, in_floats: bool, x: jax.Array, positions: jax.Array) -> jax.Array:
+    if in_floats:
         return one_operation(_place_or_beyond, x, value, positions)
     return lean.choose(x == value, positions, jnp.iinfo(positions.dtype).max)
 

@@ -169,7 +169,7 @@ class Inside:
 
     Attributes:
         passed: the values.
-        seen: the same, of a loop as a step sees them: only their shapes and dtypes are read.
+        per_step: the same, of a loop as a step reads them: only their shapes and dtypes are read.
         entered: from the values to inputs of the part.
         is_loop: whether it is a loop.
         carries: how many values a loop carries.
@@ -178,7 +178,7 @@ class Inside:
     """
 
     passed: Sequence[Any] = ()
-    seen: Sequence[Any] = ()
+    per_step: Sequence[Any] = ()
     entered: Callable[[list[Any]], list[Tracked]] = list
     is_loop: bool = False
     carries: int = 0
@@ -221,7 +221,7 @@ def carried(
 
     has_state = run.quantizers.has_state() or any(x.state is not None for x in inputs)
     if has_state:  # else which sites there are need not be found out first
-        jax.eval_shape(look, list(inside.seen))
+        jax.eval_shape(look, list(inside.per_step))
     stacked = {
         name for name, site in finder.recorded.sites.items() if layers and len(site.stack) > len(run.stack)
     }

@@ -128,6 +128,16 @@ def test_equal_elements_are_counted_exactly_and_the_first_is_located(axes):
         np.testing.assert_array_equal(np.squeeze(place), np.squeeze(first))
 
 
+@pytest.mark.parametrize("bad", [np.inf, -np.inf])
+@pytest.mark.parametrize("ties", ["first", "shared", "near"])
+@pytest.mark.parametrize("statistic", [AbsMax, MinMax])
+def test_an_infinite_end_that_nothing_depends_on_has_no_gradient(statistic, ties, bad):
+    x = jnp.array([1.0, bad, -2.0])
+    ends, pull = jax.vjp(statistic(ties=ties), x)
+    (change,) = pull(jax.tree.map(jnp.zeros_like, ends))  # of a memory that takes no infinite statistic
+    np.testing.assert_array_equal(change, np.zeros(3))
+
+
 @pytest.mark.parametrize("momentum", [0.1, 1.0, None])
 def test_running_mean(momentum):
     buffer = jnp.float32(1.0)

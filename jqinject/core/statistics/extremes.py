@@ -147,7 +147,8 @@ class Ranked(Reduction):
             # At 0 an end has half of the gradient, as in `jnp.maximum`.
             weight = lean.choose(end == 0, 0.5, 1.0) if near else 1.0
             moved = over.sum(map_tensors(lambda hit, dx: lean.choose(hit, dx, 0.0), hits, dx))
-            return moved * (weight / jnp.maximum(count, 1.0))
+            # The count is nan where an infinite end was compared with itself.
+            return moved * (weight / lean.choose(count >= 1.0, count, 1.0))
 
         return tuple(map(change_of_end, measured, marks, located))
 
