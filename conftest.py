@@ -1,7 +1,7 @@
 """What holds for every test and doctest: eight CPU devices, strict dtypes, quick compilation without a cache; and how
 much of it runs.
 
-`python -m pytest` alone runs the tests that take no more than a second or two, of each table the first row, on every
+`python -m pytest` alone runs the tests that take no more than about a second, of each table the first row, on every
 core: a few minutes. CI (`--tables=many`) runs the heavy ones too, and of long tables rows spread over them. With files,
 directories or `--tables=whole` named, every test and every row runs.
 

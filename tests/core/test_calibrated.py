@@ -196,6 +196,7 @@ def test_the_gradient_passes_inside_the_range_alone() -> None:
     np.testing.assert_array_equal(gradient, [0.0, 1.0, 1.0, 0.0])
 
 
+@pytest.mark.heavy
 def test_the_largest_element_of_its_own_range_keeps_its_gradient() -> None:
     x = jnp.array([0.5, -2.0, 1.0])
     for stop in (False, True):

@@ -195,6 +195,7 @@ def test_all_kin_are_there() -> None:
     assert len(NAMES) == 20
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", NAMES)
 def test_every_quantizer_declares_what_it_is_called(name: str) -> None:
     injector = getattr(quantizers, name)
@@ -213,6 +214,7 @@ def test_every_quantizer_declares_what_it_is_called(name: str) -> None:
     assert np.all(getattr(layer, keyword).amax_history.newest > 0)
 
 
+@pytest.mark.heavy
 def test_a_channel_is_quantized_as_if_it_were_alone() -> None:
     kernel = jax.random.normal(jax.random.key(0), (5, 3)) * jnp.array([1.0, 10.0, 100.0])
     layer = QuantLinear(
@@ -311,6 +313,7 @@ def test_a_float_checkpoint_starts_afresh() -> None:
     assert float(layer.weight_quant.amax_history.newest) == 0
 
 
+@pytest.mark.heavy
 def test_second_derivatives_pass_straight_through() -> None:
     identity = QuantIdentity(
         quantizers.Fp8e4m3ActPerTensorCurrent, grad_quant=quantizers.Fp8e5m2GradPerTensorCurrent

@@ -140,6 +140,7 @@ def test_what_is_reduced_in_place_is_not_named(spec):
     np.testing.assert_allclose(called(layer_of(OfMeansInPhases), mesh, spec), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_concrete_shards_are_known():
     layer = layer_of(OfTensor)
     mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
@@ -151,6 +152,7 @@ def test_concrete_shards_are_known():
         layer(X)
 
 
+@pytest.mark.heavy
 def test_explicit_shards_are_known():
     with jax.set_mesh(jax.make_mesh((4,), ("model",), axis_types=(AxisType.Explicit,))):
         rows = layer_of(OfTensor, out_sharding=("model", None))

@@ -20,6 +20,7 @@ KINDS = ("hard_sigmoid", "sigmoid", "identity")
 X = jnp.array([[1.2, -0.7, 2.5], [0.0, 3.9, -4.1]])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("impl", [LearnedRoundHardSigmoid(), LearnedRoundSigmoid(0.5)])
 def test_a_share_that_starts_where_the_numbers_are_gives_the_numbers_back(impl):
     rounding = LearnedRoundSte(impl, impl.start_at(X - jnp.floor(X)))

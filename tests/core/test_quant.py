@@ -153,6 +153,7 @@ def test_result_becomes_a_quant_tensor():
     assert tensor.value is result.value
 
 
+@pytest.mark.heavy
 def test_stochastic_rounding_follows_the_mode():
     quant = core.IntQuant(False, True, float_to_int_impl=core.StochasticRoundSte(nnx.Rngs(3)))
     args = (jnp.float32(1.0), jnp.float32(0), 8, jnp.full((1000,), 0.25))

@@ -97,6 +97,7 @@ def test_forced_parameter():
     np.testing.assert_allclose(scaling(KERNEL), jnp.max(jnp.abs(KERNEL)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "stat", [core.AbsMax(1), core.AbsPercentile(90.0, 1), core.AbsAve(1), core.MeanSigmaStd(2.0, 1)]
 )

@@ -236,6 +236,7 @@ def test_an_axis_that_is_not_known():
         LocalAqt(2, contraction_axis=0)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.heavy
 def test_the_clipped_numbers_of_a_piece_have_no_gradient():
     half = OperandInjector.let(calibration=AbsMaxRange(0.5), clip_gradient=True)
     original = dict(dgrad_rhs=None, wgrad_lhs=None)
@@ -247,6 +248,7 @@ def test_the_clipped_numbers_of_a_piece_have_no_gradient():
     np.testing.assert_array_equal(dw, np.float32([[0.0], [0.4], [0.2], [0.0]]))
 
 
+@pytest.mark.heavy
 def test_the_saturated_8_bit_floats_have_no_gradient():
     config = config_v4(fwd_bits="e4m3", dlhs_bits=None).let(clipping_scale=0.5, clip_gradient=True)
     x = jnp.array([[1.0, -0.5, 0.25]])
@@ -304,6 +306,7 @@ def test_noise_that_is_shared(rng_type):
     assert abs(float(drawn.mean()) - 0.3) < 0.1
 
 
+@pytest.mark.heavy
 def test_axes_of_ones_own():
     """A scale that varies along what is summed over is multiplied in before."""
     config = Scheme.let(fprop_lhs=OperandInjector.let(calibration_axes=(0,)), fprop_rhs=OperandInjector)

@@ -58,6 +58,7 @@ def test_the_table_says_which_kernel_and_why_no_faster_one(case):
     np.testing.assert_allclose(contract(lhs, rhs, MATMUL, numbers=numbers), exact, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.heavy
 def test_integers_that_no_quantizer_kept_wait_for_evaluation():
     x, w = (
         IntQuantTensor(y.value, y.scale, None, 8, True, True)

@@ -73,6 +73,7 @@ def check(pair, left, right, numbers, permutation=None, dtype=jnp.float32, sums=
     assert bool(jnp.any(permuted != 0))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("left", "right", "numbers"), PRODUCTS)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_other_order_gives_the_same_bits(left, right, numbers, pair):
@@ -95,6 +96,7 @@ def test_any_permutation(permutation):
     check((INT8, INT4), *PRODUCTS[3], permutation=permutation)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mode", ["this_input", "other_input"])
 @pytest.mark.parametrize("side", ["fprop_lhs", "fprop_rhs"])
 def test_scales_that_are_multiplied_in_before(mode, side):

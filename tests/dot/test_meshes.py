@@ -200,6 +200,7 @@ def test_integers_of_a_layer_that_is_not_frozen_lie_along_explicit_axes(weight, 
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.heavy
 def test_an_input_in_groups_meets_a_weight_in_pieces(mesh):
     layer = QuantLinear(
         ROWS, COLUMNS, weight_quant=CrossingRanges, input_quant=q.Int8DynamicActPerGroupFloat, input_group_size=48,

@@ -85,6 +85,7 @@ def test_no_mode(mode):
         QDotGeneral(STILL, rhs_quant_mode=mode)
 
 
+@pytest.mark.heavy
 def test_training_draws_keys_from_its_stream():
     op = QDotGeneral(config_v4(), rngs=nnx.Rngs(0))
     layer = nnx.Linear(8, 5, dot_general=op, rngs=nnx.Rngs(1))

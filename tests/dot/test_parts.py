@@ -36,6 +36,7 @@ def test_blocks_fill_the_box_and_are_small(lengths, longest):
     assert np.all(seen == 1)
 
 
+@pytest.mark.heavy
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40))
 def test_parts_are_added_exactly_and_rounded_once(numbers):
     got = added([jnp.full((1,), number, jnp.int32) for number in numbers])
@@ -74,6 +75,7 @@ def test_the_worst_operands(left, right):
     np.testing.assert_array_equal(dot_general(x, w, dims, contraction="int"), expected)
 
 
+@pytest.mark.heavy
 def test_traced_zero_points_and_tracing_change_nothing():
     x, w = filled("uint8, all below 0", (2, LONG)), filled("uint8", (LONG, 3))
 

@@ -163,6 +163,7 @@ def test_all_three_are_contracted_as_integers_and_the_sums_are_exact():
     assert dtypes.count("preferred_element_type=int32") >= 3
 
 
+@pytest.mark.heavy
 def test_a_layer_with_the_same_quantizers_makes_the_same_numbers():
     layer = QuantLinear(
         16, 8, use_bias=False, input_quant=Rows, weight_quant=Int8WeightPerChannelFloat,
@@ -199,6 +200,7 @@ FORMATS = {
 }  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", FORMATS)
 def test_quantizers_of_the_catalogue(name):
     op = QDotGeneral(Scheme.let(**FORMATS[name]), rngs=nnx.Rngs(3))
@@ -418,6 +420,7 @@ def test_frozen_it_serves_what_was_trained(names):
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [NF4WeightPerChannelFloat, Int4WeightPerGroupAbsMax])
 def test_every_format_is_converted_and_served(quantizer):
     scheme = Scheme.let(

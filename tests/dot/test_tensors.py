@@ -50,6 +50,7 @@ def test_zero_points_for_each_channel():
     np.testing.assert_array_equal(dot_general(x, w, MATMUL, contraction="int"), in_float64(x, w, "ij,jk->ik"))
 
 
+@pytest.mark.heavy
 def test_groups_of_a_weight():
     """A scale for each group of 4 inputs: the summed axis laid out as (groups, group)."""
     scale = 2.0 ** jax.random.randint(jax.random.key(2), (6, 1, 5), -3, 3).astype(jnp.float32)
@@ -71,6 +72,7 @@ def test_batches_with_scales_of_their_own():
     np.testing.assert_array_equal(got, in_float64(x, w, "bij,bjk->bik"))
 
 
+@pytest.mark.heavy
 def test_gradients_are_those_of_the_values():
     x, w = tensor(0, (3, 8), zero_point=5.0), tensor(1, (8, 4), scale=jnp.array([0.5, 1.0, 2.0, 4.0]))
 
@@ -186,6 +188,7 @@ def test_zero_points_of_kernels(options, signed):
         np.testing.assert_array_equal(got, convolve(x, w, "float"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("groups", [{"feature_group_count": 3}, {"batch_group_count": 3}])
 def test_zero_points_of_kernels_in_groups(groups):
     x, w = tensor(0, (3, 9, 6), zero_point=5.0), tensor(1, (3, 6, 9), zero_point=jnp.arange(9.0))

@@ -309,6 +309,7 @@ def test_scales_along_two_axes_keep_integers(x):
     np.testing.assert_allclose(run(proto, x), served(layer, x), atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_pools(images):
     class Pools(nnx.Module):
         def __init__(self):
@@ -335,6 +336,7 @@ def test_composites_are_written_out(x):
     np.testing.assert_array_equal(run(jqinject.export.onnx(Composed(), x), x), np.round(x * 4) / 4)
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers_is_computed(x):
     @nnx.split_rngs(splits=2)
     @nnx.vmap(in_axes=0, out_axes=0)

@@ -72,6 +72,7 @@ def test_any_batch_size(classifier, images):
         np.testing.assert_array_equal(program.call(images[:size]), served(classifier, images[:size]))
 
 
+@pytest.mark.heavy
 def test_frozen_integers_stay_integers():
     layer = jqinject.freeze(calibrated(jnp.ones((2, 8))))
     text = stablehlo(layer, jnp.ones((2, 8))).text
@@ -134,6 +135,7 @@ def test_random_numbers_and_scales_of_the_data(images, dynamic_quantizer):
             np.testing.assert_array_equal(program.call(scaled), served(model, scaled))
 
 
+@pytest.mark.heavy
 def test_a_stack_of_layers():
     @nnx.split_rngs(splits=2)
     @nnx.vmap(in_axes=0, out_axes=0)

@@ -67,6 +67,7 @@ levels: int = Mine.let(bit_width=3).largest
 '''
 
 
+@pytest.mark.heavy
 def test_a_users_file_runs():
     made = {}
     exec(compile(USERS_FILE, "mine.py", "exec"), made)

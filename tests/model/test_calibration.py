@@ -59,6 +59,7 @@ def quantized(act: object = Int8ActPerTensorMinMax) -> Net:
     return quantize(Net(), Rule(weight_quant=Int8WeightPerChannelFloat, input_quant=act))
 
 
+@pytest.mark.heavy
 def test_ranges_are_those_of_the_float_model() -> None:
     model = quantized(Int8ActPerTensorAbsMax)
     report = calibrate(model, BATCHES, progress=False)
@@ -226,6 +227,7 @@ def test_what_no_batch_reaches_stays_and_is_named() -> None:
     assert (float(model.first.act_quant.scale()), float(model.second.act_quant.scale())) == (scale, 8 / 128)
 
 
+@pytest.mark.heavy
 def test_every_layer_of_a_stack_has_its_own_range() -> None:
     class Stack(nnx.Module):
         def __init__(self) -> None:

@@ -124,6 +124,7 @@ def test_operations():
     assert found["dense"].numbers is None and found.output_sqnr_db is None
 
 
+@pytest.mark.heavy
 def test_layers_inside_scan():
     @nnx.vmap(in_axes=0, out_axes=0)
     def make(key):
@@ -160,6 +161,7 @@ class Bilinear(QuantLinear):
         return jnp.einsum("bjk,bj->bk", super().__call__(left).reshape(-1, 6, 3), right)
 
 
+@pytest.mark.heavy
 def test_of_a_layer_only_the_contraction_of_its_weight_counts():
     """Also where the layer is the model, so that the contraction has no path."""
     layer = Bilinear(8, 18, input_quant=q.Int8ActPerTensorFloat, rngs=nnx.Rngs(0))

@@ -88,6 +88,7 @@ class Hidden(nnx.Module):
         return (x.sum() + self.added[...]).sum() + x @ (self.small[...] + 1)
 
 
+@pytest.mark.heavy
 def test_every_contraction_is_listed_with_its_numbers() -> None:
     found = coverage(quantize(Mixed(), W8A8, inputs=(X,)), X)
     rows = {row.parameter: row for row in found.weights}
@@ -281,6 +282,7 @@ class Subclass(nnx.Linear):
     """A layer of the user's, which is quantized through the program."""
 
 
+@pytest.mark.heavy
 def test_a_subclass_of_a_flax_layer_has_the_name_that_the_layer_has() -> None:
     def model(kind: type[nnx.Linear]) -> Any:
         return quantize(nnx.Sequential(kind(40, 40, rngs=nnx.Rngs(0))), W8A8, inputs=(X,))
@@ -351,6 +353,7 @@ class Opaque(nnx.Module):
         return jax.pure_callback(lambda x, w: x @ w, shape, x, self.python[...])
 
 
+@pytest.mark.heavy
 def test_what_goes_into_a_kernel_is_not_quantized() -> None:
     x = jnp.ones((4, 40))
     with warnings.catch_warnings():

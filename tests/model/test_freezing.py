@@ -78,6 +78,7 @@ def test_frozen_is_integer_evaluation_to_the_bit(make, x, how):
     np.testing.assert_array_equal(run(jqinject.freeze(integers), x), expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "weight",
     [
@@ -169,6 +170,7 @@ def test_shared_weight_quantizers():
     np.testing.assert_allclose(second(first(X)), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_orbax_into_an_abstract_model(tmp_path):
     frozen = jqinject.freeze(trained(Dense, X, weight=q.Int8WeightPerChannelFloat.let(bit_width=4)))
     checkpointer = ocp.StandardCheckpointer()
@@ -384,6 +386,7 @@ def with_op(kind, bits=8):
     return OPS[kind](lambda cls: cls(config), nnx.Rngs(0)), IMAGES if kind == "conv" else X
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("bits", [8, 4, "e4m3"])
 @pytest.mark.parametrize("kind", OPS)
 def test_flax_layers_serve_what_they_trained(kind, bits):
@@ -542,6 +545,7 @@ def test_stacks_of_flax_layers_under_scan(kind, annotated):
         assert stack.kernel.get_metadata()["out_sharding"] == ("layers", None, "model")
 
 
+@pytest.mark.heavy
 def test_training_goes_on_after_a_shared_op_was_split():
     op = QDotGeneral(config_v4(), rngs=nnx.Rngs(0))
     model = nnx.Sequential(*(nnx.Linear(16, 16, dot_general=op, rngs=nnx.Rngs(n)) for n in range(2)))

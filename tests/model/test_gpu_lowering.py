@@ -82,6 +82,7 @@ def test_weights_in_4_bits_go_to_a_gpu_packed() -> None:
     assert f"tensor<{N}x{K // 2}xui8>" in arguments and f"tensor<{N}x{K}xi8>" not in arguments
 
 
+@pytest.mark.heavy
 def test_what_a_gpu_contracts_by_a_scheme() -> None:
     layer = freeze(nnx.Linear(K, N, dot_general=QDotGeneral(config_v4()), rngs=nnx.Rngs(0)))
     assert set(DOT.findall(for_cuda(layer))) == {("i8", "i8", "i32")}

@@ -38,6 +38,7 @@ def alone(plain, quantizer, **more):
     return jqinject.quantize(nnx.clone(plain), Rule(weight_quant=quantizer, **more))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [Int8WeightPerChannelFloat, FromTheWeight, Learned])
 def test_each_is_quantized_as_if_it_were_alone(quantizer):
     plain = four_layers()

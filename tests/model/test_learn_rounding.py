@@ -96,6 +96,7 @@ def test_where_nothing_is_gained_nearest_rounding_is_kept():
     np.testing.assert_array_equal(layer.quant_weight().int(), nearest.quant_weight().int())
 
 
+@pytest.mark.heavy
 def test_layers_that_share_a_quantizer_stay_as_they_are():
     first = QuantLinear(12, 12, weight_bit_width=3, rngs=nnx.Rngs(0))
     second = QuantLinear(12, 12, weight_quant=first.weight_quant, rngs=nnx.Rngs(1))

@@ -61,6 +61,7 @@ KINDS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_kind_of_state(kind):
     layer, source = linear(), floats()

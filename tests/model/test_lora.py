@@ -150,6 +150,7 @@ def test_update_equals_that_of_dense_weights(quantizer: Any) -> None:
     np.testing.assert_allclose(call(model, IDS), call(dense(model), IDS), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.heavy
 def test_update_follows_integers_and_their_inputs(model: Any) -> None:
     np.testing.assert_allclose(call(model, IDS), call(dense(model), IDS), rtol=1e-4, atol=1e-4)
 

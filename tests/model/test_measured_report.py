@@ -177,6 +177,7 @@ def test_the_layer_with_fewest_bits_is_the_most_sensitive():
     assert all(n.only_float == pytest.approx(found.output_sqnr_db, abs=1) for n in others)
 
 
+@pytest.mark.heavy
 def test_numbers_of_frozen_weights_are_refused(measured):
     model, _ = measured
     for frozen in (("first", "second"), ("second",)):
@@ -264,6 +265,7 @@ def test_layers_in_a_scan():
     assert numbers.histograms.weight.unit == "steps"  # a scale for each layer
 
 
+@pytest.mark.heavy
 def test_only_floats_count_in_the_output():
     class Several(Mlp):
         def __call__(self, x):

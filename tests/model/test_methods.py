@@ -70,6 +70,7 @@ def test_methods_run_quantized_and_the_call_still_raises():
         model(X)
 
 
+@pytest.mark.heavy
 def test_a_method_in_a_method_is_part_of_its_program():
     model = quantize(Both(), SUMS, inputs=X, methods={Both.encode: (X,)})
     alone = quantize(Both(), SUMS, inputs=X)

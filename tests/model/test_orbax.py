@@ -196,6 +196,7 @@ def test_the_numbers_of_frozen_parameters_are_stored(tmp_path, save):
     np.testing.assert_array_equal(other(SHAPES[Own]), model(SHAPES[Own]))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("input_quant", [Int8ActPerTensorMinMax, Int8ActPerTensorAbsMax])
 def test_a_model_frozen_without_data_takes_the_state_of_a_calibrated_one(tmp_path, input_quant):
     """Constants of its ranges among it; compiled functions take one for the other."""

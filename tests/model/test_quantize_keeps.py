@@ -97,6 +97,7 @@ def test_a_float_checkpoint_is_restored_into_abstract_weights_and_loaded(tmp_pat
     np.testing.assert_array_equal(call(model, X), call(jqinject.quantize(plain, W8A8), X))
 
 
+@pytest.mark.heavy
 def test_a_quantized_checkpoint_is_restored_into_an_abstract_model(tmp_path):
     model = jqinject.quantize(Net(nnx.Rngs(0)), W8A8)
     jqinject.calibrate(model, [X], progress=False)

@@ -276,6 +276,7 @@ def test_models_that_have_nothing_to_calibrate():
         calibrate(abstract, [X], progress=False)
 
 
+@pytest.mark.heavy
 def test_models_that_can_not_be_converted():
     model = quantize(Net(), OdmlQat(), inputs=X)
     convert = OdmlConversion().quantize

@@ -95,6 +95,7 @@ def test_experts_are_quantized_each_with_scales_of_its_own(call: Any, rule: Rule
     np.testing.assert_allclose(frozen(X), wanted, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("call", CALLS)
 def test_gradients_pass_through_the_quantizer(call: Any) -> None:
     model: Any = quantize(Experts(call), Rule(weight_quant=Int8WeightPerChannelFloat), inputs=X)

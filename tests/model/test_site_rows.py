@@ -154,6 +154,7 @@ def test_groups_lie_along_the_axis_that_is_summed_over(given: Any, shape: Any, c
     np.testing.assert_allclose(freeze(model)(x), call(x, made.value), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.heavy
 def test_groups_of_an_axis_of_one_element_are_refused_as_by_a_layer() -> None:
     x, rule = spread((B, 1)), Rule(weight_quant=Groups)
     for model in (

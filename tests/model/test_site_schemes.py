@@ -165,6 +165,7 @@ def test_all_six_operands_are_rounded_each_along_its_own_sum() -> None:
     np.testing.assert_allclose(of_model["w"], rounded(X, 0).T @ rounded(g, 0, 127), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.heavy
 def test_a_weight_on_the_left_is_still_the_weight() -> None:
     class Left(Matrix):
         def __call__(self, x: jax.Array) -> jax.Array:
@@ -233,6 +234,7 @@ def test_four_bit_floats_train_and_freeze(formats: tuple[Any, Any]) -> None:
     assert sum(x.nbytes for x in frozen.w.get_raw_value().values()) < size / 6
 
 
+@pytest.mark.heavy
 def test_collected_ranges_survive() -> None:
     model = trained(Matrix(), Collected)
     jqinject.calibrate(model, [X, 2 * X], progress=False)

@@ -333,6 +333,7 @@ def test_histories_of_one_block_in_every_iteration(way: Any) -> None:
     same(values(split), values(plain), 1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", [copied, checkpointed])
 def test_one_block_in_every_iteration(way: Any) -> None:
     plain, split = made(directly, W8A8, Recurrent), made(way, W8A8, Recurrent)
@@ -400,6 +401,7 @@ def test_models_of_layers_become_programs_where_they_lose_state(way: Any) -> Non
     np.testing.assert_allclose(freeze(split)(X), freeze(plain)(X), 1e-6, 1e-6)
 
 
+@pytest.mark.heavy
 def test_state_that_comes_in_twice() -> None:
     plain, split = made(called_twice, COLLECTED, Dense), made(given_and_closed_over, COLLECTED, Dense)
     for model in (plain, split):

@@ -124,6 +124,7 @@ def test_a_function_that_fails_changes_nothing() -> None:
 # --- the signature is nnx's
 
 
+@pytest.mark.heavy
 def test_arguments_as_for_nnx() -> None:
     layer = linear()
     with_aux = jqinject.value_and_grad(lambda m, x: (loss(m, x), x), has_aux=True)
@@ -164,6 +165,7 @@ def test_a_backward_pass_by_hand() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), gradients, expected)
 
 
+@pytest.mark.heavy
 def test_frozen_parts_in_evaluation_mode_stay() -> None:
     class Pair(nnx.Module):
         def __init__(self) -> None:

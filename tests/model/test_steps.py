@@ -220,6 +220,7 @@ def test_value_and_grad_inside_a_scan(reference: Any) -> None:
 # --- batches that are mapped over or spread over devices
 
 
+@pytest.mark.heavy
 @both_ways
 def test_vmap_over_the_batch(jit: bool, reference: Any) -> None:
     def mapped(model: Any, x: Any) -> Any:
@@ -229,6 +230,7 @@ def test_vmap_over_the_batch(jit: bool, reference: Any) -> None:
     assert_same(statistics(run(linear(), jitted(mapped, jit))), reference)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_sharded_arrays(kind: str, reference: Any) -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType[kind],))
@@ -280,6 +282,7 @@ def test_plain_gradients_leave_the_statistics_of_gradients() -> None:
     np.testing.assert_allclose(got["input"], histories(run(linear(), step))["input"], rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_an_orbax_checkpoint_goes_on_bit_for_bit(tmp_path: Any) -> None:
     import orbax.checkpoint as ocp
 

@@ -37,6 +37,7 @@ def check(lhs, rhs):
         np.testing.assert_array_equal(got, exact(left, rhs))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("others", [(1, 1), (5, 70), (195, 67)], ids=str)
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["m", "n", "k"])
 def test_every_rest(kernel, axis, others):

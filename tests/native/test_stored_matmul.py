@@ -107,6 +107,7 @@ def test_many_rows_of_floats_and_leading_axes(kernel):
             close(got[i, j], x[i, 0], np.asarray(INT4)[indices[0, j]] * scale[0, j].T)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("k", "group", "bits"), [(2305, 0, 4), (2560, 1280, 8), (2112, 8, 4), (2052, 4, 8), (2176, 128, 4)]
 )

@@ -134,6 +134,7 @@ FLAX_CALLS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", FLAX_CALLS.values(), ids=FLAX_CALLS)
 def test_flax_in_all_its_calls(case):
     shape, given, call = case

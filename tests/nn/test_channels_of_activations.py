@@ -172,6 +172,7 @@ def test_a_depthwise_convolution_has_a_scale_for_each_output(multiplier, weight)
     np.testing.assert_allclose(jqinject.freeze(layer)(x).value, layer(x).value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_an_index_of_both_operands_has_a_scale():
     layer = QuantEinsum(
         "btc,cd->btcd", (3, 4), (3, 4), bias_quant=Int16Bias, return_quant_tensor=True, **IN, **RNGS

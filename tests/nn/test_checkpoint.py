@@ -180,6 +180,7 @@ def test_a_scan_has_the_values_and_gradients_of_the_unrolled_blocks(jit: bool) -
     assert np.count_nonzero(histories[0]) == 3  # once a step, not twice
 
 
+@pytest.mark.heavy
 def test_a_gradient_quantizer_quantizes_the_gradient() -> None:
     plain = QuantCheckpoint(Fp8e4m3ActPerTensorCurrent)
     with_grad = QuantCheckpoint(Fp8e4m3ActPerTensorCurrent, grad_quant=Fp8e5m2GradPerTensorDelayed)
@@ -193,6 +194,7 @@ def test_a_gradient_quantizer_quantizes_the_gradient() -> None:
     assert float(with_grad.grad_quant.amax_history.newest) == 1
 
 
+@pytest.mark.heavy
 def test_under_vmap_and_bfloat16() -> None:
     keep = checkpoint("int4")
     keep(X)

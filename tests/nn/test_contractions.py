@@ -71,6 +71,7 @@ def test_convolved_integers_are_the_floats(input_quant, options):
         np.testing.assert_allclose(nnx.jit(lambda m, x: m(x))(integers, x), floats(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_gradients_are_those_of_fake_quantization():
     integers, floats = (
         QuantLinear(

@@ -80,6 +80,7 @@ def test_empty_activations(layer):
         assert np.isfinite(y.scale)
 
 
+@pytest.mark.heavy
 def test_a_layer_of_no_outputs_or_no_inputs():
     for sizes in ((3, 0), (0, 3)):
         layer = QuantLinear(

@@ -92,6 +92,7 @@ def test_a_convolution():
         np.testing.assert_allclose(of_layer, of_scheme, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_bfloat16():
     x = jax.random.normal(jax.random.key(1), (16, 64), jnp.bfloat16)
     (dw, dx), jaxpr = gradients(layer_of(W8, A8, G8, dtype=jnp.bfloat16), x)

@@ -124,6 +124,7 @@ def test_one_channel_axis_where_the_user_says_so():
 # --- 8-bit floats
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "make", [general, einsum, lambda **given: QuantLoRALinear(6, 4, lora_rank=2, rngs=nnx.Rngs(0), **given)]
 )
@@ -188,6 +189,7 @@ def test_a_convolution_inside_a_jitted_function_is_one_of_integers_too(monkeypat
 # --- einsum
 
 
+@pytest.mark.heavy
 def test_an_equation_of_a_call():
     layer = einsum(bias_shape=None, **INT8)
     parent = nnx.Einsum("bd,ndh->bhn", (2, 6, 4), rngs=nnx.Rngs(0))
@@ -261,6 +263,7 @@ def test_rows_keep_their_scales(weight, frozen):
     assert bool(jnp.isnan(y[1, 2]).all()) and not bool(jnp.isnan(y[:, :2]).any())
 
 
+@pytest.mark.heavy
 def test_attending_to_the_quantized_table():
     layer = QuantEmbed(
         7, 6, weight_quant=Int8WeightPerChannelFloat, output_quant=Int8ActPerTensorFloat, rngs=nnx.Rngs(0)
@@ -292,6 +295,7 @@ def test_a_table_without_a_scale_to_return():
 # --- low-rank updates
 
 
+@pytest.mark.heavy
 def test_a_frozen_kernel_and_a_trained_update():
     layer = QuantLoRALinear(
         6, 4, lora_rank=2, weight_quant=Int8WeightPerChannelFloat, weight_bit_width=4, rngs=nnx.Rngs(0)
@@ -340,6 +344,7 @@ def test_the_projections_of_attention_become_ours_and_are_frozen():
     }
 
 
+@pytest.mark.heavy
 def test_every_layer_of_a_stack_that_was_flaxs_rounds_by_its_own_random_numbers():
     stack = nnx.vmap(lambda rngs: nnx.Linear(6, 4, kernel_init=nnx.initializers.constant(0.3), rngs=rngs))(
         nnx.Rngs(0).split(3)

@@ -37,6 +37,7 @@ def _evaluating(layer, *args):
     return layer
 
 
+@pytest.mark.heavy
 def test_a_sum_of_integers_that_count_in_the_same_steps():
     add = _evaluating(QuantEltwiseAdd(output_quant=None, return_quant_tensor=True), A, B)
     y = add(A, B)

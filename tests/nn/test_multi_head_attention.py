@@ -117,6 +117,7 @@ def test_packed_projections_quantize_each_input_once():
     assert [counts(X), counts(X, X, X), counts(X, other), counts(X, other, X)] == [1, 1, 2, 2]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("which", ["q", "qq", "qk", "qqq", "qkk", "qkq", "qqk", "qkv"])
 def test_packed_projections_record_each_tensor_once(which, monkeypatch):
     tensors = {name: X + shift for shift, name in enumerate("qkv")}

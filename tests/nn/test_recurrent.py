@@ -248,6 +248,7 @@ def test_calibration_settles_every_quantizer():
     np.testing.assert_array_equal(layer.layers[0][0].io_quant.scale(), settled)
 
 
+@pytest.mark.heavy
 @layers
 def test_another_layers_state_goes_in(make):
     one, other = make(), make()
@@ -379,6 +380,7 @@ def test_what_is_no_such_checkpoint_is_refused(given, said):
         recurrent_state_from_torch({name: np.zeros(shape) for name, shape in given.items()})
 
 
+@pytest.mark.heavy
 def test_a_layer_is_its_cell_under_flax():
     """The whole sequence at once gives what `nnx.RNN` gives step by step, once scales are settled."""
     layer = _settled(LAYERS["lstm"])

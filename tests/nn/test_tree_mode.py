@@ -130,6 +130,7 @@ def test_training():
         assert int(model.out.act_quant.tensor_quant.scaling_impl.counter[...]) == 3
 
 
+@pytest.mark.heavy
 def test_loading_and_copies():
     with nnx.set_graph_mode(False):
         model, other = Model(0), Model(1)

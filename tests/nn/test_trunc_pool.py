@@ -49,6 +49,7 @@ def test_truncation_is_a_shift_of_integers(q, bits, rounds):
     assert (float(result.scale), result.bit_width) == (0.5 * steps, bits)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", [TruncTo8bit, RoundTo8bit])
 @pytest.mark.parametrize("window", [(2, 2), (3, 2)])
 def test_pooled_integers_are_shifted_sums(quantizer, window):

@@ -169,6 +169,7 @@ def test_eval_shape_allocates_nothing_and_describes_the_model():
     assert output.shape == (2, 3)
 
 
+@pytest.mark.heavy
 def test_evaluation_moves_nothing_and_views_share_the_variables():
     model = Net()
     for seed in range(4):
@@ -208,6 +209,7 @@ def test_sharded_arrays_give_what_one_device_gives(axis):
     assert_close(everything(sharded), everything(single))
 
 
+@pytest.mark.heavy
 def test_donated_buffers():
     model = Net()
     graphdef, state = nnx.split(model)

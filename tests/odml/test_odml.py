@@ -215,6 +215,7 @@ def test_what_can_not_be_converted(make: object, text: str) -> None:
         OdmlConversion().quantize(make(), X)  # pyright: ignore[reportCallIssue]
 
 
+@pytest.mark.heavy
 def test_a_weight_with_two_axes_of_scales_can_not_be_converted() -> None:
     x = X.reshape(4, 2, 3)
     model = OdmlQat().quantize(nnx.LinearGeneral((2, 3), (2, 2), axis=(-2, -1), rngs=nnx.Rngs(0)), x)

@@ -179,6 +179,7 @@ def test_numbers_beside_halfway_get_the_nearest_entry(table: TableGrid, ties_up:
         )
 
 
+@pytest.mark.heavy
 def test_the_gradient_of_rounding_is_finite_beside_the_least_normal_float():
     tiny = jnp.float32([1.2e-38, -1.5e-38, 0.0, 1.0])
 

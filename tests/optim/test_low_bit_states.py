@@ -131,6 +131,7 @@ def test_codes_lie_where_the_parameter_lies() -> None:
     np.testing.assert_array_equal(np.asarray(state[0].nu.codes), np.asarray(there[0].nu.codes))
 
 
+@pytest.mark.heavy
 def test_small_updates_of_bfloat16_are_not_lost() -> None:
     params = {"w": jnp.ones((64, 64), jnp.bfloat16)}
     grads = {"w": jnp.ones((64, 64), jnp.bfloat16)}

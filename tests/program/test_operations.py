@@ -219,6 +219,7 @@ def test_one_trace_under_jit_and_the_gradient_passes() -> None:
     assert int(count[...]) == 3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("wrap", ["scan", "remat", "jit", "vmap"])
 def test_inside_transformations_of_the_model(wrap: str) -> None:
     def loop(x: jax.Array) -> jax.Array:

@@ -50,6 +50,7 @@ def test_a_committed_scale_stays_until_it_is_released(quantizer):
     np.testing.assert_allclose(layer.weight_quant.scale(), np.asarray(scale) / 2, rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_each_layer_of_a_stack_keeps_its_own_scales():
     stacked = nnx.vmap(lambda rngs: QuantLinear(4, 3, weight_quant=Int8WeightPerChannelFloat, rngs=rngs))(
         nnx.Rngs(0).split(2)

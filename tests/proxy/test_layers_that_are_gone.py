@@ -72,6 +72,7 @@ def test_the_weight_is_that_at_the_last_read():
     np.testing.assert_allclose(proxy.scale(), 2.0)
 
 
+@pytest.mark.heavy
 def test_nothing_is_kept_alive():
     layer = linear(weight_quant=Int8WeightPerTensorFloat)
     found = [weakref.ref(layer), weakref.ref(layer.weight_quant), weakref.ref(layer.kernel.get_value())]

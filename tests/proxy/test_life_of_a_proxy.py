@@ -157,6 +157,7 @@ def test_a_new_parameter_in_one_of_two_sharing_layers_reaches_the_common_statist
     assert float(jnp.abs(along_b).sum()) > 0  # the scale of a's weight depends on b's
 
 
+@pytest.mark.heavy
 def test_other_learned_parameters_are_announced():
     layer = linear(0, Int8WeightPerChannelFloat, weight_scaling_impl_type="parameter_from_stats")
     layer.quant_weight()
@@ -223,6 +224,7 @@ def test_random_rounding_draws_anew_in_training_and_rests_in_evaluation():
     np.testing.assert_array_equal(layer(x), layer(x))
 
 
+@pytest.mark.heavy
 def test_a_model_is_freed_with_its_quantizers():
     pair = Pair()
     pair(jnp.ones((1, 4)))

@@ -233,6 +233,7 @@ class Noisy(Int8WeightPerTensorFloat):
     float_to_int_impl_type = "stochastic_round"
 
 
+@pytest.mark.heavy
 def test_random_quantizers_of_a_stack_draw_apart_and_go_on_after_assembly():
     stack = nnx.vmap(lambda rngs: linear_of(rngs))(nnx.Rngs(0, stochastic_round=1).split(3))
     jqinject.load_state(stack, {"kernel": jnp.broadcast_to(jnp.linspace(-1, 1, 12).reshape(4, 3), (3, 4, 3))})

@@ -150,6 +150,7 @@ def test_nor_in_wide_layers_of_equal_weights(quantizer, channels, rounding):
         assert_no_overflow(layer, 8, True, width)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", BOTH)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("signed", [True, False])
@@ -185,6 +186,7 @@ def test_nor_in_convolutions(quantizer, groups, signed):
     assert 2**13 < max(sums) <= 2**15 - 1  # and the room is used
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantizer", BOTH)
 def test_an_accumulator_that_leaves_no_weight_is_warned_of_with_the_narrowest_that_does(quantizer):
     kernel = np.random.default_rng(0).normal(size=(256, 16)).astype(np.float32)

@@ -83,6 +83,7 @@ def test_blocks_go_through_freezing_jit_stacks_and_reports():
     np.testing.assert_array_equal(values[1], alone.quant_weight().value)
 
 
+@pytest.mark.heavy
 def test_kernels_of_convolutions_have_blocks_of_input_and_output_channels():
     conv = QuantConv(8, 12, (3, 3), weight_quant=MXInt8Weight, weight_group_size=(4, 6), rngs=nnx.Rngs(0))
     scale, kernel = conv.quant_weight().scale, np.asarray(conv.kernel[...])
@@ -102,6 +103,7 @@ def test_activations_have_blocks_of_rows_and_features():
         act(x[0, 0])
 
 
+@pytest.mark.heavy
 def test_a_statistic_that_only_reduces_one_axis_sees_whole_blocks():
     x = jax.random.normal(jax.random.key(0), (3, 4, 6))
     blocks = Blocks(2, axis=2, elements=1)
@@ -188,6 +190,7 @@ def exponent_of(rounding, amax, largest, mantissa):
     return np.floor(np.log2(amax)) - emax
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rounding", [None, "floor", "ceil", "even", "rceil"])
 @pytest.mark.parametrize("quantizer", MX, ids=lambda q: q.__name__)
 def test_scales_of_microscaling_formats_follow_their_rules(quantizer, rounding):

@@ -156,6 +156,7 @@ def test_a_member_its_name_and_its_name_in_capitals_wire_the_same_component(
     assert bool(jnp.all(jnp.isfinite(value)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("build", "name", "more", "where", "member", "cls"), CASES)
 def test_a_choice_is_trained_as_any_other(build, name, more, where, member, cls):
     layer = build(**{name: member}, more=more)

@@ -115,6 +115,7 @@ def test_frozen_it_takes_the_bits_of_its_numbers_and_scales_and_computes_the_sam
     np.testing.assert_allclose(layer(X), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("weight", [MXInt8Weight, ShiftedMXUInt8Weight])
 @pytest.mark.parametrize(
     ("given", "more"),
@@ -140,6 +141,7 @@ def test_integers_are_contracted_group_by_group(weight, given, more):
     assert jqinject.report(layer, x).layers[0].contraction == ("int" if takes else "float")
 
 
+@pytest.mark.heavy
 def test_large_groups_are_contracted_as_integers():
     layer = linear(MXInt8Weight, features=256, weight_group_size=128, input_quant=Int8DynamicActPerRowFloat)
     x = jax.random.normal(jax.random.key(2), (4, 256))
@@ -197,6 +199,7 @@ def test_an_abstract_model_freezes_to_the_same_structure():
     assert [(x.shape, x.dtype) for x in jax.tree.leaves(nnx.state(abstract))] == shapes
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name", ["MXInt8Weight", "MXFloat4e2m1Weight", "NVFP4Weight", "ShiftedMXUInt8Weight"]
 )

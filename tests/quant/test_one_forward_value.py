@@ -115,6 +115,7 @@ def test_the_forward_value_does_not_depend_on_the_program(name):
     check(quantize, x)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("bits", [8, 4, "e4m3"])
 def test_the_operands_of_a_contraction_do_not_either(bits):
     operand = OperandInjector.let(bits=bits, shared_axes=(1,))

@@ -116,6 +116,7 @@ def test_bits_are_those_of_a_compiled_call_and_gradients_go_through(name: str) -
     assert np.isfinite(gradient).all() and float(jnp.abs(gradient).max()) > 0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_frozen_packed_and_unfrozen_numbers_are_the_same(name: str) -> None:
     made = layer(name, input_quant=Log2ActPerRow)

@@ -81,6 +81,7 @@ def _on_grid(numbers, axes, bits):
     assert np.unique(np.round(whole)).size > 2
 
 
+@pytest.mark.heavy
 def test_one_scale_for_all_scales():
     weight = QuantLinear(64, 12, weight_quant=Groups, rngs=nnx.Rngs(0)).quant_weight()
     assert weight.scale_.shape == (2, 1, 12)

@@ -247,6 +247,7 @@ def test_copies_and_checkpoints_compute_the_same(slot, name, layer, tmp_path):
         assert nnx.graphdef(other) == nnx.graphdef(made)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", FROZEN)
 def test_frozen_it_computes_what_it_evaluated(name):
     build = builder("weight_quant", name, "linear")

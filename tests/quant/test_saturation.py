@@ -100,12 +100,14 @@ def test_an_infinity_is_not_hidden(quantizer, expected):
     np.testing.assert_array_equal(y, [expected, -expected, np.nan, 1.0])
 
 
+@pytest.mark.heavy
 def test_the_gradient_of_the_grid_at_the_largest_numbers():
     x = jnp.array([3.3e38, 2.0**100, 9.0])
     gradient = jax.grad(lambda x: jnp.sum(ops.to_float_grid(x, 3, 7, ops.round_ste)))(x)
     np.testing.assert_allclose(gradient, [2.0**128 / 3.3e38, 1.0, 1.0], rtol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e4m3fnuz])
 def test_operands_and_casts_saturate(dtype):
     x, scale = jnp.array([[3.3e38, -3.3e38, 1e-3]]), jnp.full((1, 1), 1e-3)

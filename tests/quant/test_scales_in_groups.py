@@ -262,6 +262,7 @@ def test_it_agrees_with_numpy(name):
         np.testing.assert_array_equal(np.moveaxis(np.asarray(weight.zero_point_), -1, 0), zero_point)
 
 
+@pytest.mark.heavy
 def test_two_channels_share_a_scale_of_scales():
     largest = np.abs(weights(4)).max(1).reshape(2, 2)
     scale = scale_of(linear(Channels, 4).quant_weight()).reshape(4)
@@ -294,6 +295,7 @@ def test_wherever_the_groups_are(make):
     np.testing.assert_array_equal(found, expected.reshape(found.shape))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CASES)
 def test_it_freezes_and_unfreezes(name):
     layer = linear(*CASES[name])

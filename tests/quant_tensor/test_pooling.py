@@ -22,6 +22,7 @@ def tensor(zero_point=0.0, scale=0.5):
     return IntQuantTensor.from_int(jnp.array(INTEGERS), scale, zero_point, signed=False)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("strides", [None, (2, 2), (1, 3)])
 @pytest.mark.parametrize("padding", ["VALID", "SAME", ((1, 0), (0, 1))])
 def test_pools_agree_with_flax(strides, padding):
@@ -43,6 +44,7 @@ def test_the_integers_of_an_average_are_sums(zero_point):
     assert float(y.zero_point) == 4 * zero_point
 
 
+@pytest.mark.heavy
 def test_per_channel_scales_pass_and_spatial_ones_are_refused():
     per_channel = tensor(scale=jnp.array([0.5, 1.0, 2.0]))
     assert max_pool(per_channel, (2, 2)).is_valid
@@ -72,6 +74,7 @@ def test_relu_keeps_the_format():
     assert isinstance(relu(x.value), jax.Array)
 
 
+@pytest.mark.heavy
 def test_minifloats_keep_their_format():
     values = jnp.array([[-0.5, 4.0], [1.5, -2.0], [0.25, 8.0]]).reshape(1, 3, 2)
     scale = jnp.array([0.25, 0.5])

@@ -55,6 +55,7 @@ def test_is_valid_and_int_under_jit(bit_width):
     np.testing.assert_array_equal(integers, x.int())
 
 
+@pytest.mark.heavy
 def test_gradients_reach_value_scale_and_learned_bit_width():
     def loss(x):
         y = x + x

@@ -136,6 +136,7 @@ def test_a_budget_that_nothing_fits_is_refused_with_the_least(budget: dict[str, 
         recipe.apply(small(), RULE, [SMALL], progress=False)
 
 
+@pytest.mark.heavy
 def test_measured_seconds_decide() -> None:
     def seconds(path: str, bits: int) -> float:
         return bits if path == PATHS[0] else 0.0

@@ -214,6 +214,7 @@ class Residual(nnx.Module):
         return x + jnp.einsum("bd,de->be", x, self.w[...])
 
 
+@pytest.mark.heavy
 def test_rows_of_a_table_are_no_bias() -> None:
     rule = Rule("w", weight_quant=Int8WeightPerChannelFloat)
     result = Recipe(CorrectBiases()).apply(Residual(), [rule, Rule("table")], [jnp.arange(8)])

@@ -78,6 +78,7 @@ def test_shrinkage_goes_by_the_weights_that_are_small_too() -> None:
     assert shrinkage_of(np.float32([5.0]), np.float32([[0.5, 0.001, 0.0]])) == 5
 
 
+@pytest.mark.heavy
 def test_ranges_of_makers_take_part_in_smooth_quant() -> None:
     model = chain()
     made, _ = floating(model, SmoothQuant(alpha=0.3, with_sources=True))
@@ -116,6 +117,7 @@ def test_smooth_quant_divides_inputs_and_multiplies_weights_by_its_formula(smoot
     np.testing.assert_allclose(made.layers[0].scale, 1 / expected, rtol=1e-4)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("split_input", [True, False])
 def test_split_channels_are_halved_on_one_side_and_copied_on_the_other(split_input: bool) -> None:
     model = chain()

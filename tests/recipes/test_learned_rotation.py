@@ -19,6 +19,7 @@ W4A4 = Rule(
 )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("keeps_sums", [False, True])
 def test_every_step_is_orthogonal(keeps_sums: bool) -> None:
     step = jax.jit(cayley_step, static_argnums=3)

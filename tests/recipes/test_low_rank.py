@@ -85,6 +85,7 @@ def test_more_iterations_lessen_the_error() -> None:
     assert error(4) < 0.98 * error(1)
 
 
+@pytest.mark.heavy
 def test_a_merged_product_is_quantized_with_the_weight_by_its_rule() -> None:
     layer, rule = nnx.Linear(12, 12, rngs=nnx.Rngs(0)), Rule(weight_quant=INT3)
     model = Recipe(LowRank(3), Solve(RTN())).apply(layer, rule, [X], progress=False).model

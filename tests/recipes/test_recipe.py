@@ -22,6 +22,7 @@ X = jax.random.normal(jax.random.key(0), (32, 8))
 RULE = Rule(weight_quant=quant.Int8WeightPerChannelFloat.let(bit_width=2))
 
 
+@pytest.mark.heavy
 def test_a_recipe_survives_a_file(tmp_path: Path) -> None:
     RECIPE.save(tmp_path / "recipe.json")
     assert Recipe.load(tmp_path / "recipe.json") == RECIPE != Recipe(Solve(Qronos()))

@@ -84,6 +84,7 @@ def by_the_paper(given: Problem, damping: float, damp_dead: bool) -> np.ndarray:
     return np.stack(solved)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("damp_dead", [True, False])
 @pytest.mark.parametrize("damping", [0.1, 1.0])
 def test_gptq_damps_by_a_share_of_the_mean_of_the_diagonal(damping: float, damp_dead: bool) -> None:
