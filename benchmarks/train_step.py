@@ -17,7 +17,7 @@ contracts real integers forward; `dynamic` takes each batch's own range, `static
 
 With --int8 the others contract real integers: Flax's layer with `QDotGeneral(config_v4(...))`, int8 in the forward
 pass, in the gradient of the left operand too, and in all three contractions. Gradients are rounded to nearest, with
-16 random bits a number (`custom-1`) or with 32 (`jax.uniform`, the default of `config_v4`).
+8 random bits a number (`bits-8`), 16 (`custom-1`) or 32 (`jax.uniform`, the default of `config_v4`).
 
 With --fp8 the float step is bfloat16, and the others are 8-bit float training: weights, inputs and gradients
 quantized, statistics through `jqinject.value_and_grad`. `payloads` contracts 8-bit floats in all three places,
@@ -167,7 +167,7 @@ def make_int8_models(width: int, depth: int, x: jax.Array) -> dict[str, nnx.Modu
     """Return the float model and those that contract integers, by name."""
     models: dict[str, nnx.Module] = {"float": MLP(float_layer, width, depth)}
     for name, bits in INTEGERS.items():
-        for noise in (None,) if name == "forward" else (None, "custom-1", "jax.uniform"):
+        for noise in (None,) if name == "forward" else (None, "bits-8", "custom-1", "jax.uniform"):
             make_layer = partial(int8_layer, rng_type=noise, **bits)
             models[f"jqinject, {name}{'' if noise is None else ', ' + noise}"] = MLP(make_layer, width, depth)
     return models | qwix_models(width, depth, x)

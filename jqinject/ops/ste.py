@@ -255,7 +255,8 @@ def stochastic_round_ste(
         x: a float array.
         key: a JAX random key, used up by this call.
         shared_axes: axes along which all numbers are rounded by the same random number.
-        random_bits: of each random number: 32, or 16, which are drawn in less than half the time.
+        random_bits: of each random number: 32, or 16 or 8, which are drawn in less time. A fraction is one of
+            `2^random_bits`, so that the expectation is off by at most `2^-(random_bits + 1)`.
 
     Returns:
         The rounded array, same shape and dtype. nan stays nan.
@@ -268,29 +269,41 @@ def stochastic_round_ste(
     x = jnp.asarray(x)
     shared = {axis % x.ndim for axis in shared_axes}
     shape = tuple(1 if axis in shared else size for axis, size in enumerate(x.shape))
-    draw, low = jax.random.uniform if random_bits == 32 else uniform16, jnp.floor(x)
-    drawn = draw(key, shape, x.dtype)
+    if random_bits == 32:
+        drawn = jax.random.uniform(key, shape, x.dtype)
+    else:
+        drawn = coarse_uniform(key, shape, random_bits, x.dtype)
+    low = jnp.floor(x)
     return with_gradient_of(x, jnp.where(drawn < x - low, low + 1, low))
 
 
-def uniform16(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """One of 2^16 numbers `2^-16` apart, in (0, 1) and symmetric about one half.
+def coarse_uniform(
+    key: jax.Array, shape: tuple[int, ...], random_bits: int, dtype: DTypeLike = jnp.float32
+) -> jax.Array:
+    """One of `2^random_bits` numbers equally far apart, in (0, 1) and symmetric about one half.
 
-    Source: AQT's `'custom-1'` noise.
+    Args:
+        key: a JAX random key, used up by this call.
+        shape: of the result.
+        random_bits: of each number: 16 or 8.
+        dtype: of the result.
+
+    Source: AQT's `'custom-1'` noise, which has 16 bits.
 
     Example:
-        >>> drawn = uniform16(jax.random.key(0), (8, 4))
+        >>> drawn = coarse_uniform(jax.random.key(0), (8, 4), 16)
         >>> drawn.shape, bool((drawn > 0).all() and (drawn < 1).all())
         ((8, 4), True)
     """
-    # Two numbers of every 32 bits: drawing 16 at a time costs more than drawing 32. Along the axes that they are for,
-    # so that they are drawn where the shards of a tensor lie.
-    size = math.prod(shape)
-    fits = bool(shape) and shape[-1] % 2 == 0
-    halves = (*shape[:-1], shape[-1] // 2) if fits else (-(-size // 2),)
-    pairs = jax.lax.bitcast_convert_type(jax.random.bits(key, halves, jnp.uint32), jnp.uint16)
-    drawn = pairs if fits else pairs.reshape(-1)[:size]
-    return ((drawn.reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-16).astype(dtype)
+    # Several numbers of every 32 bits: drawing fewer at a time costs more than drawing 32. Along the axes that they are
+    # for, so that they are drawn where the shards of a tensor lie.
+    size, each = math.prod(shape), 32 // random_bits
+    fits = bool(shape) and shape[-1] % each == 0
+    words = (*shape[:-1], shape[-1] // each) if fits else (-(-size // each),)
+    drawn = jax.random.bits(key, words, jnp.uint32)
+    drawn = jax.lax.bitcast_convert_type(drawn, jnp.uint16 if random_bits == 16 else jnp.uint8)
+    drawn = drawn if fits else drawn.reshape(-1)[:size]
+    return ((drawn.reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-random_bits).astype(dtype)
 
 
 @custom_jvp(1)

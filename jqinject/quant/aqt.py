@@ -14,8 +14,8 @@ from jqinject.ops.float8_cast import float8_dtype
 from jqinject.quant.fragments import InRange
 
 FLOAT8_NAMES = {"e4m3": np.dtype("float8_e4m3fn"), "e5m2": np.dtype("float8_e5m2")}
-RANDOM_BITS = {"jax.uniform": 32, "custom-1": 16}
-_OF_NOISE = check.among((*RANDOM_BITS, None), "one of 'jax.uniform', 'custom-1' or None")
+RANDOM_BITS = {"jax.uniform": 32, "custom-1": 16, "bits-8": 8}
+_OF_NOISE = check.among((*RANDOM_BITS, None), "one of 'jax.uniform', 'custom-1', 'bits-8' or None")
 MAX_INT_BITS = 22
 
 
@@ -69,7 +69,7 @@ class OperandInjector(InRange):
     | `preserve_max_val` | whether the range ends at the centre of the last bucket instead of its far edge |
     | `clip_gradient` | whether clipped numbers have gradient 0; scales have none |
     | `averaging_impl` | `SimpleMovingAverage` for a static range, one for the tensor, averaged in training; None |
-    | `rng_type` | stochastic rounding: `"jax.uniform"`, `"custom-1"` (16 random bits), or None for nearest |
+    | `rng_type` | stochastic rounding: `"jax.uniform"`, `"custom-1"` (16 bits), `"bits-8"`, or None for nearest |
     | `noise_sharing_axes` | axes along which random numbers are shared |
     | `calibration_axes` | the axes that share a scale: those summed over ("contracting"), those only this operand has \
 ("remaining"), all ("tensor"), or a tuple |
@@ -288,7 +288,8 @@ def config_v4(
         dlhs_bits: of both operands of the contraction that gives the left gradient.
         drhs_bits: of both operands of the contraction that gives the right gradient (usually the weight's).
         use_dummy_static_bound: scale by a bound of 1 instead of the largest magnitude.
-        rng_type: the noise of the gradients: "jax.uniform", "custom-1", or None to round them to nearest.
+        rng_type: the noise of the gradients: "jax.uniform", "custom-1" (16 random bits), "bits-8" (which AQT lacks), or
+            None to round them to nearest.
         dlhs_local_aqt, drhs_local_aqt: cut the summed axis of a gradient (the batch) into pieces with their own scales.
         fwd_accumulator_dtype, dlhs_accumulator_dtype, drhs_accumulator_dtype: dtype of integer sums; None means int32;
             unused if an operand is float.

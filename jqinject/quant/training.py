@@ -321,7 +321,7 @@ class NVFP4Training(dot.Scheme):
     | `weight_block` | blocks of weights: square, the same for both products; 16: along the sum | `(16, 16)` |
     | `hadamard` | what turns both operands of `dw`; None for nothing | `Hadamard(16, NVFP4TrainingSigns)` |
     | `gradient_rounding` | how gradients are rounded: "stochastic_round", "round" | "stochastic_round" |
-    | `random_bits` | of each random number: 16, or 32, which take twice the time | 16 |
+    | `random_bits` | of each random number: 8, 16 or 32; more take longer | 16 |
 
     Its numbers are TransformerEngine's; block scales are e4m3, and one float32 scale is shared by a tensor. Gradients
     pass the quantizers unchanged. Rounding stochastically needs random numbers: `rngs=` of a `QDotGeneral`, in a layer

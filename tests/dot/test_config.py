@@ -79,7 +79,7 @@ def test_bits_that_are_none():
     with pytest.raises(TypeError, match=r"q_dtype must be an 8-bit float dtype.*got 'e9m9'"):
         QDotGeneral(config_v4(fwd_bits="e9m9"))
     with pytest.raises(
-        ValueError, match=r"rng_type must be one of 'jax.uniform', 'custom-1' or None, got 'x'"
+        ValueError, match=r"rng_type must be one of 'jax.uniform', 'custom-1', 'bits-8' or None, got 'x'"
     ):
         QDotGeneral(config_v4(rng_type="x"))
 
@@ -296,7 +296,7 @@ def test_no_configuration(config):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("rng_type", ["jax.uniform", "custom-1"])
+@pytest.mark.parametrize("rng_type", ["jax.uniform", "custom-1", "bits-8"])
 def test_noise_that_is_shared(rng_type):
     shared = OperandInjector.let(rng_type=rng_type, noise_sharing_axes=(1,))
     x = jnp.full((500, 6), 0.3).at[:, 0].set(127.5)  # a scale of 1

@@ -92,8 +92,14 @@ def test_stochastic_rounding_has_the_identity_gradient_and_shows_nan():
 
 
 @pytest.mark.parametrize("shape", [(2**10, 2**10), (2**20 + 1,)])
-def test_uniform_numbers_of_16_bits_are_the_middles_of_equal_parts(shape):
-    drawn = np.asarray(ops.ste.uniform16(jax.random.key(0), shape), np.float64)
+@pytest.mark.parametrize("bits", [16, 8])
+def test_uniform_numbers_of_few_bits_are_the_middles_of_equal_parts(shape, bits):
+    drawn = np.asarray(ops.ste.coarse_uniform(jax.random.key(0), shape, bits), np.float64)
     assert drawn.shape == shape
-    assert drawn.min() == 2.0**-17 and drawn.min() + drawn.max() == 1
-    np.testing.assert_array_equal(np.unique(drawn), (np.arange(2**16) + 0.5) / 2**16)
+    assert drawn.min() == 2.0 ** -(bits + 1) and drawn.min() + drawn.max() == 1
+    numbers, counts = np.unique(drawn, return_counts=True)
+    np.testing.assert_array_equal(numbers, (np.arange(2**bits) + 0.5) / 2**bits)
+    # Numbers of equal probability: chi squared is within four of its standard deviations.
+    expected = drawn.size / 2**bits
+    chi_squared = ((counts - expected) ** 2).sum() / expected
+    assert abs(chi_squared - 2**bits) < 4 * np.sqrt(2 * 2**bits)

@@ -16,6 +16,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jqinject.dot.geometry.dimensions import Dimensions, Labels, OutSharding
+from jqinject.dot.kernels import kernel_table
 from jqinject.dot.kernels.convolution import Convolution
 from jqinject.dot.kernels.integer import IntegerOperand, affine_dot_general
 from jqinject.dot.kernels.ragged import Ragged
@@ -265,7 +266,11 @@ def contract_operands(
 
 def _without_value(x: object) -> object:
     """What a derivative rule takes of an operand: of a tensor that keeps a payload only this."""
-    return x.without_value() if is_quantized(x) else x
+    if not is_quantized(x):
+        return x
+    bare = x.without_value()
+    just_rounded = isinstance(x.scale, jax.core.Tracer) and not x.is_stored
+    return jax.tree.map(kernel_table.settled, bare) if just_rounded else bare
 
 
 def _forward(
