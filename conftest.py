@@ -16,7 +16,9 @@ import gc
 import importlib
 import os
 from collections import defaultdict
+from functools import lru_cache
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +41,22 @@ os.environ.setdefault("MPLBACKEND", "agg")
 import jax
 import pytest
 from hypothesis import settings
+from jax._src.interpreters import mlir  # noqa: TID251 (the public module has the function, but does not call it)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_enable_compilation_cache", False)
 # Tests run a program once: optimizing it takes longer than it does.
 jax.config.update("jax_disable_most_optimizations", True)
+# JAX lowers each program in a new MLIR context, which takes a quarter of the time of a small one: one for many here.
+_new_context, _programs = lru_cache(maxsize=1)(lambda _, make=mlir.make_ir_context: make()), count()
+mlir.make_ir_context = lambda: _new_context(next(_programs) // PROGRAMS)
 
 # A first example compiles, so time limits say nothing; in CI every run draws the same examples.
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
+PROGRAMS = 256  # lowered in one context, which keeps their constants
 ROWS = 3  # of a table run in CI at least
 ONE_OF = 32  # rows of a long table
 LENGTHY = 3  # one of so many lengthy tests that `--tables=many` runs
