@@ -4,6 +4,7 @@
     python benchmarks/train_step.py --fp8
     python benchmarks/train_step.py --schemes
     python benchmarks/train_step.py --int8 --width 2048 --batch 1024
+    python benchmarks/train_step.py --statistics
 
 All models have the same widths and the same jitted step, are compiled and calibrated before, and run
 interleaved in one process. int8 weights per channel and int8 inputs everywhere. The last column is the time
@@ -26,6 +27,9 @@ float units gains from payloads; a CPU has none, and pays for quantization only.
 
 With --schemes the float step is bfloat16 too, and the others train by a scheme for all six operands: in 8 bits, in
 NVFP4, and in NVFP4 without one of its ingredients.
+
+With --statistics no model is trained: the statistics of a layer's input, over one pass of memory that finds the
+largest number.
 """
 
 import argparse
@@ -40,8 +44,8 @@ from flax import nnx
 
 import jqinject
 import jqinject.quant as q
-from _timing import interleaved, print_table
-from jqinject import native
+from _timing import Timing, interleaved, print_table
+from jqinject import core, native
 from jqinject.dot import QDotGeneral, Scheme
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
@@ -235,6 +239,28 @@ def stepper(
     return lambda: jax.block_until_ready(step(model, optimizer, x, target))
 
 
+def statistics_of(x: jax.Array) -> dict[str, Callable[[], object]]:
+    """Return the statistics that input quantizers take, and one pass over the input."""
+    functions = {
+        "one pass": jnp.max,
+        "largest magnitude": core.AbsMax(),
+        "minimum and maximum": core.MinMax(),
+        "99.999th percentile of magnitudes": core.AbsPercentile(99.999),
+        "0.001st and 99.999th percentile": core.PercentileInterval(0.001, 99.999),
+    }
+    compiled = {name: jax.jit(partial(lambda f, x: f(x), f)) for name, f in functions.items()}
+    return {name: partial(lambda f: jax.block_until_ready(f(x)), f) for name, f in compiled.items()}
+
+
+def print_over(title: str, timings: dict[str, Timing], base: str) -> None:
+    """Print a table of medians and of ratios to one of them."""
+    rows = [
+        [name, t.show(digits=2), t.over(timings[base]).show(factor=1, digits=2)]
+        for name, t in timings.items()
+    ]
+    print_table(title, ["ms: median [quartiles]", title.partition(":")[0].lower(), f"/ {base}"], rows)
+
+
 def main() -> None:
     """Read the options and measure."""
     parser = argparse.ArgumentParser(
@@ -252,10 +278,15 @@ def main() -> None:
         "--schemes", action="store_true", help="training by schemes, down to 4 bits, against bfloat16"
     )
     kind.add_argument("--int8", action="store_true", help="training with integer contractions")
+    kind.add_argument("--statistics", action="store_true", help="the statistics of an input alone")
     options = parser.parse_args()
 
     keys = jax.random.split(jax.random.key(0))
     x = jax.random.normal(keys[0], (options.batch, options.width))
+    if options.statistics:
+        timings = interleaved(statistics_of(x), rounds=options.rounds, in_a_row=5)
+        print_over(f"Statistic: of {options.batch} x {options.width} numbers", timings, "one pass")
+        return
     target = jax.random.normal(keys[1], (options.batch, options.width))
     in_bfloat16 = options.fp8 or options.schemes
     if in_bfloat16:
@@ -269,12 +300,8 @@ def main() -> None:
     steps = {name: stepper(model, step_for(name, in_bfloat16), x, target) for name, model in models.items()}
     timings = interleaved(steps, rounds=options.rounds, warmup=CALIBRATION_STEPS + 4)
 
-    base = timings["float"]
-    rows = [[name, t.show(digits=1), t.over(base).show(factor=1, digits=2)] for name, t in timings.items()]
-    title = (
-        f"One step: {options.depth} layers of {options.width}, batch {options.batch}, {jax.default_backend()}"
-    )
-    print_table(title, ["ms: median [quartiles]", "step", "/ float"], rows)
+    sizes = f"{options.depth} layers of {options.width}, batch {options.batch}, {jax.default_backend()}"
+    print_over(f"Step: {sizes}", timings, "float")
     if options.int8:
         print(f"compiled kernel: {native.status()}")
     if not in_bfloat16 and importlib.util.find_spec("qwix") is None:
