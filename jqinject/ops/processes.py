@@ -7,16 +7,18 @@ every process must call these functions, and no decision may depend on what only
 What runs on a single device (`on_one_device`) has a second form, which XLA can partition and export.
 """
 
+import operator
 import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.core
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.experimental import multihost_utils
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
@@ -250,6 +252,41 @@ def _(*types: object, function: Compute) -> Any:
 ad.primitive_jvps[ONE_OPERATION] = _differentiated
 batching.primitive_batchers[ONE_OPERATION] = _mapped_as_one
 mlir.register_lowering(ONE_OPERATION, _lowered_inline)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def elementwise(function: Compute, *arrays: jax.Array) -> jax.Array:
+    """`function(*arrays)`, whose derivative by each array is one operation of the program; see `one_operation`.
+
+    Args:
+        function: elementwise; compares and hashes by value.
+        arrays: its arguments, which broadcast.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> jax.grad(lambda x: elementwise(jnp.multiply, x, jnp.float32(3)))(jnp.float32(2))
+        Array(3., dtype=float32)
+    """
+    return function(*arrays)
+
+
+def _slope(function: Compute, place: int, *arrays: jax.Array) -> jax.Array:
+    def of_one(x: jax.Array) -> jax.Array:
+        return function(*arrays[:place], x, *arrays[place + 1 :])
+
+    return jax.jvp(of_one, (arrays[place],), (jax.numpy.ones_like(arrays[place]),))[1]
+
+
+def _elementwise_jvp(function: Compute, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
+    changes = (
+        one_operation(Bound(_slope, (function, place)), *primals) * tangent
+        for place, tangent in enumerate(tangents)
+        if not isinstance(tangent, SymbolicZero)
+    )
+    return elementwise(function, *primals), reduce(operator.add, changes)
+
+
+elementwise.defjvp(_elementwise_jvp, symbolic_zeros=True)
 
 
 def one_program(*static: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -49,7 +49,7 @@ CASES = {
     "fp8, current": (float8("Current"), 2.09, 0, 0),
     "mx, 8-bit floats": (
         {"weight_quant": q.MXFloat8e4m3Weight, "input_quant": q.MXFloat8e4m3Act},
-        7.08,
+        4.83,
         0,
         0,
     ),

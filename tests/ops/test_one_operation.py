@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jqinject.ops.processes import one_operation
+from jqinject.ops.processes import elementwise, one_operation
 
 
 def softened(x, scale):
@@ -19,6 +19,10 @@ X, SCALE = jnp.linspace(-2.0, 2.0, 24).reshape(8, 3), jnp.array([[0.5, 1.0, 2.0]
 
 def one(x, scale):
     return one_operation(softened, x, scale)
+
+
+def with_slopes(x, scale):
+    return elementwise(softened, x, scale)
 
 
 def second_derivative(function):
@@ -36,10 +40,18 @@ USES = {
 }
 
 
+@pytest.mark.parametrize("function", [one, with_slopes])
 @pytest.mark.parametrize("use", USES)
-def test_it_is_the_function(use):
-    for ours, expected in zip(*map(jax.tree.leaves, (USES[use](one), USES[use](softened))), strict=True):
+def test_it_is_the_function(use, function):
+    for ours, expected in zip(*map(jax.tree.leaves, (USES[use](function), USES[use](softened))), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_derivatives_by_several_arguments_are_an_operation_each():
+    program = str(jax.make_jaxpr(jax.grad(lambda x, scale: with_slopes(x, scale).sum(), (0, 1)))(X, SCALE))
+    assert program.count("one_operation[") == 2
+    by_one = str(jax.make_jaxpr(jax.grad(lambda x: with_slopes(x, SCALE).sum()))(X))
+    assert by_one.count("one_operation[") == 1
 
 
 @pytest.mark.parametrize("explicit", [False, True])

@@ -22,6 +22,7 @@ from jqinject.ops.float_grid import FloatGrid, quantize_on_grid
 from jqinject.ops.grid import Grid
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
 from jqinject.ops.minifloat import float_steps, from_float_steps
+from jqinject.ops.processes import Bound, elementwise
 from jqinject.quant_tensor import Levels
 
 _WIDTHS = ("exponent_bit_width_impl", "mantissa_bit_width_impl", "exponent_bias_impl", "float_clamp_impl")
@@ -263,6 +264,10 @@ class FloatQuant(Quantizer):
         if self._by_powers:
             steps_of, value_of = float8_cast.steps_of_power, float8_cast.from_steps_of_power
         divisor = getattr(self.scaling_impl, "divisor", None)
+        fixed = type(self.float_to_int_impl) is RoundSte and _protocols.is_nearest(self.float_clamp_impl)
+        if fixed and divisor is None and mask is None and not (through or grid.is_learned):
+            numerics = Bound(_nearest, (grid, self.float_clamp_impl, self._max_mantissa(grid), x.dtype))
+            return elementwise(numerics, x.astype(jnp.float32), scale), None
         steps = steps_of(numbers.astype(jnp.float32), scale if divisor is None else divisor(scale))
         minifloats = self.clamped(grid.unbounded(steps, self.float_to_int_impl), grid)
         value = value_of(minifloats, scale, x.dtype)
@@ -294,6 +299,15 @@ def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
             f"bits, and bit_width = {bit_width} is declared.\n  cure: bit_width, exponent_bit_width and "
             "mantissa_bit_width go together: declare all three, as Fp6e3m2Mixin does"
         )
+
+
+def _nearest(
+    grid: FloatGrid, clamp: Any, max_mantissa: Any, dtype: DTypeLike, x: jax.Array, scale: jax.Array
+) -> jax.Array:
+    """The nearest number that a grid has at a scale."""
+    minifloats = grid.unbounded(float_steps(x, scale), ste.round_ste)
+    exponent = grid.exponent_bit_width
+    return from_float_steps(clamp(minifloats, exponent, max_mantissa, grid.exponent_bias), scale, dtype)
 
 
 def _rounded(

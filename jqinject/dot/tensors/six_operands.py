@@ -24,7 +24,7 @@ from jqinject.dot.tensors import backward_quantizer, choice
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor, in_tiles, joined, quantized_by
 from jqinject.dot.tensors.product import PLAIN, Sums, product
 from jqinject.dot.tensors.residuals import KeptOperands, floats_of, shaped_like
-from jqinject.ops import observe, packing, ste
+from jqinject.ops import observe, packing, processes, ste
 from jqinject.quant_tensor import Operand, as_array, is_quantized, on_integers, on_minifloats
 
 ProductName = Literal["fprop", "dgrad", "wgrad"]
@@ -269,7 +269,7 @@ def _without_value(x: object) -> object:
     if not is_quantized(x):
         return x
     bare = x.without_value()
-    just_rounded = isinstance(x.scale, jax.core.Tracer) and not x.is_stored
+    just_rounded = processes.is_traced(x.scale) and not x.is_stored
     return jax.tree.map(kernel_table.settled, bare) if just_rounded else bare
 
 
