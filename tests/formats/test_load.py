@@ -326,6 +326,12 @@ def test_tensors_and_parameters_that_are_not_accounted_for_are_named(tmp_path: P
         load(model, found)
     assert not hasattr(model.q, "frozen")
     assert "no tensor for: k.kernel" in str(explain_load(model, found))
+    others = {f"other{number}": np.ones((2, 8)) for number in range(14)}
+    with pytest.raises(CheckpointError) as refused:
+        load(model, bytes_of_rows(tmp_path, q=np.ones((4, 8)), **others))
+    told = str(refused.value).splitlines()
+    assert sum("is for other" in line for line in told) == 12
+    assert told[-2] == "  and 3 more"  # two tensors, and k.kernel
 
 
 def test_floats_that_are_rounded_to_the_dtype_of_the_model_are_named(tmp_path: Path) -> None:

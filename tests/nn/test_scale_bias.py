@@ -241,6 +241,7 @@ def test_what_cannot_follow_is_refused_by_path(given, said):
         ),
         (LAYERS["linear"], lambda: nnx.LayerNorm(4, rngs=nnx.Rngs(0)), TypeError, r"got LayerNorm"),
         (LAYERS["linear"], lambda: _trained(3), ValueError, r"has 4 output channels.*and the batch norm 3"),
+        (LAYERS["linear"], lambda: _trained(5), ValueError, r"has 4 output channels.*and the batch norm 5"),
         (lambda: jqinject.freeze(LAYERS["linear"]()), lambda: _trained(4), ValueError, r"frozen"),
         (
             lambda: LAYERS["linear"](output_quant=Int8ActPerTensorFloat),

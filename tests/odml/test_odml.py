@@ -112,6 +112,7 @@ def test_dynamic_ranges_have_empty_scales() -> None:
     converted = OdmlConversion().quantize(model, X)
     attributes = [m["attributes"] for m in markers(converted)]
     assert [len(a["scale"]) for a in attributes] == [0, 8, 0, 3]  # pyright: ignore
+    assert [a["narrow_range"] for a in attributes] == [False, True, False, True]
     np.testing.assert_allclose(converted(X), model(X), atol=1e-6)
 
 

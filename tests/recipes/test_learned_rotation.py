@@ -65,6 +65,17 @@ def test_the_quantized_outputs_come_nearer_and_the_float_ones_stay() -> None:
     assert off == pytest.approx(learned.facts["after"], rel=0.3)
 
 
+@pytest.mark.heavy
+def test_steps_that_make_nothing_better_change_nothing() -> None:
+    batches = [jax.random.normal(jax.random.key(0), (4, 6))]
+    passes = LearnedRotation(steps=1, learning_rate=1e-30)
+    result = Recipe(passes).apply(Stream(nnx.Rngs(0)), W4A4, batches, progress=False)
+    (told,) = (site for site in result.report.steps[0].sites if "steps" in site.facts)
+    assert told.facts["steps"] == 0 and told.facts["after"] == told.facts["before"]
+    assert "after 0 steps" in str(result.report)
+    np.testing.assert_array_equal(result.model.up.kernel[...], Stream(nnx.Rngs(0)).up.kernel[...])
+
+
 def test_a_model_without_a_stream_is_told() -> None:
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     result = Recipe(LearnedRotation(steps=1)).apply(model, W4A4, [jnp.ones((2, 4))], progress=False)
