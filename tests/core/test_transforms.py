@@ -106,6 +106,7 @@ def test_transforms_without_numbers_are_values() -> None:
         (lambda: Hadamard(4, signs=(1, 0, 1, 1)), "signs must be 1 or -1"),
         (lambda: Hadamard(4, signs=(1, 1)), "one sign for each of the 4 channels"),
         (lambda: Hadamard(16)(jnp.ones((2, 24))), "blocks of 16 do not fill 24 channels"),
+        (lambda: Hadamard()(jnp.ones((2, 0))), "blocks of 0 do not fill 0 channels"),
         (lambda: ChannelScale(2).put(jnp.array([1.0, 0.0])), "finite and not 0"),
         (lambda: ChannelScale(2).put(jnp.ones(3)), r"expected numbers of shape \(2,\)"),
         (lambda: Permutation(3).put(jnp.array([0, 0, 1])), "each of 3 channels once"),

@@ -363,6 +363,8 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
         load(Two(), tmp_path / "config.json")
     with pytest.raises(TypeError, match=r"names are .* got 3"):
         load(Two(), found, names=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"axes are a text such as .* got 'out in -> in out out'"):
+        load(Two(), found, names=[Name("q.weight", "q.kernel", "out in -> in out out")])
     with pytest.raises(ValueError, match=r"ignore is \('\(',\), expected regular expressions"):
         load(Two(), found, ignore="(")
     assert explain_load(Two(), found, ignore="k.*").left == ("k.weight",)

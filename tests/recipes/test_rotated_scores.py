@@ -26,9 +26,9 @@ PRODUCTS = ("dot_general", "einsum")
 class Attend(nnx.Module):
     """One head; gains make a channel of the queries and one of the keys far larger than the others."""
 
-    def __init__(self) -> None:
-        self.q = nnx.Param(jnp.ones(32).at[9].set(12.0))
-        self.k = nnx.Param(jnp.ones(32).at[5].set(12.0))
+    def __init__(self, channels: int = 32) -> None:
+        self.q = nnx.Param(jnp.ones(channels).at[9].set(12.0))
+        self.k = nnx.Param(jnp.ones(channels).at[5].set(12.0))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         scores = jnp.einsum("qd,kd->qk", x * self.q[...], x[::-1] * self.k[...])
@@ -57,6 +57,14 @@ def test_outliers_of_queries_and_keys_are_spread_over_a_head() -> None:
     assert turns == {"einsum0_lhs": Hadamard(32), "einsum0_rhs": Hadamard(32)}
     (row, _) = jqinject.coverage(result.model, x).activations
     assert row.note == f"the input goes through {Hadamard(32)!r}"
+
+
+@pytest.mark.heavy
+def test_a_head_without_a_hadamard_matrix_is_left_with_its_cause() -> None:
+    rule = Rule("einsum0", op="einsum", input_quant=Int8DynamicActPerRowFloat)
+    x = jax.random.normal(jax.random.key(0), (4, 21))
+    report = Recipe(Rotate("R3")).apply(Attend(21), rule, [x], progress=False).report
+    assert str(report.steps[0].sites[0]) == "einsum0: R3: a head of this size has no Hadamard matrix"
 
 
 @pytest.mark.lengthy
