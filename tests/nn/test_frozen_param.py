@@ -324,6 +324,22 @@ def test_assigning_is_refused():
     assert "int4" not in repr(param) and "uint8" in repr(param)
 
 
+def test_a_zero_point_is_kept_unless_there_is_none():
+    weight = integers(zero=3.0)
+    np.testing.assert_array_equal(FrozenParam.of(weight)[...], weight.value)
+
+
+def test_an_abstract_array_has_the_shape_and_a_sharding():
+    param = FrozenParam.of(integers())
+    mesh = jax.sharding.NamedSharding(jax.make_mesh((2,), ("data",)), jax.sharding.PartitionSpec("data"))
+    for shape, sharding in ((param.shape, None), (param.shape[::-1], mesh)):
+        with pytest.raises(TypeError, match="float32 numbers of shape"):
+            param.copy(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding))
+    assert {"scale", "value"} <= param.copy(
+        jax.ShapeDtypeStruct(param.shape, jnp.float32, sharding=mesh)
+    ).get_raw_value().keys()
+
+
 def test_gradients_pass_it():
     weight, param = made("int8")
 
