@@ -187,6 +187,12 @@ def test_merging_beside_a_quantized_weight_tells_its_error() -> None:
     )
 
 
+@pytest.mark.heavy
+def test_merging_no_update_into_a_quantized_weight_has_no_error() -> None:
+    with pytest.warns(LossyMergeWarning, match=r"fc\.kernel: inf dB, 0 of the update"):
+        merge_lora(made(update="beside", rank={"fc": 3}))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
