@@ -124,12 +124,12 @@ def test_a_function_that_fails_changes_nothing() -> None:
 # --- the signature is nnx's
 
 
-@pytest.mark.heavy
 def test_a_call_without_arguments_has_nothing_to_differentiate() -> None:
     with pytest.raises(TypeError, match="requires at least 1 positional arguments"):
         jqinject.value_and_grad(lambda: jnp.float32(1))()
 
 
+@pytest.mark.heavy
 def test_arguments_as_for_nnx() -> None:
     layer = linear()
     with_aux = jqinject.value_and_grad(lambda m, x: (loss(m, x), x), has_aux=True)
