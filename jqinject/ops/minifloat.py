@@ -138,10 +138,19 @@ def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: DTypeLike) -> ja
         >>> from_float_steps(jnp.array([65536.0, jnp.inf]), jnp.float32(1), jnp.float16).tolist()
         [65504.0, inf]
     """
-    value = steps * scale
-    largest = float(jnp.finfo(dtype).max)
+    return in_range_of(dtype, steps, scale).astype(dtype)
+
+
+def in_range_of(dtype: DTypeLike, steps: jax.Array, scale: jax.Array) -> jax.Array:
+    """As `from_float_steps`, before the result becomes of its dtype.
+
+    Example:
+        >>> in_range_of(jnp.float16, jnp.array([65536.0, 3.0]), jnp.float32(1)).tolist()
+        [65504.0, 3.0]
+    """
+    value, largest = steps * scale, float(jnp.finfo(dtype).max)
     inside = jnp.where(jnp.isfinite(steps) & jnp.isfinite(scale), jnp.clip(value, -largest, largest), value)
-    return with_gradient_of(value, inside).astype(dtype)
+    return with_gradient_of(value, inside)
 
 
 def max_mantissa(mantissa_bit_width: Bits) -> Any:

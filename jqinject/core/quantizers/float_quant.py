@@ -21,7 +21,7 @@ from jqinject.ops import float8_cast, power, ste
 from jqinject.ops.float_grid import FloatGrid, quantize_on_grid
 from jqinject.ops.grid import Grid
 from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
-from jqinject.ops.minifloat import float_steps, from_float_steps
+from jqinject.ops.minifloat import float_steps, from_float_steps, in_range_of
 from jqinject.ops.processes import Bound, elementwise
 from jqinject.quant_tensor import Levels
 
@@ -267,7 +267,7 @@ class FloatQuant(Quantizer):
         fixed = type(self.float_to_int_impl) is RoundSte and _protocols.is_nearest(self.float_clamp_impl)
         if fixed and divisor is None and mask is None and not (through or grid.is_learned):
             numerics = Bound(_nearest, (grid, self.float_clamp_impl, self._max_mantissa(grid), x.dtype))
-            return elementwise(numerics, x.astype(jnp.float32), scale), None
+            return elementwise(numerics, x.astype(jnp.float32), scale).astype(x.dtype), None
         steps = steps_of(numbers.astype(jnp.float32), scale if divisor is None else divisor(scale))
         minifloats = self.clamped(grid.unbounded(steps, self.float_to_int_impl), grid)
         value = value_of(minifloats, scale, x.dtype)
@@ -304,10 +304,10 @@ def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
 def _nearest(
     grid: FloatGrid, clamp: Any, max_mantissa: Any, dtype: DTypeLike, x: jax.Array, scale: jax.Array
 ) -> jax.Array:
-    """The nearest number that a grid has at a scale."""
+    """The nearest number that a grid has at a scale, float32, within the range of `dtype`."""
     minifloats = grid.unbounded(float_steps(x, scale), ste.round_ste)
-    exponent = grid.exponent_bit_width
-    return from_float_steps(clamp(minifloats, exponent, max_mantissa, grid.exponent_bias), scale, dtype)
+    minifloats = clamp(minifloats, grid.exponent_bit_width, max_mantissa, grid.exponent_bias)
+    return in_range_of(dtype, minifloats, scale)
 
 
 def _rounded(
