@@ -27,7 +27,7 @@ CODE_LINES = {
     "native": 197,
     "nn": 3430,
     "odml": 288,
-    "ops": 1751,
+    "ops": 1752,
     "optim": 270,
     "program": 2898,
     "proxy": 882,
