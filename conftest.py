@@ -47,9 +47,16 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_enable_compilation_cache", False)
 # Tests run a program once: optimizing it takes longer than it does.
 jax.config.update("jax_disable_most_optimizations", True)
-# JAX lowers each program in a new MLIR context, which takes a quarter of the time of a small one: one for many here.
-_new_context, _programs = lru_cache(maxsize=1)(lambda _, make=mlir.make_ir_context: make()), count()
-mlir.make_ir_context = lambda: _new_context(next(_programs) // PROGRAMS)
+# JAX makes an MLIR context for each program, which takes a quarter of the time of a small one. Here many share one.
+_new_context, _programs = mlir.make_ir_context, count()
+
+
+@lru_cache(maxsize=1)
+def _context(_number: int) -> Any:
+    return _new_context()
+
+
+mlir.make_ir_context = lambda: _context(next(_programs) // PROGRAMS)
 
 # A first example compiles, so time limits say nothing; in CI every run draws the same examples.
 settings.register_profile("local", deadline=None)

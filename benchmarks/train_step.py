@@ -18,7 +18,8 @@ contracts real integers forward; `dynamic` takes each batch's own range, `static
 
 With --int8 the others contract real integers: Flax's layer with `QDotGeneral(config_v4(...))`, int8 in the forward
 pass, in the gradient of the left operand too, and in all three contractions. Gradients are rounded to nearest, with
-8 random bits a number (`bits-8`), 16 (`custom-1`) or 32 (`jax.uniform`, the default of `config_v4`).
+8 random bits a number (`bits-8`), 16 (`custom-1`) or 32 (`jax.uniform`, the default of `config_v4`). A second table has
+one product alone, the limit of what integers can win.
 
 With --fp8 the float step is bfloat16, and the others are 8-bit float training: weights, inputs and gradients
 quantized, statistics through `jqinject.value_and_grad`. `payloads` contracts 8-bit floats in all three places,
@@ -47,6 +48,8 @@ import jqinject.quant as q
 from _timing import Timing, interleaved, print_table
 from jqinject import core, native
 from jqinject.dot import QDotGeneral, Scheme
+from jqinject.dot.kernels.integer import integer_contraction
+from jqinject.dot.kernels.kernel_table import MATRICES
 from jqinject.nn import QuantLinear
 from jqinject.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
 from jqinject.quant.aqt import config_v4
@@ -252,6 +255,18 @@ def statistics_of(x: jax.Array) -> dict[str, Callable[[], object]]:
     return {name: partial(lambda f: jax.block_until_ready(f(x)), f) for name, f in compiled.items()}
 
 
+def products_of(x: jax.Array) -> dict[str, Callable[[], object]]:
+    """Return one product of floats, and one of as many bytes that nobody rounds or scales."""
+    left, right = x, jax.random.normal(jax.random.key(2), (x.shape[1], x.shape[1]))
+    of_bytes = partial(integer_contraction, dims=MATRICES, accumulator=jnp.dtype(jnp.int32))
+    integers = [jnp.clip(jnp.round(32 * numbers), -127, 127).astype(jnp.int8) for numbers in (left, right)]
+    floats, contract = jax.jit(jnp.matmul), jax.jit(of_bytes)
+    return {
+        "float": lambda: jax.block_until_ready(floats(left, right)),
+        "int8": lambda: jax.block_until_ready(contract(*integers)),
+    }
+
+
 def print_over(title: str, timings: dict[str, Timing], base: str) -> None:
     """Print a table of medians and of ratios to one of them."""
     rows = [
@@ -303,6 +318,8 @@ def main() -> None:
     sizes = f"{options.depth} layers of {options.width}, batch {options.batch}, {jax.default_backend()}"
     print_over(f"Step: {sizes}", timings, "float")
     if options.int8:
+        timings = interleaved(products_of(x), rounds=options.rounds, in_a_row=5)
+        print_over(f"Product: alone, {options.batch} x {options.width} x {options.width}", timings, "float")
         print(f"compiled kernel: {native.status()}")
     if not in_bfloat16 and importlib.util.find_spec("qwix") is None:
         print('Qwix is not installed here: pip install ".[bench]"')

@@ -138,14 +138,17 @@ def from_float_steps(steps: jax.Array, scale: jax.Array, dtype: DTypeLike) -> ja
         >>> from_float_steps(jnp.array([65536.0, jnp.inf]), jnp.float32(1), jnp.float16).tolist()
         [65504.0, inf]
     """
-    return in_range_of(dtype, steps, scale).astype(dtype)
+    return in_range_of(steps, scale, dtype).astype(dtype)
 
 
-def in_range_of(dtype: DTypeLike, steps: jax.Array, scale: jax.Array) -> jax.Array:
-    """As `from_float_steps`, before the result becomes of its dtype.
+def in_range_of(steps: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """`steps * scale`, float32, with finite numbers within the range of `dtype`: `from_float_steps` before its cast.
+
+    Args:
+        steps, scale, dtype: as for `from_float_steps`.
 
     Example:
-        >>> in_range_of(jnp.float16, jnp.array([65536.0, 3.0]), jnp.float32(1)).tolist()
+        >>> in_range_of(jnp.array([65536.0, 3.0]), jnp.float32(1), jnp.float16).tolist()
         [65504.0, 3.0]
     """
     value, largest = steps * scale, float(jnp.finfo(dtype).max)

@@ -301,7 +301,7 @@ def coarse_uniform(
     fits = bool(shape) and shape[-1] % each == 0
     words = (*shape[:-1], shape[-1] // each) if fits else (-(-size // each),)
     drawn = jax.random.bits(key, words, jnp.uint32)
-    drawn = jax.lax.bitcast_convert_type(drawn, jnp.uint16 if random_bits == 16 else jnp.uint8)
+    drawn = jax.lax.bitcast_convert_type(drawn, jnp.dtype(f"uint{random_bits}"))
     drawn = drawn if fits else drawn.reshape(-1)[:size]
     return ((drawn.reshape(shape).astype(jnp.float32) + 0.5) * 2.0**-random_bits).astype(dtype)
 

@@ -264,8 +264,8 @@ class FloatQuant(Quantizer):
         if self._by_powers:
             steps_of, value_of = float8_cast.steps_of_power, float8_cast.from_steps_of_power
         divisor = getattr(self.scaling_impl, "divisor", None)
-        fixed = type(self.float_to_int_impl) is RoundSte and _protocols.is_nearest(self.float_clamp_impl)
-        if fixed and divisor is None and mask is None and not (through or grid.is_learned):
+        to_nearest = type(self.float_to_int_impl) is RoundSte and _protocols.is_nearest(self.float_clamp_impl)
+        if to_nearest and divisor is None and mask is None and not (through or grid.is_learned):
             numerics = Bound(_nearest, (grid, self.float_clamp_impl, self._max_mantissa(grid), x.dtype))
             return elementwise(numerics, x.astype(jnp.float32), scale).astype(x.dtype), None
         steps = steps_of(numbers.astype(jnp.float32), scale if divisor is None else divisor(scale))
@@ -307,7 +307,7 @@ def _nearest(
     """The nearest number that a grid has at a scale, float32, within the range of `dtype`."""
     minifloats = grid.unbounded(float_steps(x, scale), ste.round_ste)
     minifloats = clamp(minifloats, grid.exponent_bit_width, max_mantissa, grid.exponent_bias)
-    return in_range_of(dtype, minifloats, scale)
+    return in_range_of(minifloats, scale, dtype)
 
 
 def _rounded(

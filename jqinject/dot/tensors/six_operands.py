@@ -269,6 +269,7 @@ def _without_value(x: object) -> object:
     if not is_quantized(x):
         return x
     bare = x.without_value()
+    # XLA would round and transpose in one loop, which is several times slower on a CPU.
     just_rounded = processes.is_traced(x.scale) and not x.is_stored
     return jax.tree.map(kernel_table.settled, bare) if just_rounded else bare
 
