@@ -16,6 +16,7 @@ from flax import nnx
 
 from jqinject.dot import is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
+from jqinject.model.fused_products import with_fused_products
 from jqinject.model.walk import check_module, place_name
 from jqinject.program import CALL, Call, Method, checked_method, dotted, jaxpr, listed
 
@@ -46,6 +47,10 @@ def compiled(
     them to the program: they stay arguments of it (not constants), in their dtypes and shardings, shared with the
     model. Later changes of the model do not count: `update` takes them. Caches that the call changes are carried from
     call to call in place (donated); the model that was given keeps its own.
+
+    On one CPU with compiled kernels, a product of integers takes over what stands around it: the rounding of its input,
+    scales, zero points, bias, activation, and the rounding for the next product. Results are those of the model under
+    `jax.jit`, to the bit where XLA itself leaves no choice of which product and sum are rounded once.
 
     The first program is compiled at once, from arrays or shapes. Other sizes of axes are compiled when they are first
     seen, once each; other dtypes, numbers of axes or arguments are refused. Arguments that hold no arrays (flags,
@@ -121,8 +126,9 @@ class CompiledModel(Generic[Model]):
         self._read, self._changing = self._arrays(model)
         # Caches on several devices stay where they are; the rest is left to the compiler.
         shardings = [x.sharding if len(x.sharding.device_set) > 1 else None for x in self._changing]
+        alone = all(_lies_on_one_cpu(x) for x in (*self._read, *self._changing))
         self._run = jax.jit(
-            self._traced,
+            with_fused_products(self._traced) if alone else self._traced,
             static_argnums=tuple(place + 2 for place in constants),
             donate_argnums=(1, *(place + 2 for place in donated)),
             out_shardings=(None, tuple(shardings)),
@@ -355,6 +361,10 @@ def _check_evaluates(model: nnx.Module) -> None:
 
 def _is_low_bit(path: object, node: object) -> bool:
     return is_low_bit_cache(node.get_raw_value() if isinstance(node, nnx.Variable) else node)
+
+
+def _lies_on_one_cpu(x: jax.Array) -> bool:
+    return [device.platform for device in x.devices()] == ["cpu"]
 
 
 def _kind(x: jax.Array) -> str:

@@ -17,11 +17,12 @@
 
 typedef ffi_error* function(ffi_call_frame* call);
 extern function jqinject_int8_matmul, jqinject_int4_matmul, jqinject_group_matmul, jqinject_float_matmul;
+extern function jqinject_fused_matmul, jqinject_row_amax;
 extern int jqinject_cpu_features(void);
 
 static function* const functions[] = {jqinject_int8_matmul, jqinject_int4_matmul, jqinject_group_matmul,
-                                      jqinject_float_matmul};
-enum { MOST_OPERANDS = 7 };
+                                      jqinject_float_matmul, jqinject_fused_matmul, jqinject_row_amax};
+enum { MOST_OPERANDS = 16 };
 
 static _Noreturn void fail(const char* message) {
   fprintf(stderr, "%s\n", message);
@@ -59,7 +60,7 @@ static size_t read_buffer(ffi_buffer* begins, ffi_buffer* ends) {
   begins->dtype = (int)read_number();
   begins->rank = read_number();
   begins->dims = malloc((size_t)begins->rank * sizeof(int64_t));
-  size_t size = begins->dtype == FFI_F32 || begins->dtype == FFI_S32 ? 4 : 1;
+  size_t size = begins->dtype == FFI_F32 || begins->dtype == FFI_S32 ? 4 : begins->dtype == FFI_BF16 ? 2 : 1;
   for (int64_t axis = 0; axis < begins->rank; axis++) size *= (size_t)(begins->dims[axis] = read_number());
   *ends = *begins;
   begins->data = memory_at_edge(size, 0);

@@ -14,11 +14,20 @@ import pytest
 
 from jqinject.native.build import FLAGS, SOURCES
 from jqinject.native.library import FEW_ROWS, FUNCTIONS
+from tests.native import fused_steps
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 PROCESSORS = {"max": "dot_bytes_sdot", "cortex-a57": "dot_bytes_widened"}
 """Those that are emulated, and the function that multiplies bytes there."""
-DTYPES = {"int8": 2, "int32": 4, "uint8": 6, "float32": 11, "float8_e4m3fn": 20, "float8_e8m0fnu": 33}
+DTYPES = {
+    "bfloat16": 16,
+    "int8": 2,
+    "int32": 4,
+    "uint8": 6,
+    "float32": 11,
+    "float8_e4m3fn": 20,
+    "float8_e8m0fnu": 33,
+}
 INT4 = np.asarray((*range(8), *range(-8, 0)))
 WIDE = np.asarray((-128, 127, *range(-7, 7)))
 
@@ -45,19 +54,24 @@ def program(tmp_path_factory):
 
 @pytest.fixture(params=PROCESSORS)
 def run(program, request, tmp_path):
-    """Makes calls `(function, operands)` on one of the processors and returns their results."""
+    """Makes calls `(function, operands)` on one of the processors and returns their results.
+
+    A fused product has the dtype of its result as well.
+    """
 
     def run(*calls):
-        outs = [result(name, operands) for name, operands in calls]
+        outs = [result(*call) for call in calls]
         given = b"".join(
             numbers(FUNCTIONS.index(name), len(operands)) + b"".join(map(buffer, operands)) + header(out)
-            for (name, operands), out in zip(calls, outs, strict=True)
+            for (name, operands, *_), out in zip(calls, outs, strict=True)
         )
         log = tmp_path / "log"  # of all code that ran
         command = [EMULATOR, "-cpu", request.param, "-d", "in_asm", "-D", log, program]
         done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr.decode()
-        multiplied = {PROCESSORS[request.param]} if {name for name, _ in calls} != {"float_matmul"} else set()
+        multiplied = (
+            {PROCESSORS[request.param]} if {name for name, *_ in calls} != {"float_matmul"} else set()
+        )
         assert set(re.findall(r"IN: (dot_bytes_\w+)", log.read_text())) == multiplied
         assert np.frombuffer(done.stdout, np.int32, 1) == FEW_ROWS
         found, start = [], 4
@@ -70,8 +84,12 @@ def run(program, request, tmp_path):
     return run
 
 
-def result(name, operands):
+def result(name, operands, dtype=None):
+    if name == "row_amax":
+        return np.empty((len(operands[0]), 1), np.float32)
     lhs, rhs = operands[:2]
+    if dtype is not None:
+        return np.empty((len(lhs), len(rhs)), dtype)
     lead = np.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     dtype = np.int32 if name in ("int8_matmul", "int4_matmul") else np.float32
     return np.empty((*lead, lhs.shape[-2], rhs.shape[-2]), dtype)
@@ -203,3 +221,19 @@ def test_dequantized_numbers(run):
     got = run(*(("float_matmul", [np.eye(k, dtype=np.float32), x, *more]) for x in (bytes_, packed)))
     for dequantized, stored in zip(got, (bytes_.astype(np.float32), table[0, indices]), strict=True):
         np.testing.assert_array_equal(dequantized, (stored.T - zero) * scale)
+
+
+def test_products_with_steps_around_them(run):
+    """To the bit, operation by operation."""
+    draw, calls, wanted = np.random.default_rng(3), [], []
+    for m, n, k in SHAPES[:5]:
+        for lhs, rhs, before, after, dtype in fused_steps.cases(draw, m, n, k):
+            codes = np.asarray([len(before), *(kind for kind, _ in (*before, *after))], np.int32)
+            operands = [operand for _, more in (*before, *after) for operand in more]
+            calls.append(("fused_matmul", [lhs, rhs, codes, *operands], np.dtype(dtype)))
+            wanted.append(fused_steps.result(lhs, rhs, before, after, dtype))
+        x = draw.normal(size=(m, k)).astype(np.float32)
+        calls.append(("row_amax", [x]))
+        wanted.append(np.abs(x).max(1, keepdims=True))
+    for got, correct in zip(run(*calls), wanted, strict=True):
+        np.testing.assert_array_equal(got, correct)

@@ -107,14 +107,15 @@ def settled(payload: jax.Array) -> jax.Array:
     """
     if not jnp.issubdtype(payload.dtype, jnp.integer) or payload.ndim < 2:
         return payload
-    return processes.on_one_device(_laid_out_on_cpu, _identity, payload)
+    return processes.on_one_device(laid_out_on_cpu, _identity, payload)
 
 
 def _identity(x: jax.Array) -> jax.Array:
     return x
 
 
-def _laid_out_on_cpu(x: jax.Array) -> jax.Array:
+def laid_out_on_cpu(x: jax.Array) -> jax.Array:
+    """An array in row-major order in the memory of a CPU."""
     return jax.lax.platform_dependent(x, cpu=row_major, default=_identity)
 
 
@@ -149,6 +150,11 @@ def by_kernel(left: jax.Array, right: jax.Array) -> jax.Array:
 def _at_least_a_byte(x: jax.Array) -> jax.Array:
     """Bytes stay what they are; integers of fewer bits, signed or not, all fit in int8."""
     return x if jnp.iinfo(x.dtype).bits >= BYTE else x.astype(jnp.int8)
+
+
+def right_matrix(rhs: jax.Array, dims: Dimensions) -> jax.Array:
+    """The right operand as `(columns, k)`, laid out so in memory: its summed axes in the order of the left one's."""
+    return _matrices(rhs, (), dims.rhs_free, dims.rhs_contract)
 
 
 def _matrices(

@@ -1,6 +1,8 @@
 /* What XLA calls: operands are laid out, products cut into blocks, and the blocks given to threads. */
 #include <stdlib.h>
 
+#include "around.h"
+#include "handler.h"
 #include "operands.h"
 #include "threads.h"
 
@@ -14,21 +16,7 @@ static void do_block(void* data, int64_t number, uint8_t* scratch) {
   const int64_t column = number % w->column_blocks * w->block_columns;
   const block b = {row, at_most(row + w->block_rows, p.rows), column, at_most(column + w->block_columns, p.columns)};
   w->kernel(&p, &b, scratch);
-}
-
-static ffi_error* refuse(const ffi_call_frame* call, const char* message) {
-  ffi_error_args args = {sizeof(args), NULL, message, FFI_INVALID_ARGUMENT};
-  return call->api->error_create(&args);
-}
-
-static int64_t threads_of(const ffi_call_frame* call) {
-  int64_t threads = 1;
-  ffi_threads_args args = {sizeof(args), NULL, call->context, &threads};
-  ffi_error* error = call->api->threads(&args);
-  if (error == NULL) return threads;
-  ffi_destroy_args destroy = {sizeof(destroy), NULL, error};
-  call->api->error_destroy(&destroy);
-  return 1;
+  if (w->around != NULL) finish_block(w, &b);
 }
 
 /* How many threads a call is worth: to wake one costs more than a small product. */
@@ -147,22 +135,35 @@ static int lay_out(work* w, int64_t threads) {
   return share(lay_out_rows, w, parts(rows, MOST_TILE_ROWS), threads);
 }
 
-static ffi_error* multiply(ffi_call_frame* call, int function, const char* wanted) {
-  if (call->extensions != NULL && call->extensions->type == FFI_EXTENSION_METADATA) {
-    ffi_metadata* metadata = ((ffi_metadata_extension*)call->extensions)->metadata;
-    metadata->api_version.major_version = FFI_MAJOR;
-    metadata->api_version.minor_version = FFI_MINOR;
-    return NULL;
-  }
-  work w;
-  if (!read_operands(&w, call, function)) return refuse(call, wanted);
-  w.products = matrices_of(w.out);
-  const int64_t threads = wanted_threads(&w, call);
-  cut_into_blocks(&w, threads);
-  const int64_t blocks = w.products * w.row_blocks * w.column_blocks;
-  const int done = blocks == 0 || (lay_out(&w, threads) && share(do_block, &w, blocks, threads));
-  free(w.memory);
+static ffi_error* compute(work* w, const ffi_call_frame* call) {
+  w->products = matrices_of(w->out);
+  const int64_t threads = wanted_threads(w, call);
+  cut_into_blocks(w, threads);
+  const int64_t blocks = w->products * w->row_blocks * w->column_blocks;
+  const int done = blocks == 0 || ((w->around == NULL || make_lhs(w, threads)) && lay_out(w, threads) &&
+                                   share(do_block, w, blocks, threads));
+  free(w->memory);
   return done ? NULL : refuse(call, "jqinject's kernels: no memory");
+}
+
+static ffi_error* multiply(ffi_call_frame* call, int function, const char* wanted) {
+  if (is_about_version(call)) return NULL;
+  work w;
+  const ffi_buffer* const* operands = (const ffi_buffer* const*)call->args.buffers;
+  if (call->results.size != 1 || !read_operands(&w, operands, call->args.size, call->results.buffers[0], function))
+    return refuse(call, wanted);
+  return compute(&w, call);
+}
+
+EXPORTED ffi_error* jqinject_fused_matmul(ffi_call_frame* call) {
+  if (is_about_version(call)) return NULL;
+  work w;
+  surroundings around;
+  if (!read_surroundings(&w, &around, call))
+    return refuse(call, "fused_matmul takes (m, k), int8 (n, k), int32 codes of steps, and their operands");
+  ffi_error* error = compute(&w, call);
+  free_surroundings(&around);
+  return error;
 }
 
 #define FUNCTION(name, function, wanted) \

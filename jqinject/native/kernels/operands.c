@@ -134,15 +134,12 @@ static int read_numbers(work* w) {
   return w->function == INT4_MATMUL ? w->whole.four_bits : read_groups(w);
 }
 
-int read_operands(work* w, const ffi_call_frame* call, int function) {
+int read_operands(work* w, const ffi_buffer* const* operands, int64_t count, const ffi_buffer* out, int function) {
   static const int64_t counts[] = {2, 3, 7, 6};
-  if (call->args.size != counts[function] || call->results.size != 1) return 0;
+  if (count != counts[function]) return 0;
   const int floats = function == FLOAT_MATMUL;
-  const ffi_buffer *lhs = call->args.buffers[LHS], *rhs = call->args.buffers[RHS], *out = call->results.buffers[0];
-  *w = (work){.function = function,
-              .with = kernels_here(),
-              .operands = (const ffi_buffer* const*)call->args.buffers,
-              .out = out};
+  const ffi_buffer *lhs = operands[LHS], *rhs = operands[RHS];
+  *w = (work){.function = function, .with = kernels_here(), .operands = operands, .out = out};
   if (w->with == NULL) return 0;
   const int64_t rank = out->rank;
   if (rank < 2 || lhs->rank != rank || out->dtype != (function < GROUP_MATMUL ? FFI_S32 : FFI_F32)) return 0;

@@ -4,17 +4,26 @@
 
 #include "processor.h"
 #include "product.h"
+#include "steps.h"
 #include "xla_ffi.h"
 
 enum { INT8_MATMUL, INT4_MATMUL, GROUP_MATMUL, FLOAT_MATMUL };
 /* The places of operands. */
 enum { LHS, RHS, TABLE, SCALE, ZERO, FORM, LHS_SCALE };
 
+/* What is computed around a product of bytes: `before` makes lhs of what is given, `after` the result of the sums. */
+typedef struct {
+  steps before, after;
+  const ffi_buffer *given, *result, *operands[2];
+  ffi_buffer lhs, sums; /* in memory of the call */
+} surroundings;
+
 /* All products of one call. `laid_out` and what follows are of all matrices of lhs, one after the other. */
 typedef struct {
   int function;
   const kernel_set* with;
   const ffi_buffer *const *operands, *out;
+  surroundings* around; /* NULL for a product alone */
   kernel* kernel;
   product whole; /* what all products have in common */
   int64_t products, row_blocks, column_blocks, block_columns, block_rows;
@@ -25,7 +34,8 @@ typedef struct {
 } work;
 
 /* Reads the operands of a call; 0 if they are not what the function takes. */
-HIDDEN int read_operands(work* w, const ffi_call_frame* call, int function);
+HIDDEN int read_operands(work* w, const ffi_buffer* const* operands, int64_t count, const ffi_buffer* out,
+                         int function);
 
 /* One of the products. */
 HIDDEN product product_of(const work* w, int64_t number);

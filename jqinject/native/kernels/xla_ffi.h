@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 enum { FFI_MAJOR = 0, FFI_MINOR = 3, FFI_EXTENSION_METADATA = 1, FFI_INVALID_ARGUMENT = 3, FFI_S8 = 2, FFI_S32 = 4 };
-enum { FFI_U8 = 6, FFI_F32 = 11, FFI_F8E4M3FN = 20, FFI_F8E8M0FNU = 33 };
+enum { FFI_U8 = 6, FFI_F32 = 11, FFI_BF16 = 16, FFI_F8E4M3FN = 20, FFI_F8E8M0FNU = 33 };
 
 typedef struct ffi_error ffi_error;
 typedef struct ffi_context ffi_context;

@@ -1,0 +1,411 @@
+"""Products of bytes joined with the elementwise operations around them, in a program for one CPU.
+
+Between two products of a quantized model stand scales, zero points, biases, an activation and the next rounding. XLA
+makes a loop of them, which reads sums from memory and writes bytes to it. Here these operations are found in the
+program and become steps of the product, which the compiled kernel does while the numbers are in a cache: the same
+operations in the same order, with the same bits. Where the next layer's scale is known, layers hand on bytes.
+
+A program is flattened into operations on numbered slots (`_Program`). A product takes the operations before it back to
+the quotient that is rounded, and those after it as long as nothing else reads what they leave.
+"""
+
+import collections
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqinject.dot.kernels import kernel_table
+from jqinject.native import takes
+from jqinject.native.fused_matmul import DTYPES, MOST_STEPS, FusedStep, StepKind, fused_matmul, row_amax
+from jqinject.program.jaxpr import LOOPS, Body, Equation
+
+R = TypeVar("R")
+Slot = int
+BINARY = {
+    "add": StepKind.ADD,
+    "sub": StepKind.SUBTRACT,
+    "mul": StepKind.MULTIPLY,
+    "div": StepKind.DIVIDE,
+    "max": StepKind.MAXIMUM,
+    "min": StepKind.MINIMUM,
+}
+COMMUTES = ("add", "mul", "max", "min")
+#: Operations whose output is their input.
+PASSES = ("stop_gradient", "copy", "name")
+TO_EVEN = int(jax.lax.RoundingMethod.TO_NEAREST_EVEN)
+F32, BF16, INT8, UINT8, INT32 = (
+    np.dtype(x) for x in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.int32)
+)
+
+
+def with_fused_products(function: Callable[..., R]) -> Callable[..., R]:
+    """A function whose products of bytes are joined with what stands around them.
+
+    Args:
+        function: of arrays, pytrees of them and constants; for one CPU, without derivatives.
+
+    Example:
+        >>> with_fused_products(lambda x: x + 1)(jnp.ones(()))
+        Array(2., dtype=float32)
+    """
+
+    def run(*args: object) -> R:
+        leaves, tree = jax.tree.flatten(args)
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+        def of_arrays(*arrays: jax.Array) -> R:
+            filled = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
+            return function(*jax.tree.unflatten(tree, filled.values()))
+
+        arrays = [leaves[place] for place in places]
+        program, out = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(out), _run(Body.of(program), arrays))
+
+    return run
+
+
+def _run(body: Body, arrays: Sequence[Any]) -> list[Any]:
+    """Run a program, with its products of bytes joined with what stands around them."""
+    if not _has_products(body):
+        return body.run(arrays, Equation.bind, lambda constant: constant)
+    program = _Program(body)
+    values = program.constants | dict(zip(program.inputs, arrays, strict=True))
+    for index, operation in enumerate(program.operations):
+        joined = program.joined.get(index)
+        shape = program.types[operation.outputs[0]].shape if operation.outputs else ()
+        measured = program.measured(operation)
+        if joined is not None:
+            values[joined.after.slot] = joined.run(values, shape)
+        elif measured in values:
+            x = values[measured]
+            values[operation.outputs[0]] = row_amax(x.reshape(-1, x.shape[-1])).reshape(shape)
+        elif all(slot in values for slot in operation.inputs):  # else it is a step of a product
+            equation = operation.equation
+            if equation.name in LOOPS and any(map(_has_products, equation.bodies)):
+                equation = equation.with_bodies(_run)
+            results = equation.bind([values[slot] for slot in operation.inputs])
+            values.update(zip(operation.outputs, results, strict=True))
+    return [values[slot] for slot in program.outputs]
+
+
+def _has_products(body: Body) -> bool:
+    """Whether there are products of integers in a program, or in one within."""
+    return any(_product(equation) is not None for equation in body.everywhere())
+
+
+def _product(equation: Equation) -> kernel_table.Product | None:
+    """The product of integers that an equation is; None for any other."""
+    product = equation.params.get("alone")
+    return product if isinstance(product, kernel_table.Product) else None
+
+
+class _Operation(NamedTuple):
+    """An equation with the slots that it reads and writes.
+
+    Attributes:
+        equation: the equation.
+        inputs, outputs: slots.
+        parts: what it computes from; `inputs`, but without what only guards a quotient, see `_Program._divisor`.
+    """
+
+    equation: Equation
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    parts: tuple[Slot, ...]
+
+
+class _Operand(NamedTuple):
+    """A step's operand: a slot, and its shape as a matrix."""
+
+    slot: Slot
+    shape: tuple[int, int]
+
+
+PlannedStep = tuple[StepKind, tuple[_Operand, ...]]
+
+
+class _Chain(NamedTuple):
+    """Steps, and the numbers after them.
+
+    Attributes:
+        steps: kind and operands of each.
+        slot, dtype: of the numbers.
+    """
+
+    steps: tuple[PlannedStep, ...]
+    slot: Slot
+    dtype: np.dtype
+
+
+class _JoinedProduct(NamedTuple):
+    """A product of bytes with steps before and after it.
+
+    Attributes:
+        product: the product alone.
+        source, rhs: slots of what the left operand is made of, and of the right one.
+        before: the steps that make it.
+        after: the steps on the sums, and the result.
+    """
+
+    product: kernel_table.Product
+    source: Slot
+    rhs: Slot
+    before: tuple[PlannedStep, ...]
+    after: _Chain
+
+    def run(self, values: dict[Slot, Any], shape: tuple[int, ...]) -> jax.Array:
+        """Its result, of this shape.
+
+        Args:
+            values: of slots.
+            shape: of the result.
+        """
+
+        def steps(planned: Sequence[PlannedStep]) -> list[FusedStep]:
+            return [
+                FusedStep(kind, tuple(_matrix(values[x.slot], x.shape) for x in operands))
+                for kind, operands in planned
+            ]
+
+        dims = self.product.dims
+        right = kernel_table.right_matrix(values[self.rhs], dims)
+        left = values[self.source].reshape(math.prod(shape[: len(dims.lhs_free)]), right.shape[1])
+        before, after = steps(self.before), steps(self.after.steps)
+        return fused_matmul(left, right, before, after, self.after.dtype).reshape(shape)
+
+
+def _matrix(x: Any, shape: tuple[int, int]) -> jax.Array:
+    x = jnp.asarray(x).reshape(shape)
+    return x if x.dtype == INT32 else x.astype(jnp.float32)
+
+
+class _Program:
+    """A program without calls inside, and its products of bytes.
+
+    Args:
+        body: the program.
+
+    Attributes:
+        operations: in order.
+        constants: values of slots.
+        inputs, outputs: slots.
+        joined: index of the last operation that a product is joined with -> the product.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self.operations: list[_Operation] = []
+        self.constants: dict[Slot, Any] = {}
+        self.types: list[Any] = list(body.inputs)
+        self.inputs = tuple(range(len(self.types)))
+        self.made_by: dict[Slot, int] = {}
+        self.outputs = body.run(self.inputs, self._appended, self._constant)
+        self.readers = collections.defaultdict[Slot, list[int]](list)
+        live = {*self.outputs}
+        for index, operation in reversed([*enumerate(self.operations)]):
+            if live & {*operation.outputs}:
+                live.update(operation.parts)
+                for slot in {*operation.parts}:
+                    self.readers[slot].append(index)
+        self.joined: dict[int, _JoinedProduct] = {}
+        self._taken: set[int] = set()  # indices of the operations that follow a product in its kernel
+        for operation in self.operations:
+            joined = self._joined(operation) if live & {*operation.outputs} else None
+            if joined is not None:
+                self.joined[self.made_by[joined.after.slot]] = joined
+
+    def measured(self, operation: _Operation) -> Slot | None:
+        """The array of which an operation takes the largest magnitude of each row; None of other operations."""
+        if not self.joined or operation.equation.name != "reduce_max":
+            return None
+        name, inputs = self._maker(operation.inputs[0])
+        x = self.types[inputs[0]] if name == "abs" else None
+        rows = (
+            x is not None and x.dtype == F32 and x.size and operation.equation.params["axes"] == (x.ndim - 1,)
+        )
+        return inputs[0] if rows else None
+
+    def _appended(self, equation: Equation, inputs: list[Slot]) -> Sequence[Slot]:
+        """Append an operation, and return the slots of its outputs."""
+        if equation.call is not None:
+            return equation.call.run(inputs, self._appended, self._constant)
+        if equation.name in PASSES:
+            return inputs
+        outputs = tuple(range(len(self.types), len(self.types) + len(equation.outputs)))
+        self.types += equation.outputs
+        self.made_by |= dict.fromkeys(outputs, len(self.operations))
+        parts = tuple(inputs)
+        if equation.name == "div":
+            parts = inputs[0], self._divisor(*inputs)
+        self.operations.append(_Operation(equation, tuple(inputs), outputs, parts))
+        return outputs
+
+    def _constant(self, value: Any) -> Slot:
+        self.types.append(jax.ShapeDtypeStruct(np.shape(value), value.dtype))
+        self.constants[len(self.types) - 1] = value
+        return len(self.types) - 1
+
+    def _maker(self, slot: Slot) -> tuple[str, tuple[Slot, ...]]:
+        """The name and inputs of what makes a slot."""
+        if slot not in self.made_by:
+            return "", ()
+        operation = self.operations[self.made_by[slot]]
+        return operation.equation.name, operation.inputs
+
+    def _divisor(self, x: Slot, by: Slot) -> Slot:
+        """What a number is divided by: x / clamp(s, x, s) is x / s, which keeps XLA from multiplying by 1 / s."""
+        name, inputs = self._maker(by)
+        if name == "clamp" and inputs[0] == inputs[2] and inputs[1] == x:
+            return inputs[0]
+        if name == "max":
+            inner, least = self._maker(inputs[0])
+            if inner == "min" and least == (x, inputs[1]):
+                return inputs[1]
+        return by
+
+    def _joined(self, operation: _Operation) -> _JoinedProduct | None:
+        """An operation as a product with the steps around it; None if it is no such product, or there are none."""
+        product = _product(operation.equation)
+        if product is None or len(operation.inputs) != 2:
+            return None
+        dims, (left, right) = product.dims, operation.inputs
+        lhs, rhs = self.types[left], self.types[right]
+        in_order = (*dims.lhs_free, *dims.lhs_contract) == tuple(range(lhs.ndim)) and dims.is_ordered
+        rows = math.prod(lhs.shape[axis] for axis in dims.lhs_free)
+        if not in_order or dims.lhs_batch or not takes(lhs, rhs, product.accumulator, rows):
+            return None
+        axes = len(dims.lhs_free)
+        chains = [*self._forward(_Chain((), operation.outputs[0], INT32), axes)]
+        while chains and chains[-1].dtype not in DTYPES:
+            chains.pop()
+        if not chains:
+            return None
+        after = chains[-1]
+        self._taken.update(self.made_by[chain.slot] for chain in chains)
+        source, before = self._source(left, axes)
+        return _JoinedProduct(product, source, right, before, after)
+
+    def _source(self, lhs: Slot, axes: int) -> tuple[Slot, tuple[PlannedStep, ...]]:
+        """What the bytes of a left operand are made of, by which steps: back to the quotient that is rounded.
+
+        Args:
+            lhs: its slot.
+            axes: how many of its axes are rows.
+        """
+        done = {joined.after.slot for joined in self.joined.values()}
+        slot, path = lhs, list[_Operation]()
+        found: tuple[Slot, tuple[PlannedStep, ...]] = lhs, ()
+        while slot in self.made_by and slot not in done and len(self.readers[slot]) == 1:
+            path.insert(0, self.operations[self.made_by[slot]])
+            slot = self._numbers(path[0])
+            chain: _Chain | None = _Chain((), slot, self.types[slot].dtype)
+            for operation in path:
+                chain = None if chain is None else self._after(operation, chain, axes)
+            if chain is not None and self.types[slot].dtype in (F32, BF16):
+                found = slot, chain.steps
+            if path[0].equation.name in ("mul", "div"):
+                break
+        return found
+
+    def _forward(self, chain: _Chain, axes: int) -> Iterator[_Chain]:
+        """The chain after each operation that goes on with its numbers, as long as nothing else reads them.
+
+        Args:
+            chain: what it begins with.
+            axes: how many axes of the numbers are rows.
+        """
+        while len(self.readers[chain.slot]) == 1 and chain.slot not in self.outputs:
+            index = self.readers[chain.slot][0]
+            after = None if index in self._taken else self._after(self.operations[index], chain, axes)
+            if after is None or len(after.steps) > MOST_STEPS:
+                return
+            yield after
+            chain = after
+
+    def _numbers(self, operation: _Operation) -> Slot:
+        """The part of an operation that it changes, the others being operands."""
+        name, parts = operation.equation.name, operation.parts
+        if name == "clamp":
+            return parts[1]
+        is_second = name in COMMUTES and self.types[parts[0]].shape != operation.equation.outputs[0].shape
+        return parts[1] if is_second else parts[0]
+
+    def _after(self, operation: _Operation, chain: _Chain, axes: int) -> _Chain | None:
+        """A chain after one more operation; None if that is no step."""
+        equation, parts, dtype = operation.equation, operation.parts, chain.dtype
+        name, shape, out = equation.name, self.types[chain.slot].shape, equation.outputs[0]
+        if len(operation.outputs) != 1 or out.shape != shape or parts.count(chain.slot) != 1:
+            return None
+        place, slot = parts.index(chain.slot), operation.outputs[0]
+
+        def extended(*steps: tuple[StepKind, Sequence[Slot]]) -> _Chain | None:
+            planned = [(kind, [self._operand(x, shape, axes) for x in slots]) for kind, slots in steps]
+            if any(None in operands for _, operands in planned):
+                return None
+            found = [(kind, tuple(x for x in operands if x is not None)) for kind, operands in planned]
+            return _Chain((*chain.steps, *found), slot, out.dtype)
+
+        if equation.params.get("alone") is kernel_table.laid_out_on_cpu:
+            return extended()
+        if name == "convert_element_type":
+            if (dtype, out.dtype) in ((INT32, F32), (BF16, F32)):
+                return extended()
+            if (dtype, out.dtype) == (F32, BF16):
+                return extended((StepKind.TO_BFLOAT16, ()))
+            limits = {INT8: (-128, 127), UINT8: (0, 255)}.get(out.dtype)
+            return extended() if limits is not None and self._lie_within(chain.steps, *limits) else None
+        if name == "xor" and dtype == UINT8 and self._value(parts[1 - place]) == 128:
+            return extended((StepKind.SUBTRACT, parts[1 - place :][:1]))
+        if name == "bitcast_convert_type" and (dtype, out.dtype) == (UINT8, INT8):
+            return extended() if [kind for kind, _ in chain.steps[-1:]] == [StepKind.SUBTRACT] else None
+        if name == "sub" and (dtype, out.dtype, place) == (INT32, INT32, 0) and not chain.steps:
+            return extended((StepKind.SUBTRACT_INTEGER, parts[1:]))
+        if dtype not in (F32, BF16) or out.dtype != dtype:
+            return None
+        if name == "round" and int(equation.params["rounding_method"]) == TO_EVEN:
+            return extended((StepKind.ROUND, ()))
+        if name == "clamp" and place == 1:
+            return extended((StepKind.MAXIMUM, parts[:1]), (StepKind.MINIMUM, parts[2:]))
+        if name not in BINARY or (place == 1 and name not in COMMUTES):
+            return None
+        rounding = [(StepKind.TO_BFLOAT16, ())] if dtype == BF16 and name not in ("max", "min") else []
+        other = parts[1 - place]
+        maker, factors = self._maker(other)
+        if name in ("add", "sub") and maker == "mul" and self.types[other].shape == shape:
+            return None  # XLA rounds that product and this sum once
+        scales = maker == "mul" and shape not in (self.types[factor].shape for factor in factors)
+        if name == "mul" and scales and self.types[other].shape == shape and dtype == F32:
+            scaled = extended(
+                (StepKind.MULTIPLY_BY_PRODUCT, factors)
+            )  # without an array of all products of scales
+            if scaled is not None:
+                return scaled
+        return extended((BINARY[name], (other,)), *rounding)
+
+    def _operand(self, slot: Slot, shape: tuple[int, ...], axes: int) -> _Operand | None:
+        """A step's operand beside numbers of this shape; None if it is not a matrix that broadcasts."""
+        own = self.types[slot].shape or (1,) * len(shape)
+        name, inputs = self._maker(slot)
+        if name == "broadcast_in_dim":
+            params = self.operations[self.made_by[slot]].equation.params
+            sizes = dict(zip(params["broadcast_dimensions"], self.types[inputs[0]].shape, strict=True))
+            own, slot = tuple(sizes.get(axis, 1) for axis in range(len(own))), inputs[0]
+        ends = ((own[:axes], shape[:axes]), (own[axes:], shape[axes:]))
+        if len(own) != len(shape) or any(math.prod(part) != 1 and part != whole for part, whole in ends):
+            return None
+        return _Operand(slot, (math.prod(own[:axes]), math.prod(own[axes:])))
+
+    def _value(self, slot: Slot) -> float | None:
+        """The value of a constant with a single number; None of anything else."""
+        value = self.constants.get(slot)
+        return None if value is None or np.size(value) != 1 else float(np.ravel(value)[0])
+
+    def _lie_within(self, steps: Sequence[PlannedStep], least: float, most: float) -> bool:
+        """Whether steps end with a rounding and a clamp to numbers within these."""
+        if [kind for kind, _ in steps[-3:]] != [StepKind.ROUND, StepKind.MAXIMUM, StepKind.MINIMUM]:
+            return False
+        low, high = (self._value(operands[0].slot) for _, operands in steps[-2:])
+        return low is not None and high is not None and low >= least and high <= most

@@ -1,0 +1,90 @@
+"""A product of bytes with the elementwise operations before and after it, in one call of the compiled kernels."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jqinject.native.library import library
+
+#: The most steps on a side.
+MOST_STEPS = 32
+#: What the left operand may be made of, and what the result may be.
+DTYPES = tuple(map(np.dtype, (jnp.float32, jnp.bfloat16, jnp.int8)))
+
+
+class StepKind(IntEnum):
+    """An elementwise operation of the kernels, in float32: `x = x + operand`, and so on."""
+
+    ADD = 0
+    SUBTRACT = 1
+    MULTIPLY = 2
+    DIVIDE = 3
+    MAXIMUM = 4
+    MINIMUM = 5
+    #: To the nearest whole number, ties to even.
+    ROUND = 6
+    #: To the nearest number of bfloat16.
+    TO_BFLOAT16 = 7
+    #: Of the integer sums: the first step after the product.
+    SUBTRACT_INTEGER = 8
+    #: By the product of two operands: `x * (first * second)`.
+    MULTIPLY_BY_PRODUCT = 9
+
+
+class FusedStep(NamedTuple):
+    """One elementwise operation.
+
+    Attributes:
+        kind: which.
+        operands: one, none or two: `(rows or 1, columns or 1)`, float32, int32 for `SUBTRACT_INTEGER`.
+    """
+
+    kind: StepKind
+    operands: tuple[jax.Array, ...] = ()
+
+
+def fused_matmul(
+    lhs: jax.Array, rhs: jax.Array, before: Sequence[FusedStep], after: Sequence[FusedStep], dtype: DTypeLike
+) -> jax.Array:
+    """`after(before(lhs) @ rhs.T)`, where `before` ends with whole numbers that int8 holds.
+
+    Every operation is rounded to float32, but a multiplication and an addition that follows it are rounded once, as XLA
+    does on CPUs.
+
+    Args:
+        lhs: float32, bfloat16, or int8 if there are no steps before, `(m, k)`.
+        rhs: int8 `(n, k)`.
+        before: the steps on `lhs`.
+        after: the steps on the sums.
+        dtype: of the result: float32, bfloat16, or int8 if the last steps leave whole numbers that it holds.
+
+    Returns:
+        `(m, n)`.
+    """
+    codes = np.asarray([len(before), *(step.kind for step in (*before, *after))], np.int32)
+    operands = [operand for step in (*before, *after) for operand in step.operands]
+    out = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[0]), dtype)
+    function = library().function("fused_matmul")
+    y = jax.ffi.ffi_call(function, out, vmap_method="sequential")(lhs, rhs, jnp.asarray(codes), *operands)
+    assert isinstance(y, jax.Array)
+    return y
+
+
+def row_amax(x: jax.Array) -> jax.Array:
+    """The largest magnitude of each row, nan where a row has one.
+
+    Args:
+        x: float32 `(m, k)`.
+
+    Returns:
+        `(m, 1)`.
+    """
+    out = jax.ShapeDtypeStruct((x.shape[0], 1), x.dtype)
+    y = jax.ffi.ffi_call(library().function("row_amax"), out, vmap_method="sequential")(x)
+    assert isinstance(y, jax.Array)
+    return y
