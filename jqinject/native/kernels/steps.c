@@ -8,6 +8,10 @@
 
 #include <string.h>
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3") /* at O2 GCC leaves half of these loops without vectors; Clang does not */
+#endif
+
 #if defined(__x86_64__)
 #define TARGET __attribute__((target("avx2,fma")))
 #else
@@ -127,6 +131,7 @@ static TARGET void write_numbers(const matrix* to, int64_t row, int64_t column, 
 
 static inline float sum(float x, float y) { return x + y; }
 static inline float difference(float x, float y) { return x - y; }
+static inline float product_of_two(float x, float y) { return x * y; }
 static inline float quotient(float x, float y) { return x / y; }
 /* A nan is kept, as XLA does. */
 static inline float maximum(float x, float y) { return x > y || x != x ? x : y; }
@@ -156,10 +161,11 @@ static TARGET void change(const steps* s, int n, int64_t row, int64_t column, in
   for (; n < s->count; n++) {
     const step* now = &s->first[n];
     const float* numbers[2] = {NULL};
-    float ones[2] = {0};
+    float ones[2] = {0}, other;
     for (int place = 0; place < now->count; place++)
       numbers[place] = read_numbers_of(&now->operands[place], row, column, count, &ones[place], copies[place]);
-    const float *y = numbers[0], *z = numbers[1], one = ones[0];
+    const float *y = numbers[0], *z = numbers[1];
+    const float one = ones[0];
     switch (now->kind) {
       case ADD: WITH_OPERAND(sum) break;
       case SUBTRACT: WITH_OPERAND(difference) break;
@@ -170,23 +176,23 @@ static TARGET void change(const steps* s, int n, int64_t row, int64_t column, in
       case TO_BFLOAT16: EACH(x[i] = of_bfloat16(to_bfloat16(x[i]))); break;
       case MULTIPLY:
       case MULTIPLY_BY_PRODUCT:
-        EACH(factors[i] = y == NULL ? one : y[i]);
         if (now->kind == MULTIPLY_BY_PRODUCT) {
-          if (z != NULL) {
-            EACH(factors[i] = factors[i] * z[i]);
-          } else {
-            EACH(factors[i] = factors[i] * ones[1]);
-          }
+          EACH(factors[i] = (y == NULL ? one : y[i]) * (z == NULL ? ones[1] : z[i]));
+          y = factors;
         }
         if (n + 1 == s->count || now[1].kind > SUBTRACT) {
-          EACH(x[i] = x[i] * factors[i]);
-        } else {
-          const float sign = now[1].kind == ADD ? 1 : -1;
-          z = read_numbers_of(&now[1].operands[0], row, column, count, &ones[0], copies[0]);
-          EACH(terms[i] = sign * (z == NULL ? ones[0] : z[i]));
-          EACH(x[i] = __builtin_fmaf(x[i], factors[i], terms[i]));
-          n++;
+          WITH_OPERAND(product_of_two)
+          break;
         }
+        EACH(factors[i] = y == NULL ? one : y[i]);
+        z = read_numbers_of(&now[1].operands[0], row, column, count, &other, copies[1]);
+        EACH(terms[i] = z == NULL ? other : z[i]);
+        if (now[1].kind == ADD) {
+          EACH(x[i] = __builtin_fmaf(x[i], factors[i], terms[i]));
+        } else {
+          EACH(x[i] = __builtin_fmaf(x[i], factors[i], -terms[i]));
+        }
+        n++;
         break;
     }
   }
