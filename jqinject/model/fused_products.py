@@ -33,6 +33,8 @@ BINARY = {
     "max": StepKind.MAXIMUM,
     "min": StepKind.MINIMUM,
 }
+#: What `where(x == a, b, x)` compares.
+REPLACES = {"eq": StepKind.REPLACE_EQUAL, "lt": StepKind.REPLACE_BELOW}
 COMMUTES = ("add", "mul", "max", "min")
 #: Operations whose output is their input.
 PASSES = ("stop_gradient", "copy", "name")
@@ -76,13 +78,8 @@ def _run(body: Body, arrays: Sequence[Any]) -> list[Any]:
     values = program.constants | dict(zip(program.inputs, arrays, strict=True))
     for index, operation in enumerate(program.operations):
         joined = program.joined.get(index)
-        shape = program.types[operation.outputs[0]].shape if operation.outputs else ()
-        measured = program.measured(operation)
         if joined is not None:
-            values[joined.after.slot] = joined.run(values, shape)
-        elif measured in values:
-            x = values[measured]
-            values[operation.outputs[0]] = row_amax(x.reshape(-1, x.shape[-1])).reshape(shape)
+            values[joined.after.slot] = joined.run(values, program.types[joined.after.slot].shape)
         elif all(slot in values for slot in operation.inputs):  # else it is a step of a product
             equation = operation.equation
             if equation.name in LOOPS and any(map(_has_products, equation.bodies)):
@@ -109,7 +106,8 @@ class _Operation(NamedTuple):
     Attributes:
         equation: the equation.
         inputs, outputs: slots.
-        parts: what it computes from; `inputs`, but without what only guards a quotient, see `_Program._divisor`.
+        parts: what it computes from; `inputs`, but without what only guards a quotient, see `_Program._divisor`, and
+            of `where(x < a, b, x)`, or `==`, these three numbers.
     """
 
     equation: Equation
@@ -164,18 +162,34 @@ class _JoinedProduct(NamedTuple):
             values: of slots.
             shape: of the result.
         """
-
-        def steps(planned: Sequence[PlannedStep]) -> list[FusedStep]:
-            return [
-                FusedStep(kind, tuple(_matrix(values[x.slot], x.shape) for x in operands))
-                for kind, operands in planned
-            ]
-
         dims = self.product.dims
         right = kernel_table.right_matrix(values[self.rhs], dims)
         left = values[self.source].reshape(math.prod(shape[: len(dims.lhs_free)]), right.shape[1])
-        before, after = steps(self.before), steps(self.after.steps)
+        before, after = (_with_operands(steps, values) for steps in (self.before, self.after.steps))
         return fused_matmul(left, right, before, after, self.after.dtype).reshape(shape)
+
+
+class _RowRange(NamedTuple):
+    """The largest magnitude of each row of an array, and what steps make of it.
+
+    Attributes:
+        source: slot of the array.
+        after: the steps, and the result.
+    """
+
+    source: Slot
+    after: _Chain
+
+    def run(self, values: dict[Slot, Any], shape: tuple[int, ...]) -> jax.Array:
+        """See `_JoinedProduct`."""
+        x = values[self.source]
+        return row_amax(x.reshape(-1, x.shape[-1]), _with_operands(self.after.steps, values)).reshape(shape)
+
+
+def _with_operands(steps: Sequence[PlannedStep], values: dict[Slot, Any]) -> list[FusedStep]:
+    return [
+        FusedStep(kind, tuple(_matrix(values[x.slot], x.shape) for x in operands)) for kind, operands in steps
+    ]
 
 
 def _matrix(x: Any, shape: tuple[int, int]) -> jax.Array:
@@ -193,7 +207,7 @@ class _Program:
         operations: in order.
         constants: values of slots.
         inputs, outputs: slots.
-        joined: index of the last operation that a product is joined with -> the product.
+        joined: index of the last operation that a product, or a range of rows, is joined with -> it.
     """
 
     def __init__(self, body: Body) -> None:
@@ -210,23 +224,33 @@ class _Program:
                 live.update(operation.parts)
                 for slot in {*operation.parts}:
                     self.readers[slot].append(index)
-        self.joined: dict[int, _JoinedProduct] = {}
-        self._taken: set[int] = set()  # indices of the operations that follow a product in its kernel
-        for operation in self.operations:
-            joined = self._joined(operation) if live & {*operation.outputs} else None
-            if joined is not None:
+        self.joined: dict[int, _JoinedProduct | _RowRange] = {}
+        self._taken: set[int] = set()  # indices of the operations that follow another one in its kernel
+        used = [operation for operation in self.operations if live & {*operation.outputs}]
+        for find in (self._joined, self._row_range):
+            for joined in filter(None, map(find, used)):
                 self.joined[self.made_by[joined.after.slot]] = joined
 
-    def measured(self, operation: _Operation) -> Slot | None:
-        """The array of which an operation takes the largest magnitude of each row; None of other operations."""
+    def _row_range(self, operation: _Operation) -> _RowRange | None:
+        """The largest magnitude of each row and the steps after it, beside joined products; None of other operations."""
         if not self.joined or operation.equation.name != "reduce_max":
             return None
         name, inputs = self._maker(operation.inputs[0])
         x = self.types[inputs[0]] if name == "abs" else None
-        rows = (
-            x is not None and x.dtype == F32 and x.size and operation.equation.params["axes"] == (x.ndim - 1,)
-        )
-        return inputs[0] if rows else None
+        if x is None or x.dtype != F32 or not x.size or operation.equation.params["axes"] != (x.ndim - 1,):
+            return None
+        slot = operation.outputs[0]
+        following = self.operations[self.readers[slot][0]] if len(self.readers[slot]) == 1 else None
+        kept = (*x.shape[:-1], 1)
+        if following is not None and following.equation.name in ("broadcast_in_dim", "reshape"):
+            slot = following.outputs[0] if self.types[following.outputs[0]].shape == kept else slot
+        chains = [_Chain((), slot, F32)]
+        if self.types[slot].shape == kept:
+            chains += self._forward(chains[0], x.ndim - 1)
+        while chains[-1].dtype != F32:
+            chains.pop()
+        self._taken.update(self.made_by[chain.slot] for chain in chains)
+        return _RowRange(inputs[0], chains[-1])
 
     def _appended(self, equation: Equation, inputs: list[Slot]) -> Sequence[Slot]:
         """Append an operation, and return the slots of its outputs."""
@@ -240,6 +264,10 @@ class _Program:
         parts = tuple(inputs)
         if equation.name == "div":
             parts = inputs[0], self._divisor(*inputs)
+        elif equation.name == "select_n" and len(inputs) == 3:
+            condition, sides = self._maker(inputs[0])
+            if condition in REPLACES and sides[0] == inputs[1]:
+                parts = *sides, inputs[2]
         self.operations.append(_Operation(equation, tuple(inputs), outputs, parts))
         return outputs
 
@@ -249,11 +277,11 @@ class _Program:
         return len(self.types) - 1
 
     def _maker(self, slot: Slot) -> tuple[str, tuple[Slot, ...]]:
-        """The name and inputs of what makes a slot."""
+        """The name and parts of what makes a slot."""
         if slot not in self.made_by:
             return "", ()
         operation = self.operations[self.made_by[slot]]
-        return operation.equation.name, operation.inputs
+        return operation.equation.name, operation.parts
 
     def _divisor(self, x: Slot, by: Slot) -> Slot:
         """What a number is divided by: x / clamp(s, x, s) is x / s, which keeps XLA from multiplying by 1 / s."""
@@ -262,7 +290,8 @@ class _Program:
             return inputs[0]
         if name == "max":
             inner, least = self._maker(inputs[0])
-            if inner == "min" and least == (x, inputs[1]):
+            same = inner == "min" and (least[0] == x or self._value(x) == self._value(least[0]) is not None)
+            if same and least[1] == inputs[1]:
                 return inputs[1]
         return by
 
@@ -365,6 +394,9 @@ class _Program:
             return extended((StepKind.SUBTRACT_INTEGER, parts[1:]))
         if dtype not in (F32, BF16) or out.dtype != dtype:
             return None
+        if name == "select_n" and len(parts) == 3 and place == 0:
+            condition, _ = self._maker(operation.inputs[0])
+            return extended((REPLACES[condition], parts[1:])) if condition in REPLACES else None
         if name == "round" and int(equation.params["rounding_method"]) == TO_EVEN:
             return extended((StepKind.ROUND, ()))
         if name == "clamp" and place == 1:
@@ -376,6 +408,13 @@ class _Program:
         maker, factors = self._maker(other)
         if name in ("add", "sub") and maker == "mul" and self.types[other].shape == shape:
             return None  # XLA rounds that product and this sum once
+        if (
+            name == "mul"
+            and maker == "div"
+            and self.types[other].shape != shape
+            and self._value(factors[0]) == 1
+        ):
+            return extended((StepKind.MULTIPLY_BY_RECIPROCAL, factors[1:]), *rounding)
         scales = maker == "mul" and shape not in (self.types[factor].shape for factor in factors)
         if name == "mul" and scales and self.types[other].shape == shape and dtype == F32:
             scaled = extended(

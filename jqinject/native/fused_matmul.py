@@ -34,6 +34,12 @@ class StepKind(IntEnum):
     SUBTRACT_INTEGER = 8
     #: By the product of two operands: `x * (first * second)`.
     MULTIPLY_BY_PRODUCT = 9
+    #: `x * (1 / operand)`.
+    MULTIPLY_BY_RECIPROCAL = 10
+    #: By the second operand where it equals the first one.
+    REPLACE_EQUAL = 11
+    #: By the second operand where it is less than the first one.
+    REPLACE_BELOW = 12
 
 
 class FusedStep(NamedTuple):
@@ -66,25 +72,32 @@ def fused_matmul(
     Returns:
         `(m, n)`.
     """
-    codes = np.asarray([len(before), *(step.kind for step in (*before, *after))], np.int32)
-    operands = [operand for step in (*before, *after) for operand in step.operands]
     out = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[0]), dtype)
-    function = library().function("fused_matmul")
-    y = jax.ffi.ffi_call(function, out, vmap_method="sequential")(lhs, rhs, jnp.asarray(codes), *operands)
-    assert isinstance(y, jax.Array)
-    return y
+    return _call("fused_matmul", out, (lhs, rhs), (len(before),), (*before, *after))
 
 
-def row_amax(x: jax.Array) -> jax.Array:
-    """The largest magnitude of each row, nan where a row has one.
+def row_amax(x: jax.Array, steps: Sequence[FusedStep] = ()) -> jax.Array:
+    """The largest magnitude of each row, nan where a row has one, and what steps make of it.
 
     Args:
         x: float32 `(m, k)`.
+        steps: on numbers `(m, 1)`.
 
     Returns:
         `(m, 1)`.
     """
-    out = jax.ShapeDtypeStruct((x.shape[0], 1), x.dtype)
-    y = jax.ffi.ffi_call(library().function("row_amax"), out, vmap_method="sequential")(x)
+    return _call("row_amax", jax.ShapeDtypeStruct((x.shape[0], 1), x.dtype), (x,), (), steps)
+
+
+def _call(
+    name: str,
+    out: jax.ShapeDtypeStruct,
+    arrays: tuple[jax.Array, ...],
+    counts: tuple[int, ...],
+    steps: Sequence[FusedStep],
+) -> jax.Array:
+    codes = jnp.asarray(np.asarray([*counts, *(step.kind for step in steps)], np.int32))
+    operands = [operand for step in steps for operand in step.operands]
+    y = jax.ffi.ffi_call(library().function(name), out, vmap_method="sequential")(*arrays, codes, *operands)
     assert isinstance(y, jax.Array)
     return y

@@ -15,6 +15,9 @@ OPERATIONS = {
     StepKind.MAXIMUM: np.maximum,
     StepKind.MINIMUM: np.minimum,
     StepKind.ROUND: np.rint,
+    StepKind.MULTIPLY_BY_RECIPROCAL: lambda x, y: x * (F32(1) / y),
+    StepKind.REPLACE_EQUAL: lambda x, y, other: np.where(x == y, other, x),
+    StepKind.REPLACE_BELOW: lambda x, y, other: np.where(x < y, other, x),
     StepKind.TO_BFLOAT16: lambda x: x.astype(jnp.bfloat16).astype(F32),
 }
 
@@ -57,6 +60,16 @@ def rounding(scale):
     ]
 
 
+def scales():
+    """Of the largest magnitudes of rows: 1 for empty ones, and not too small."""
+    tiny, one, steps = (np.full((1, 1), number, F32) for number in (0.6, 1, 127))
+    return [
+        (StepKind.REPLACE_EQUAL, (one - 1, one)),
+        (StepKind.REPLACE_BELOW, (tiny, steps)),
+        (StepKind.DIVIDE, (steps,)),
+    ]
+
+
 def cases(draw, m, n, k):
     """Layers of an m x k input and an n x k weight: (lhs, rhs, before, after, dtype of the result)."""
     x = draw.normal(size=(m, k)).astype(F32)
@@ -88,3 +101,4 @@ def cases(draw, m, n, k):
     )
     quotient = [(StepKind.MULTIPLY, (1 / of_rows,)), (StepKind.ADD, (one,)), *rounding(one)[1:]]
     yield x.astype(jnp.bfloat16), w, quotient, [(StepKind.DIVIDE, (of_columns,))], F32
+    yield x, w, [(StepKind.MULTIPLY_BY_RECIPROCAL, (of_rows,)), *rounding(one)[1:]], [scaled], F32

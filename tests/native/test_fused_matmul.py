@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from jqinject.native.fused_matmul import FusedStep, StepKind, fused_matmul, row_amax
-from tests.native.fused_steps import cases, result
+from tests.native.fused_steps import applied, cases, result, scales
 
 SHAPES = [(1, 1, 1), (3, 70, 65), (17, 129, 64), (5, 300, 2049), (200, 40, 33)]
 
 
+def planned(steps):
+    return [FusedStep(kind, tuple(map(jnp.asarray, operands))) for kind, operands in steps]
+
+
 def check(m, n, k):
     for lhs, rhs, before, after, dtype in cases(np.random.default_rng(m), m, n, k):
-        steps = [
-            [FusedStep(kind, tuple(map(jnp.asarray, operands))) for kind, operands in side]
-            for side in (before, after)
-        ]
+        steps = [planned(side) for side in (before, after)]
         got = fused_matmul(jnp.asarray(lhs), jnp.asarray(rhs), *steps, dtype)
         assert got.dtype == dtype
         np.testing.assert_array_equal(np.asarray(got), result(lhs, rhs, before, after, dtype))
@@ -70,9 +71,18 @@ def test_operands_that_do_not_fit_are_refused(kernel, lhs, before, after):
         fused_matmul(jnp.ones(lhs), jnp.ones((3, 4), jnp.int8), before, after, jnp.float32)
 
 
+def test_ranges_that_do_not_fit_are_refused(kernel):
+    for steps in ([FusedStep(StepKind.ADD)], [FusedStep(StepKind.ADD, (jnp.ones((1, 2)),))]):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"row_amax takes float32 \(m, k\)"):
+            row_amax(jnp.ones((3, 4)), steps)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (64, 2048), (700, 100)], ids=str)
 def test_the_largest_magnitude_of_each_row(kernel, shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     np.testing.assert_array_equal(row_amax(jnp.asarray(x)), np.abs(x).max(1, keepdims=True))
+    x[0] = 0
+    expected = applied(np.abs(x).max(1, keepdims=True), scales())
+    np.testing.assert_array_equal(row_amax(jnp.asarray(x), planned(scales())), expected)
     x[0, -1] = np.nan
     assert np.isnan(row_amax(jnp.asarray(x))[0, 0]), "a nan is kept"

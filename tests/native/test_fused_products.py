@@ -100,9 +100,13 @@ def test_layers_with_known_scales_hand_on_bytes(kernel):
     assert not re.search(r"f32\[6,32\]\S* fusion\(", text), "nothing is left between the products"
 
 
-def test_rows_are_measured_by_the_kernels(kernel):
-    text, *_ = programs(jqinject.freeze(Layers(by_scheme, nnx.relu)), inputs(6))
+@pytest.mark.parametrize("name", ["each row", "scheme, 3 axes"])
+def test_the_kernels_measure_rows_and_make_scales_of_them(kernel, name):
+    model = Layers(*MODELS[name])
+    model(inputs(6))
+    text, *_ = programs(jqinject.freeze(model), inputs(6))
     assert (calls(text, "row_amax"), text.count(" reduce(")) == (3, 0)
+    assert not re.search(r"f32\[6,\d+\]\S* (fusion|divide|multiply|select)\((?!%constant)", text)
 
 
 class Branches(nnx.Module):

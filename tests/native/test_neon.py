@@ -233,7 +233,10 @@ def test_products_with_steps_around_them(run):
             calls.append(("fused_matmul", [lhs, rhs, codes, *operands], np.dtype(dtype)))
             wanted.append(fused_steps.result(lhs, rhs, before, after, dtype))
         x = draw.normal(size=(m, k)).astype(np.float32)
-        calls.append(("row_amax", [x]))
-        wanted.append(np.abs(x).max(1, keepdims=True))
+        x[0] = 0
+        for steps in ((), fused_steps.scales()):
+            codes = np.asarray([kind for kind, _ in steps], np.int32)
+            calls.append(("row_amax", [x, codes, *(operand for _, more in steps for operand in more)]))
+            wanted.append(fused_steps.applied(np.abs(x).max(1, keepdims=True), steps))
     for got, correct in zip(run(*calls), wanted, strict=True):
         np.testing.assert_array_equal(got, correct)

@@ -26,7 +26,7 @@ typedef float chunk[CHUNK];
     for (int64_t i = g; i < g + GROUP; i++) assignment
 
 /* The operands of each kind. */
-static const int COUNTS[KINDS] = {1, 1, 1, 1, 1, 1, 0, 0, 1, 2};
+static const int COUNTS[KINDS] = {1, 1, 1, 1, 1, 1, 0, 0, 1, 2, 1, 2, 2};
 
 static int read_step_operand(step_operand* operand, const ffi_buffer* given, int dtype, int64_t rows, int64_t columns) {
   if (given->rank != 2 || given->dtype != dtype) return 0;
@@ -156,6 +156,9 @@ static inline float nearest(float x) {
     EACH(x[i] = function(x[i], one));    \
   }
 
+/* The i-th number of an operand. */
+#define NUMBER(place) (numbers[place] == NULL ? ones[place] : numbers[place][i])
+
 static TARGET void change(const steps* s, int n, int64_t row, int64_t column, int64_t count, chunk x) {
   chunk copies[2], factors, terms;
   for (; n < s->count; n++) {
@@ -164,7 +167,7 @@ static TARGET void change(const steps* s, int n, int64_t row, int64_t column, in
     float ones[2] = {0}, other;
     for (int place = 0; place < now->count; place++)
       numbers[place] = read_numbers_of(&now->operands[place], row, column, count, &ones[place], copies[place]);
-    const float *y = numbers[0], *z = numbers[1];
+    const float* y = numbers[0];
     const float one = ones[0];
     switch (now->kind) {
       case ADD: WITH_OPERAND(sum) break;
@@ -174,10 +177,17 @@ static TARGET void change(const steps* s, int n, int64_t row, int64_t column, in
       case MINIMUM: WITH_OPERAND(minimum) break;
       case ROUND: EACH(x[i] = nearest(x[i])); break;
       case TO_BFLOAT16: EACH(x[i] = of_bfloat16(to_bfloat16(x[i]))); break;
+      case REPLACE_EQUAL: EACH(x[i] = x[i] == NUMBER(0) ? NUMBER(1) : x[i]); break;
+      case REPLACE_BELOW: EACH(x[i] = x[i] < NUMBER(0) ? NUMBER(1) : x[i]); break;
       case MULTIPLY:
       case MULTIPLY_BY_PRODUCT:
+      case MULTIPLY_BY_RECIPROCAL: {
+        if (now->kind == MULTIPLY_BY_RECIPROCAL) {
+          EACH(factors[i] = 1 / NUMBER(0));
+          y = factors;
+        }
         if (now->kind == MULTIPLY_BY_PRODUCT) {
-          EACH(factors[i] = (y == NULL ? one : y[i]) * (z == NULL ? ones[1] : z[i]));
+          EACH(factors[i] = NUMBER(0) * NUMBER(1));
           y = factors;
         }
         if (n + 1 == s->count || now[1].kind > SUBTRACT) {
@@ -185,7 +195,7 @@ static TARGET void change(const steps* s, int n, int64_t row, int64_t column, in
           break;
         }
         EACH(factors[i] = y == NULL ? one : y[i]);
-        z = read_numbers_of(&now[1].operands[0], row, column, count, &other, copies[1]);
+        const float* z = read_numbers_of(&now[1].operands[0], row, column, count, &other, copies[1]);
         EACH(terms[i] = z == NULL ? other : z[i]);
         if (now[1].kind == ADD) {
           EACH(x[i] = __builtin_fmaf(x[i], factors[i], terms[i]));
@@ -194,6 +204,7 @@ static TARGET void change(const steps* s, int n, int64_t row, int64_t column, in
         }
         n++;
         break;
+      }
     }
   }
 }

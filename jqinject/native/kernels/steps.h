@@ -5,7 +5,8 @@
 #include "product.h"
 #include "xla_ffi.h"
 
-enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, MINIMUM, ROUND, TO_BFLOAT16, SUBTRACT_INTEGER, MULTIPLY_BY_PRODUCT, KINDS };
+enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, MINIMUM, ROUND, TO_BFLOAT16, SUBTRACT_INTEGER, MULTIPLY_BY_PRODUCT };
+enum { MULTIPLY_BY_RECIPROCAL = MULTIPLY_BY_PRODUCT + 1, REPLACE_EQUAL, REPLACE_BELOW, KINDS };
 enum { MOST_STEPS = 32 };
 
 /* A matrix beside the numbers; an axis of size 1 is broadcast: its stride is 0. */
@@ -14,7 +15,8 @@ typedef struct {
   int64_t of_row, of_column;
 } step_operand;
 
-/* x = x `kind` operands[0]; MULTIPLY_BY_PRODUCT is x * (operands[0] * operands[1]). */
+/* x = x `kind` operands[0]. MULTIPLY_BY_PRODUCT is x * (operands[0] * operands[1]), REPLACE_EQUAL
+ * x == operands[0] ? operands[1] : x. */
 typedef struct {
   int kind, count;
   step_operand operands[2];
