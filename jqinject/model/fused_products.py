@@ -33,6 +33,9 @@ BINARY = {
     "max": StepKind.MAXIMUM,
     "min": StepKind.MINIMUM,
 }
+#: Operations that change a dtype or a layout, and `x ^ 128`, with which unsigned bytes become signed ones.
+CASTS = ("one_device", "xor", "bitcast_convert_type", "convert_element_type")
+ROUNDS = ("add", "sub", "mul", "div")
 #: What `where(x == a, b, x)` compares.
 REPLACES = {"eq": StepKind.REPLACE_EQUAL, "lt": StepKind.REPLACE_BELOW}
 COMMUTES = ("add", "mul", "max", "min")
@@ -42,6 +45,8 @@ TO_EVEN = int(jax.lax.RoundingMethod.TO_NEAREST_EVEN)
 F32, BF16, INT8, UINT8, INT32 = (
     np.dtype(x) for x in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.uint8, jnp.int32)
 )
+
+TO_FLOAT32 = ((INT32, F32), (BF16, F32), (F32, F32))
 
 
 def with_fused_products(function: Callable[..., R]) -> Callable[..., R]:
@@ -124,6 +129,7 @@ class _Operand(NamedTuple):
 
 
 PlannedStep = tuple[StepKind, tuple[_Operand, ...]]
+SlotStep = tuple[StepKind, Sequence[Slot]]
 
 
 class _Chain(NamedTuple):
@@ -220,7 +226,7 @@ class _Program:
         self.readers = collections.defaultdict[Slot, list[int]](list)
         live = {*self.outputs}
         for index, operation in reversed([*enumerate(self.operations)]):
-            if live & {*operation.outputs}:
+            if live & {*operation.outputs} or operation.equation.has_effects:
                 live.update(operation.parts)
                 for slot in {*operation.parts}:
                     self.readers[slot].append(index)
@@ -232,7 +238,7 @@ class _Program:
                 self.joined[self.made_by[joined.after.slot]] = joined
 
     def _row_range(self, operation: _Operation) -> _RowRange | None:
-        """The largest magnitude of each row and the steps after it, beside joined products; None of other operations."""
+        """The largest magnitude of each row, and the steps after it, beside joined products; None of anything else."""
         if not self.joined or operation.equation.name != "reduce_max":
             return None
         name, inputs = self._maker(operation.inputs[0])
@@ -364,65 +370,70 @@ class _Program:
 
     def _after(self, operation: _Operation, chain: _Chain, axes: int) -> _Chain | None:
         """A chain after one more operation; None if that is no step."""
-        equation, parts, dtype = operation.equation, operation.parts, chain.dtype
-        name, shape, out = equation.name, self.types[chain.slot].shape, equation.outputs[0]
+        equation, parts = operation.equation, operation.parts
+        shape, out = self.types[chain.slot].shape, equation.outputs[0]
         if len(operation.outputs) != 1 or out.shape != shape or parts.count(chain.slot) != 1:
             return None
-        place, slot = parts.index(chain.slot), operation.outputs[0]
-
-        def extended(*steps: tuple[StepKind, Sequence[Slot]]) -> _Chain | None:
+        find = self._of_cast if equation.name in CASTS else self._of_arithmetic
+        for steps in find(operation, chain):
             planned = [(kind, [self._operand(x, shape, axes) for x in slots]) for kind, slots in steps]
-            if any(None in operands for _, operands in planned):
-                return None
-            found = [(kind, tuple(x for x in operands if x is not None)) for kind, operands in planned]
-            return _Chain((*chain.steps, *found), slot, out.dtype)
+            if not any(None in operands for _, operands in planned):
+                found = [(kind, tuple(x for x in operands if x is not None)) for kind, operands in planned]
+                return _Chain((*chain.steps, *found), operation.outputs[0], out.dtype)
+        return None
 
-        if equation.params.get("alone") is kernel_table.laid_out_on_cpu:
-            return extended()
-        if name == "convert_element_type":
-            if (dtype, out.dtype) in ((INT32, F32), (BF16, F32)):
-                return extended()
-            if (dtype, out.dtype) == (F32, BF16):
-                return extended((StepKind.TO_BFLOAT16, ()))
-            limits = {INT8: (-128, 127), UINT8: (0, 255)}.get(out.dtype)
-            return extended() if limits is not None and self._lie_within(chain.steps, *limits) else None
-        if name == "xor" and dtype == UINT8 and self._value(parts[1 - place]) == 128:
-            return extended((StepKind.SUBTRACT, parts[1 - place :][:1]))
-        if name == "bitcast_convert_type" and (dtype, out.dtype) == (UINT8, INT8):
-            return extended() if [kind for kind, _ in chain.steps[-1:]] == [StepKind.SUBTRACT] else None
-        if name == "sub" and (dtype, out.dtype, place) == (INT32, INT32, 0) and not chain.steps:
-            return extended((StepKind.SUBTRACT_INTEGER, parts[1:]))
-        if dtype not in (F32, BF16) or out.dtype != dtype:
-            return None
-        if name == "select_n" and len(parts) == 3 and place == 0:
+    def _of_cast(self, operation: _Operation, chain: _Chain) -> Iterator[Sequence[SlotStep]]:
+        """The steps of an operation that changes a dtype or a layout, if it is one that kernels take."""
+        name, params, parts = operation.equation.name, operation.equation.params, operation.parts
+        dtypes = chain.dtype, operation.equation.outputs[0].dtype
+        limits = {INT8: (-128, 127), UINT8: (0, 255)}.get(dtypes[1])
+        fits = dtypes in TO_FLOAT32 if limits is None else self._lie_within(chain.steps, *limits)
+        if name == "one_device":
+            if params["alone"] is kernel_table.laid_out_on_cpu:
+                yield ()
+        elif name == "xor":
+            other = next(slot for slot in parts if slot != chain.slot)
+            if dtypes[0] == UINT8 and self._value(other) == 128:
+                yield [(StepKind.SUBTRACT, (other,))]
+        elif name == "bitcast_convert_type":
+            if dtypes == (UINT8, INT8) and [kind for kind, _ in chain.steps[-1:]] == [StepKind.SUBTRACT]:
+                yield ()
+        elif dtypes == (F32, BF16):
+            yield [(StepKind.TO_BFLOAT16, ())]
+        elif fits:
+            yield ()
+
+    def _of_arithmetic(self, operation: _Operation, chain: _Chain) -> Iterator[Sequence[SlotStep]]:
+        """The steps of any other operation, if it is one that kernels take: the best ones first."""
+        equation, parts, dtype = operation.equation, operation.parts, chain.dtype
+        name, place, shape = equation.name, parts.index(chain.slot), self.types[chain.slot].shape
+        if dtype == INT32 and name == "sub" and place == 0 and not chain.steps:
+            yield [(StepKind.SUBTRACT_INTEGER, parts[1:])]
+        if dtype not in (F32, BF16) or equation.outputs[0].dtype != dtype:
+            return
+        if name == "select_n":
             condition, _ = self._maker(operation.inputs[0])
-            return extended((REPLACES[condition], parts[1:])) if condition in REPLACES else None
-        if name == "round" and int(equation.params["rounding_method"]) == TO_EVEN:
-            return extended((StepKind.ROUND, ()))
-        if name == "clamp" and place == 1:
-            return extended((StepKind.MAXIMUM, parts[:1]), (StepKind.MINIMUM, parts[2:]))
-        if name not in BINARY or (place == 1 and name not in COMMUTES):
-            return None
-        rounding = [(StepKind.TO_BFLOAT16, ())] if dtype == BF16 and name not in ("max", "min") else []
-        other = parts[1 - place]
-        maker, factors = self._maker(other)
-        if name in ("add", "sub") and maker == "mul" and self.types[other].shape == shape:
-            return None  # XLA rounds that product and this sum once
-        if (
-            name == "mul"
-            and maker == "div"
-            and self.types[other].shape != shape
-            and self._value(factors[0]) == 1
-        ):
-            return extended((StepKind.MULTIPLY_BY_RECIPROCAL, factors[1:]), *rounding)
-        scales = maker == "mul" and shape not in (self.types[factor].shape for factor in factors)
-        if name == "mul" and scales and self.types[other].shape == shape and dtype == F32:
-            scaled = extended(
-                (StepKind.MULTIPLY_BY_PRODUCT, factors)
-            )  # without an array of all products of scales
-            if scaled is not None:
-                return scaled
-        return extended((BINARY[name], (other,)), *rounding)
+            if len(parts) == 3 and place == 0 and condition in REPLACES:
+                yield [(REPLACES[condition], parts[1:])]
+        elif name == "round":
+            if int(equation.params["rounding_method"]) == TO_EVEN:
+                yield [(StepKind.ROUND, ())]
+        elif name == "clamp":
+            if place == 1:
+                yield [(StepKind.MAXIMUM, parts[:1]), (StepKind.MINIMUM, parts[2:])]
+        elif name in BINARY and (place == 0 or name in COMMUTES):
+            rounding = [(StepKind.TO_BFLOAT16, ())] if dtype == BF16 and name in ROUNDS else []
+            other = parts[1 - place]
+            maker, factors = self._maker(other)
+            is_whole = self.types[other].shape == shape
+            if name in ("add", "sub") and maker == "mul" and is_whole:
+                return  # XLA rounds that product and this sum once
+            if name == "mul" and maker == "div" and not is_whole and self._value(factors[0]) == 1:
+                yield [(StepKind.MULTIPLY_BY_RECIPROCAL, factors[1:]), *rounding]
+            of_scales = maker == "mul" and shape not in (self.types[factor].shape for factor in factors)
+            if name == "mul" and is_whole and of_scales and dtype == F32:
+                yield [(StepKind.MULTIPLY_BY_PRODUCT, factors)]  # without an array of all products of scales
+            yield [(BINARY[name], (other,)), *rounding]
 
     def _operand(self, slot: Slot, shape: tuple[int, ...], axes: int) -> _Operand | None:
         """A step's operand beside numbers of this shape; None if it is not a matrix that broadcasts."""

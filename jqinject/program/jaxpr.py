@@ -85,6 +85,11 @@ class Equation:
         return [var.aval for var in self._outputs]
 
     @property
+    def has_effects(self) -> bool:
+        """Whether it does more than compute its outputs: it prints, or calls Python."""
+        return bool(self._equation.effects)
+
+    @property
     def variables(self) -> list[int]:
         """The places of those inputs that are no literals."""
         return [place for place, atom in enumerate(self._inputs) if not isinstance(atom, core.Literal)]

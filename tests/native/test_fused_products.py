@@ -134,6 +134,24 @@ def test_what_several_operations_read_stays(kernel):
     assert (calls(text), calls(text, "int8_matmul")) == (4, 0)
 
 
+def test_what_python_is_shown_stays(kernel):
+    seen = []
+
+    class Shown(Layers):
+        def __call__(self, x):
+            y = self.layers[0](x)
+            jax.debug.callback(lambda y: seen.append(np.asarray(y)), y)
+            return self.layers[2](self.layers[1](nnx.relu(y)))
+
+    model = Shown(dense(Averaged), nnx.relu)
+    model(inputs(6))
+    text, got, expected = programs(jqinject.freeze(model), inputs(6))
+    jax.effects_barrier()
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(seen[-1], seen[-2])
+    assert calls(text) == 3
+
+
 def test_within_a_scan(kernel):
     class Stack(nnx.Module):
         def __init__(self):
