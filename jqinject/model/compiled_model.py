@@ -48,9 +48,10 @@ def compiled(
     model. Later changes of the model do not count: `update` takes them. Caches that the call changes are carried from
     call to call in place (donated); the model that was given keeps its own.
 
-    On one CPU with compiled kernels, a product of integers takes over what stands around it: the rounding of its input,
-    scales, zero points, bias, activation, and the rounding for the next product. Results are those of the model under
-    `jax.jit`, to the bit where XLA itself leaves no choice of which product and sum are rounded once.
+    On one CPU with compiled kernels, a product of integers is fused with the elementwise operations around it: the
+    rounding of its input, scales, zero points, bias, activation, and the rounding for the next product. Results are
+    those of the model under `jax.jit`; where XLA may choose which product it rounds together with a sum, the last bit
+    may differ, and a row with a nan stays nan.
 
     The first program is compiled at once, from arrays or shapes. Other sizes of axes are compiled when they are first
     seen, once each; other dtypes, numbers of axes or arguments are refused. Arguments that hold no arrays (flags,
@@ -126,9 +127,9 @@ class CompiledModel(Generic[Model]):
         self._read, self._changing = self._arrays(model)
         # Caches on several devices stay where they are; the rest is left to the compiler.
         shardings = [x.sharding if len(x.sharding.device_set) > 1 else None for x in self._changing]
-        alone = all(_lies_on_one_cpu(x) for x in (*self._read, *self._changing))
+        fuses = jax.default_backend() == "cpu" and all(map(_lies_on_one_cpu, (*self._read, *self._changing)))
         self._run = jax.jit(
-            with_fused_products(self._traced) if alone else self._traced,
+            with_fused_products(self._traced) if fuses else self._traced,
             static_argnums=tuple(place + 2 for place in constants),
             donate_argnums=(1, *(place + 2 for place in donated)),
             out_shardings=(None, tuple(shardings)),

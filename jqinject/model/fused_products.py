@@ -1,12 +1,12 @@
-"""Products of bytes joined with the elementwise operations around them, in a program for one CPU.
+"""Fuse products of integers with the elementwise operations around them, in a jaxpr for one CPU.
 
-Between two products of a quantized model stand scales, zero points, biases, an activation and the next rounding. XLA
-makes a loop of them, which reads sums from memory and writes bytes to it. Here these operations are found in the
-program and become steps of the product, which the compiled kernel does while the numbers are in a cache: the same
-operations in the same order, with the same bits. Where the next layer's scale is known, layers hand on bytes.
+Between two products of a quantized model are scales, zero points, biases, an activation and the next rounding. XLA
+runs them as a loop of its own, which reads int32 sums from memory and writes int8 codes to it. Here they become the
+prologue and the epilogue of the compiled kernel: the same operations in the same order, so the same bits. If the next
+layer has a static scale, the epilogue rounds for it, and the layers exchange int8.
 
-A program is flattened into operations on numbered slots (`_Program`). A product takes the operations before it back to
-the quotient that is rounded, and those after it as long as nothing else reads what they leave.
+`_Program` flattens a jaxpr into operations on numbered slots. The prologue of a product reaches back to the quotient
+that is rounded; the epilogue goes on until a value is returned or has several readers.
 """
 
 import collections
@@ -50,7 +50,7 @@ TO_FLOAT32 = ((INT32, F32), (BF16, F32), (F32, F32))
 
 
 def with_fused_products(function: Callable[..., R]) -> Callable[..., R]:
-    """A function whose products of bytes are joined with what stands around them.
+    """Wrap a function so that its products of integers are fused with the elementwise operations around them.
 
     Args:
         function: of arrays, pytrees of them and constants; for one CPU, without derivatives.
@@ -76,16 +76,19 @@ def with_fused_products(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def _run(body: Body, arrays: Sequence[Any]) -> list[Any]:
-    """Run a program, with its products of bytes joined with what stands around them."""
+    """Evaluate a jaxpr with its products of integers fused.
+
+    The operations of a prologue or an epilogue are bound as well: nothing reads them, and XLA drops them.
+    """
     if not _has_products(body):
         return body.run(arrays, Equation.bind, lambda constant: constant)
     program = _Program(body)
     values = program.constants | dict(zip(program.inputs, arrays, strict=True))
     for index, operation in enumerate(program.operations):
-        joined = program.joined.get(index)
-        if joined is not None:
-            values[joined.after.slot] = joined.run(values, program.types[joined.after.slot].shape)
-        elif all(slot in values for slot in operation.inputs):  # else it is a step of a product
+        fused = program.fused.get(index)
+        if fused is not None:
+            values[fused.epilogue.slot] = fused.run(values, program.types[fused.epilogue.slot].shape)
+        else:
             equation = operation.equation
             if equation.name in LOOPS and any(map(_has_products, equation.bodies)):
                 equation = equation.with_bodies(_run)
@@ -95,7 +98,7 @@ def _run(body: Body, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _has_products(body: Body) -> bool:
-    """Whether there are products of integers in a program, or in one within."""
+    """Whether a jaxpr, or one within it, has products of integers."""
     return any(_product(equation) is not None for equation in body.everywhere())
 
 
@@ -133,11 +136,11 @@ SlotStep = tuple[StepKind, Sequence[Slot]]
 
 
 class _Chain(NamedTuple):
-    """Steps, and the numbers after them.
+    """Steps that follow each other, and their result.
 
     Attributes:
         steps: kind and operands of each.
-        slot, dtype: of the numbers.
+        slot, dtype: of the result.
     """
 
     steps: tuple[PlannedStep, ...]
@@ -145,51 +148,53 @@ class _Chain(NamedTuple):
     dtype: np.dtype
 
 
-class _JoinedProduct(NamedTuple):
-    """A product of bytes with steps before and after it.
+class _FusedProduct(NamedTuple):
+    """A product of integers with its prologue and epilogue.
 
     Attributes:
         product: the product alone.
-        source, rhs: slots of what the left operand is made of, and of the right one.
-        before: the steps that make it.
-        after: the steps on the sums, and the result.
+        source, rhs: slots of the prologue's input, and of the right operand.
+        prologue: steps that make the left operand.
+        epilogue: steps on the sums, and the result.
     """
 
     product: kernel_table.Product
     source: Slot
     rhs: Slot
-    before: tuple[PlannedStep, ...]
-    after: _Chain
+    prologue: tuple[PlannedStep, ...]
+    epilogue: _Chain
 
     def run(self, values: dict[Slot, Any], shape: tuple[int, ...]) -> jax.Array:
-        """Its result, of this shape.
+        """Return its result.
 
         Args:
-            values: of slots.
+            values: by slot.
             shape: of the result.
         """
         dims = self.product.dims
         right = kernel_table.right_matrix(values[self.rhs], dims)
         left = values[self.source].reshape(math.prod(shape[: len(dims.lhs_free)]), right.shape[1])
-        before, after = (_with_operands(steps, values) for steps in (self.before, self.after.steps))
-        return fused_matmul(left, right, before, after, self.after.dtype).reshape(shape)
+        prologue, epilogue = (_with_operands(steps, values) for steps in (self.prologue, self.epilogue.steps))
+        return fused_matmul(left, right, prologue, epilogue, self.epilogue.dtype).reshape(shape)
 
 
-class _RowRange(NamedTuple):
-    """The largest magnitude of each row of an array, and what steps make of it.
+class _RowAmax(NamedTuple):
+    """The largest magnitude of each row of an array, with its epilogue, which makes a scale of it.
 
     Attributes:
         source: slot of the array.
-        after: the steps, and the result.
+        epilogue: steps, and the result.
     """
 
     source: Slot
-    after: _Chain
+    epilogue: _Chain
 
     def run(self, values: dict[Slot, Any], shape: tuple[int, ...]) -> jax.Array:
-        """See `_JoinedProduct`."""
+        """See `_FusedProduct`."""
         x = values[self.source]
-        return row_amax(x.reshape(-1, x.shape[-1]), _with_operands(self.after.steps, values)).reshape(shape)
+        return row_amax(x.reshape(-1, x.shape[-1]), _with_operands(self.epilogue.steps, values)).reshape(
+            shape
+        )
 
 
 def _with_operands(steps: Sequence[PlannedStep], values: dict[Slot, Any]) -> list[FusedStep]:
@@ -204,16 +209,16 @@ def _matrix(x: Any, shape: tuple[int, int]) -> jax.Array:
 
 
 class _Program:
-    """A program without calls inside, and its products of bytes.
+    """A flattened jaxpr, and its fused products.
 
     Args:
-        body: the program.
+        body: the jaxpr.
 
     Attributes:
         operations: in order.
         constants: values of slots.
         inputs, outputs: slots.
-        joined: index of the last operation that a product, or a range of rows, is joined with -> it.
+        fused: index of the last operation of an epilogue -> the product, or the row maxima, that has it.
     """
 
     def __init__(self, body: Body) -> None:
@@ -230,16 +235,16 @@ class _Program:
                 live.update(operation.parts)
                 for slot in {*operation.parts}:
                     self.readers[slot].append(index)
-        self.joined: dict[int, _JoinedProduct | _RowRange] = {}
-        self._taken: set[int] = set()  # indices of the operations that follow another one in its kernel
+        self.fused: dict[int, _FusedProduct | _RowAmax] = {}
+        self._fused_operations: set[int] = set()  # indices, of all epilogues
         used = [operation for operation in self.operations if live & {*operation.outputs}]
-        for find in (self._joined, self._row_range):
-            for joined in filter(None, map(find, used)):
-                self.joined[self.made_by[joined.after.slot]] = joined
+        for find in (self._fused_product, self._row_amax):
+            for fused in filter(None, map(find, used)):
+                self.fused[self.made_by[fused.epilogue.slot]] = fused
 
-    def _row_range(self, operation: _Operation) -> _RowRange | None:
-        """The largest magnitude of each row, and the steps after it, beside joined products; None of anything else."""
-        if not self.joined or operation.equation.name != "reduce_max":
+    def _row_amax(self, operation: _Operation) -> _RowAmax | None:
+        """An operation as row maxima with their epilogue; None if it is none, or without fused products."""
+        if not self.fused or operation.equation.name != "reduce_max":
             return None
         name, inputs = self._maker(operation.inputs[0])
         x = self.types[inputs[0]] if name == "abs" else None
@@ -247,16 +252,16 @@ class _Program:
             return None
         slot = operation.outputs[0]
         following = self.operations[self.readers[slot][0]] if len(self.readers[slot]) == 1 else None
-        kept = (*x.shape[:-1], 1)
+        row_shape = (*x.shape[:-1], 1)
         if following is not None and following.equation.name in ("broadcast_in_dim", "reshape"):
-            slot = following.outputs[0] if self.types[following.outputs[0]].shape == kept else slot
+            slot = following.outputs[0] if self.types[following.outputs[0]].shape == row_shape else slot
         chains = [_Chain((), slot, F32)]
-        if self.types[slot].shape == kept:
-            chains += self._forward(chains[0], x.ndim - 1)
+        if self.types[slot].shape == row_shape:
+            chains += self._chains(chains[0], x.ndim - 1)
         while chains[-1].dtype != F32:
             chains.pop()
-        self._taken.update(self.made_by[chain.slot] for chain in chains)
-        return _RowRange(inputs[0], chains[-1])
+        self._fused_operations.update(self.made_by[chain.slot] for chain in chains)
+        return _RowAmax(inputs[0], chains[-1])
 
     def _appended(self, equation: Equation, inputs: list[Slot]) -> Sequence[Slot]:
         """Append an operation, and return the slots of its outputs."""
@@ -301,8 +306,8 @@ class _Program:
                 return inputs[1]
         return by
 
-    def _joined(self, operation: _Operation) -> _JoinedProduct | None:
-        """An operation as a product with the steps around it; None if it is no such product, or there are none."""
+    def _fused_product(self, operation: _Operation) -> _FusedProduct | None:
+        """An operation as a product with its prologue and epilogue; None if it is none, or nothing follows it."""
         product = _product(operation.equation)
         if product is None or len(operation.inputs) != 2:
             return None
@@ -313,88 +318,93 @@ class _Program:
         if not in_order or dims.lhs_batch or not takes(lhs, rhs, product.accumulator, rows):
             return None
         axes = len(dims.lhs_free)
-        chains = [*self._forward(_Chain((), operation.outputs[0], INT32), axes)]
+        chains = [*self._chains(_Chain((), operation.outputs[0], INT32), axes)]
         while chains and chains[-1].dtype not in DTYPES:
             chains.pop()
         if not chains:
             return None
-        after = chains[-1]
-        self._taken.update(self.made_by[chain.slot] for chain in chains)
-        source, before = self._source(left, axes)
-        return _JoinedProduct(product, source, right, before, after)
+        self._fused_operations.update(self.made_by[chain.slot] for chain in chains)
+        source, prologue = self._source(left, axes)
+        return _FusedProduct(product, source, right, prologue, chains[-1])
 
     def _source(self, lhs: Slot, axes: int) -> tuple[Slot, tuple[PlannedStep, ...]]:
-        """What the bytes of a left operand are made of, by which steps: back to the quotient that is rounded.
+        """The input of the prologue, and its steps: back to the quotient that is rounded.
 
         Args:
-            lhs: its slot.
-            axes: how many of its axes are rows.
+            lhs: slot of the left operand.
+            axes: how many of its leading axes are rows.
         """
-        done = {joined.after.slot for joined in self.joined.values()}
+        results = {fused.epilogue.slot for fused in self.fused.values()}
         slot, path = lhs, list[_Operation]()
-        found: tuple[Slot, tuple[PlannedStep, ...]] = lhs, ()
-        while slot in self.made_by and slot not in done and len(self.readers[slot]) == 1:
+        source: tuple[Slot, tuple[PlannedStep, ...]] = lhs, ()
+        while slot in self.made_by and slot not in results and len(self.readers[slot]) == 1:
             path.insert(0, self.operations[self.made_by[slot]])
-            slot = self._numbers(path[0])
+            slot = self._changed_part(path[0])
             chain: _Chain | None = _Chain((), slot, self.types[slot].dtype)
             for operation in path:
-                chain = None if chain is None else self._after(operation, chain, axes)
+                chain = None if chain is None else self._extended(operation, chain, axes)
             if chain is not None and self.types[slot].dtype in (F32, BF16):
-                found = slot, chain.steps
+                source = slot, chain.steps
             if path[0].equation.name in ("mul", "div"):
                 break
-        return found
+        return source
 
-    def _forward(self, chain: _Chain, axes: int) -> Iterator[_Chain]:
-        """The chain after each operation that goes on with its numbers, as long as nothing else reads them.
+    def _chains(self, chain: _Chain, axes: int) -> Iterator[_Chain]:
+        """Extend a chain by the operations that read its result, while each has one reader; yields every longer chain.
 
         Args:
-            chain: what it begins with.
-            axes: how many axes of the numbers are rows.
+            chain: the shortest one.
+            axes: how many of the leading axes are rows.
         """
         while len(self.readers[chain.slot]) == 1 and chain.slot not in self.outputs:
             index = self.readers[chain.slot][0]
-            after = None if index in self._taken else self._after(self.operations[index], chain, axes)
-            if after is None or len(after.steps) > MOST_STEPS:
+            longer = (
+                None
+                if index in self._fused_operations
+                else self._extended(self.operations[index], chain, axes)
+            )
+            if longer is None or len(longer.steps) > MOST_STEPS:
                 return
-            yield after
-            chain = after
+            yield longer
+            chain = longer
 
-    def _numbers(self, operation: _Operation) -> Slot:
-        """The part of an operation that it changes, the others being operands."""
+    def _changed_part(self, operation: _Operation) -> Slot:
+        """The part of an operation that a chain goes through; the others are operands."""
         name, parts = operation.equation.name, operation.parts
         if name == "clamp":
             return parts[1]
         is_second = name in COMMUTES and self.types[parts[0]].shape != operation.equation.outputs[0].shape
         return parts[1] if is_second else parts[0]
 
-    def _after(self, operation: _Operation, chain: _Chain, axes: int) -> _Chain | None:
-        """A chain after one more operation; None if that is no step."""
+    def _extended(self, operation: _Operation, chain: _Chain, axes: int) -> _Chain | None:
+        """Extend a chain by an operation; None if the kernels have no steps for it."""
         equation, parts = operation.equation, operation.parts
         shape, out = self.types[chain.slot].shape, equation.outputs[0]
         if len(operation.outputs) != 1 or out.shape != shape or parts.count(chain.slot) != 1:
             return None
-        find = self._of_cast if equation.name in CASTS else self._of_arithmetic
+        find = self._cast_steps if equation.name in CASTS else self._arithmetic_steps
         for steps in find(operation, chain):
             planned = [(kind, [self._operand(x, shape, axes) for x in slots]) for kind, slots in steps]
             if not any(None in operands for _, operands in planned):
-                found = [(kind, tuple(x for x in operands if x is not None)) for kind, operands in planned]
-                return _Chain((*chain.steps, *found), operation.outputs[0], out.dtype)
+                new_steps = [
+                    (kind, tuple(x for x in operands if x is not None)) for kind, operands in planned
+                ]
+                return _Chain((*chain.steps, *new_steps), operation.outputs[0], out.dtype)
         return None
 
-    def _of_cast(self, operation: _Operation, chain: _Chain) -> Iterator[Sequence[SlotStep]]:
-        """The steps of an operation that changes a dtype or a layout, if it is one that kernels take."""
+    def _cast_steps(self, operation: _Operation, chain: _Chain) -> Iterator[Sequence[SlotStep]]:
+        """The steps of an operation that changes a dtype or a layout, if the kernels have it."""
         name, params, parts = operation.equation.name, operation.equation.params, operation.parts
         dtypes = chain.dtype, operation.equation.outputs[0].dtype
         limits = {INT8: (-128, 127), UINT8: (0, 255)}.get(dtypes[1])
-        fits = dtypes in TO_FLOAT32 if limits is None else self._lie_within(chain.steps, *limits)
+        fits = dtypes in TO_FLOAT32 if limits is None else self._is_rounded_within(chain.steps, *limits)
         if name == "one_device":
             if params["alone"] is kernel_table.laid_out_on_cpu:
                 yield ()
         elif name == "xor":
-            other = next(slot for slot in parts if slot != chain.slot)
-            if dtypes[0] == UINT8 and self._value(other) == 128:
-                yield [(StepKind.SUBTRACT, (other,))]
+            operand = next(slot for slot in parts if slot != chain.slot)
+            if dtypes[0] == UINT8 and self._value(operand) == 128:
+                yield [(StepKind.SUBTRACT, (operand,))]
         elif name == "bitcast_convert_type":
             if dtypes == (UINT8, INT8) and [kind for kind, _ in chain.steps[-1:]] == [StepKind.SUBTRACT]:
                 yield ()
@@ -403,8 +413,8 @@ class _Program:
         elif fits:
             yield ()
 
-    def _of_arithmetic(self, operation: _Operation, chain: _Chain) -> Iterator[Sequence[SlotStep]]:
-        """The steps of any other operation, if it is one that kernels take: the best ones first."""
+    def _arithmetic_steps(self, operation: _Operation, chain: _Chain) -> Iterator[Sequence[SlotStep]]:
+        """The steps of any other operation, if the kernels have it: the cheapest first."""
         equation, parts, dtype = operation.equation, operation.parts, chain.dtype
         name, place, shape = equation.name, parts.index(chain.slot), self.types[chain.slot].shape
         if dtype == INT32 and name == "sub" and place == 0 and not chain.steps:
@@ -423,20 +433,20 @@ class _Program:
                 yield [(StepKind.MAXIMUM, parts[:1]), (StepKind.MINIMUM, parts[2:])]
         elif name in BINARY and (place == 0 or name in COMMUTES):
             rounding = [(StepKind.TO_BFLOAT16, ())] if dtype == BF16 and name in ROUNDS else []
-            other = parts[1 - place]
-            maker, factors = self._maker(other)
-            is_whole = self.types[other].shape == shape
-            if name in ("add", "sub") and maker == "mul" and is_whole:
+            operand = parts[1 - place]
+            maker, factors = self._maker(operand)
+            has_full_shape = self.types[operand].shape == shape
+            if name in ("add", "sub") and maker == "mul" and has_full_shape:
                 return  # XLA rounds that product and this sum once
-            if name == "mul" and maker == "div" and not is_whole and self._value(factors[0]) == 1:
+            if name == "mul" and maker == "div" and not has_full_shape and self._value(factors[0]) == 1:
                 yield [(StepKind.MULTIPLY_BY_RECIPROCAL, factors[1:]), *rounding]
             of_scales = maker == "mul" and shape not in (self.types[factor].shape for factor in factors)
-            if name == "mul" and is_whole and of_scales and dtype == F32:
+            if name == "mul" and has_full_shape and of_scales and dtype == F32:
                 yield [(StepKind.MULTIPLY_BY_PRODUCT, factors)]  # without an array of all products of scales
-            yield [(BINARY[name], (other,)), *rounding]
+            yield [(BINARY[name], (operand,)), *rounding]
 
     def _operand(self, slot: Slot, shape: tuple[int, ...], axes: int) -> _Operand | None:
-        """A step's operand beside numbers of this shape; None if it is not a matrix that broadcasts."""
+        """An array as a step's operand, broadcast to a shape; None if it is not a matrix that broadcasts."""
         own = self.types[slot].shape or (1,) * len(shape)
         name, inputs = self._maker(slot)
         if name == "broadcast_in_dim":
@@ -453,8 +463,8 @@ class _Program:
         value = self.constants.get(slot)
         return None if value is None or np.size(value) != 1 else float(np.ravel(value)[0])
 
-    def _lie_within(self, steps: Sequence[PlannedStep], least: float, most: float) -> bool:
-        """Whether steps end with a rounding and a clamp to numbers within these."""
+    def _is_rounded_within(self, steps: Sequence[PlannedStep], least: float, most: float) -> bool:
+        """Whether steps end with a rounding and a clamp to limits within these."""
         if [kind for kind, _ in steps[-3:]] != [StepKind.ROUND, StepKind.MAXIMUM, StepKind.MINIMUM]:
             return False
         low, high = (self._value(operands[0].slot) for _, operands in steps[-2:])

@@ -1,4 +1,4 @@
-"""A product of bytes with the elementwise operations before and after it, in one call of the compiled kernels."""
+"""A product of int8 matrices with an elementwise prologue and epilogue, in one call of the compiled kernels."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -26,7 +26,7 @@ class StepKind(IntEnum):
     DIVIDE = 3
     MAXIMUM = 4
     MINIMUM = 5
-    #: To the nearest whole number, ties to even.
+    #: To the nearest integer, ties to even.
     ROUND = 6
     #: To the nearest number of bfloat16.
     TO_BFLOAT16 = 7
@@ -55,29 +55,36 @@ class FusedStep(NamedTuple):
 
 
 def fused_matmul(
-    lhs: jax.Array, rhs: jax.Array, before: Sequence[FusedStep], after: Sequence[FusedStep], dtype: DTypeLike
+    lhs: jax.Array,
+    rhs: jax.Array,
+    prologue: Sequence[FusedStep],
+    epilogue: Sequence[FusedStep],
+    dtype: DTypeLike,
 ) -> jax.Array:
-    """`after(before(lhs) @ rhs.T)`, where `before` ends with whole numbers that int8 holds.
+    """`epilogue(prologue(lhs) @ rhs.T)`, where the prologue ends with integers that int8 holds.
 
     Every operation is rounded to float32, but a multiplication and an addition that follows it are rounded once, as XLA
     does on CPUs.
 
     Args:
-        lhs: float32, bfloat16, or int8 if there are no steps before, `(m, k)`.
+        lhs: float32 or bfloat16 `(m, k)`; or int8, without a prologue.
         rhs: int8 `(n, k)`.
-        before: the steps on `lhs`.
-        after: the steps on the sums.
-        dtype: of the result: float32, bfloat16, or int8 if the last steps leave whole numbers that it holds.
+        prologue: steps on `lhs`.
+        epilogue: steps on the int32 sums.
+        dtype: of the result: float32, bfloat16, or int8 if the epilogue ends with integers that int8 holds.
 
     Returns:
         `(m, n)`.
+
+    Raises:
+        JaxRuntimeError: dtypes or shapes that do not fit, or more than `MOST_STEPS` steps on a side; when it runs.
     """
     out = jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[0]), dtype)
-    return _call("fused_matmul", out, (lhs, rhs), (len(before),), (*before, *after))
+    return _call("fused_matmul", out, (lhs, rhs), (len(prologue),), (*prologue, *epilogue))
 
 
 def row_amax(x: jax.Array, steps: Sequence[FusedStep] = ()) -> jax.Array:
-    """The largest magnitude of each row, nan where a row has one, and what steps make of it.
+    """Steps on the largest magnitude of each row; nan where a row has one.
 
     Args:
         x: float32 `(m, k)`.

@@ -1,7 +1,7 @@
 /* What XLA calls: operands are laid out, products cut into blocks, and the blocks given to threads. */
 #include <stdlib.h>
 
-#include "around.h"
+#include "fused_call.h"
 #include "handler.h"
 #include "operands.h"
 #include "threads.h"
@@ -16,7 +16,7 @@ static void do_block(void* data, int64_t number, uint8_t* scratch) {
   const int64_t column = number % w->column_blocks * w->block_columns;
   const block b = {row, at_most(row + w->block_rows, p.rows), column, at_most(column + w->block_columns, p.columns)};
   w->kernel(&p, &b, scratch);
-  if (w->around != NULL) finish_block(w, &b);
+  if (w->fused != NULL) run_epilogue(w, &b);
 }
 
 /* How many threads a call is worth: to wake one costs more than a small product. */
@@ -140,7 +140,7 @@ static ffi_error* compute(work* w, const ffi_call_frame* call) {
   const int64_t threads = wanted_threads(w, call);
   cut_into_blocks(w, threads);
   const int64_t blocks = w->products * w->row_blocks * w->column_blocks;
-  const int done = blocks == 0 || ((w->around == NULL || make_lhs(w, threads)) && lay_out(w, threads) &&
+  const int done = blocks == 0 || ((w->fused == NULL || run_prologue(w, threads)) && lay_out(w, threads) &&
                                    share(do_block, w, blocks, threads));
   free(w->memory);
   return done ? NULL : refuse(call, "jqinject's kernels: no memory");
@@ -158,11 +158,11 @@ static ffi_error* multiply(ffi_call_frame* call, int function, const char* wante
 EXPORTED ffi_error* jqinject_fused_matmul(ffi_call_frame* call) {
   if (is_about_version(call)) return NULL;
   work w;
-  surroundings around;
-  if (!read_surroundings(&w, &around, call))
+  fused_call fused;
+  if (!read_fused_call(&w, &fused, call))
     return refuse(call, "fused_matmul takes (m, k), int8 (n, k), int32 codes of steps, and their operands");
   ffi_error* error = compute(&w, call);
-  free_surroundings(&around);
+  free_fused_call(&fused);
   return error;
 }
 

@@ -11,19 +11,19 @@ enum { INT8_MATMUL, INT4_MATMUL, GROUP_MATMUL, FLOAT_MATMUL };
 /* The places of operands. */
 enum { LHS, RHS, TABLE, SCALE, ZERO, FORM, LHS_SCALE };
 
-/* What is computed around a product of bytes: `before` makes lhs of what is given, `after` the result of the sums. */
+/* A product of bytes with steps: the prologue makes lhs of the input, the epilogue makes the result of the sums. */
 typedef struct {
-  steps before, after;
-  const ffi_buffer *given, *result, *operands[2];
+  steps prologue, epilogue;
+  const ffi_buffer *input, *result, *operands[2];
   ffi_buffer lhs, sums; /* in memory of the call */
-} surroundings;
+} fused_call;
 
 /* All products of one call. `laid_out` and what follows are of all matrices of lhs, one after the other. */
 typedef struct {
   int function;
   const kernel_set* with;
   const ffi_buffer *const *operands, *out;
-  surroundings* around; /* NULL for a product alone */
+  fused_call* fused; /* NULL for a product alone */
   kernel* kernel;
   product whole; /* what all products have in common */
   int64_t products, row_blocks, column_blocks, block_columns, block_rows;

@@ -18,7 +18,7 @@ typedef struct {
   const float* from;
   float* to;
   int64_t rows, columns, rows_of_part;
-  steps after;
+  steps epilogue;
 } reduction;
 
 /* Without the sign, floats are in the order of their bits as integers, and a nan is the largest, which is kept. */
@@ -26,9 +26,13 @@ static TARGET int32_t largest_bits(const float* row, int64_t columns) {
   int32_t most[LANES_OF_ROW] = {0}, bits[LANES_OF_ROW];
   for (int64_t column = 0; column < columns; column += LANES_OF_ROW) {
     const int64_t count = at_most(columns - column, LANES_OF_ROW);
-    if (count < LANES_OF_ROW) memset(bits, 0, sizeof(bits));
-    if (count == LANES_OF_ROW) memcpy(bits, row + column, sizeof(bits));
-    else memcpy(bits, row + column, (size_t)count * sizeof(float));
+    /* A copy of constant size becomes a load. */
+    if (count == LANES_OF_ROW) {
+      memcpy(bits, row + column, sizeof(bits));
+    } else {
+      memset(bits, 0, sizeof(bits));
+      memcpy(bits, row + column, (size_t)count * sizeof(float));
+    }
     for (int i = 0; i < LANES_OF_ROW; i++) {
       const int32_t size = bits[i] & 0x7fffffff;
       most[i] = size > most[i] ? size : most[i];
@@ -46,11 +50,12 @@ static void some_rows(void* data, int64_t number, uint8_t* scratch) {
     const int32_t bits = largest_bits(r->from + row * r->columns, r->columns);
     memcpy(r->to + row, &bits, sizeof(bits));
   }
-  const matrix found = {r->to, FFI_F32, 1};
-  apply_steps(&r->after, &found, &found, &b);
+  const matrix rows = {r->to, FFI_F32, 1};
+  apply_steps(&r->epilogue, &rows, &rows, &b);
 }
 
-static const char WANTED[] = "row_amax takes float32 (m, k), int32 codes of steps, and their operands, gives float32 (m, 1)";
+static const char WANTED[] =
+    "row_amax takes float32 (m, k), int32 codes of steps, and their operands, gives float32 (m, 1)";
 
 EXPORTED ffi_error* jqinject_row_amax(ffi_call_frame* call) {
   if (is_about_version(call)) return NULL;
@@ -62,7 +67,7 @@ EXPORTED ffi_error* jqinject_row_amax(ffi_call_frame* call) {
   if (!fits) return refuse(call, WANTED);
   const int64_t columns = x->dims[1], rows_of_part = at_least(NUMBERS / at_least(columns, 1), 1);
   reduction r = {x->data, out->data, x->dims[0], columns, rows_of_part, {.count = 0}};
-  if (!read_steps(&r.after, codes->data, codes->dims[0], r.rows, 1, &next, end) || next != end)
+  if (!read_steps(&r.epilogue, codes->data, codes->dims[0], r.rows, 1, &next, end) || next != end)
     return refuse(call, WANTED);
   if (codes->dims[0] > 0 && *(const int32_t*)codes->data == SUBTRACT_INTEGER) return refuse(call, WANTED);
   const int done = share(some_rows, &r, parts(r.rows, rows_of_part), threads_of(call));

@@ -1,8 +1,8 @@
 /* Elementwise operations on the numbers around a product: a few at a time, so that they stay in the first-level cache.
  *
  * They are the operations of the program that XLA would run, in its order and in float32. As XLA does, a multiplication
- * followed by an addition rounds once; numbers in bfloat16 are rounded after each operation. Loops have a constant length,
- * so that compilers turn them into vectors.
+ * and an addition that follows it round once; numbers in bfloat16 are rounded after each operation. Inner loops have a
+ * constant length, so that compilers turn them into vectors.
  */
 #include "steps.h"
 
@@ -91,8 +91,8 @@ static inline uint16_t to_bfloat16(float x) {
 }
 
 /* Reads `count` numbers. Integers have taken off what the first step takes off. */
-static TARGET void read_numbers(const matrix* from, const step_operand* integers, int64_t row, int64_t column, int64_t count,
-                                chunk x) {
+static TARGET void read_numbers(const matrix* from, const step_operand* integers, int64_t row, int64_t column,
+                                int64_t count, chunk x) {
   const char* at = from->data;
   const int64_t place = row * from->stride + column;
   if (from->dtype == FFI_F32) {
