@@ -8,7 +8,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, quant
-from jqinject.recipes import GPFQ, GPTQ, RTN, Qronos, Recipe, Solve
+from jqinject.recipes import GPFQ, GPTQ, RTN, Qronos, Recipe, Solve, Solved
 
 X = jax.random.normal(jax.random.key(2), (96, 64)) @ jax.random.normal(jax.random.key(3), (64, 64))
 FORMATS = {
@@ -72,3 +72,41 @@ def test_solvers_leave_numbers_of_the_grid(solver: object) -> None:
         tensor = layer.quant_weight()
         np.testing.assert_array_equal(tensor.value, layer.kernel.get_value())
         assert set(np.unique(tensor.int())) <= set(range(-3, 4))
+
+
+def wide(seed: int, rows: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), (rows, 256))
+
+
+def relative_error(model: nnx.Module, reference: nnx.Module, x: jax.Array) -> float:
+    wanted = reference(x)  # type: ignore[operator]
+    return float(jnp.mean((model(x) - wanted) ** 2) / jnp.mean(wanted**2))  # type: ignore[operator]
+
+
+@pytest.mark.heavy
+def test_too_few_samples_are_warned_of_by_site_and_left_to_the_fallback() -> None:
+    floating, rule = nnx.Linear(256, 16, rngs=nnx.Rngs(0)), Rule(weight_quant=FORMATS["int4 channels"])
+
+    def solved(pass_: Solve) -> tuple[nnx.Module, str]:
+        result = Recipe(pass_).apply(floating, rule, [wide(1, 48)], progress=False)
+        (site,) = result.report.steps[0].sites
+        assert isinstance(site, Solved) and (site.short, site.samples, site.columns) == (1, 48, 256)
+        return result.model, str(site)
+
+    with pytest.warns(
+        UserWarning, match=r"GPTQ fits fewer.*\n.*kernel\): 48 samples for 256 columns\n  cure: more b"
+    ):
+        alone, text = solved(Solve(GPTQ()))
+    assert text.endswith("; 48 samples for 256 columns")
+    nearest = Recipe(Solve(RTN())).apply(floating, rule, [wide(1, 48)], progress=False).model
+    left, _ = solved(Solve(GPTQ(damping=0.0), fallback=RTN()))
+    unseen = wide(2, 512)
+    # What the warning is about: on other data GPTQ is behind.
+    assert relative_error(alone, floating, unseen) > relative_error(nearest, floating, unseen)
+    np.testing.assert_array_equal(left.quant_weight().value, nearest.quant_weight().value)
+    with pytest.raises(ValueError, match="bounds what an accumulator sums, and its fallback RTN"):
+        w4a8 = Rule(weight_quant=FORMATS["int4 channels"], input_quant=quant.Int8ActPerTensorFloat)
+        bounded = Solve(GPTQ(accumulator_bits=24), fallback=RTN())
+        Recipe(bounded).apply(floating, w4a8, [wide(1, 48)], progress=False)
+    with pytest.raises(TypeError, match=r"cure: Solve\(fallback=RTN\(\)\)"):
+        Solve(GPTQ(), fallback=RTN)  # pyright: ignore[reportArgumentType]

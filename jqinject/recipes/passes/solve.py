@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -15,7 +15,7 @@ from jqinject.ops.processes import on_host, placed_as
 from jqinject.recipes.journal import Arrays, Journal
 from jqinject.recipes.quantized_parameter import QuantizedParameter, SiteMeasure
 from jqinject.recipes.solvers import solver
-from jqinject.recipes.solvers.solver import Solver
+from jqinject.recipes.solvers.solver import Solver, spreads_errors
 from jqinject.recipes.stream.flat_program import Note
 from jqinject.recipes.stream.stream import Stream, Visit
 from jqinject.recipes.work import Work
@@ -43,18 +43,18 @@ class Solving:
         self._grid = jax.tree.map(shared, parameter.measure(self.values))
 
     def solve(
-        self, visit: Visit, algorithm: Solver, journal: Journal, integers: tuple[int, bool] | None
+        self, visit: Visit, algorithms: Solve, journal: Journal, integers: tuple[int, bool] | None
     ) -> Solved:
         """Solve the numbers that a site contracts, and let the stream go on with them.
 
         Args:
             visit: of the site.
-            algorithm: the solver.
-            journal: remembers what it chose.
+            algorithms: the pass, with its solver and its fallback.
+            journal: remembers what was chosen.
             integers: see `Problem.input_integers`.
         """
         site = visit.site
-        chosen = journal.once(site.name, lambda: self._chosen(visit, algorithm, integers))
+        chosen = journal.once(site.name, lambda: self._chosen(visit, algorithms, integers))
         shape = chosen["values"].shape
 
         def written(parameter: jax.Array, name: str) -> jax.Array:
@@ -68,19 +68,21 @@ class Solving:
         self._grid = replace(grid, scale=shared(scale), zero_point=shared(zero_point))
         visit.put(self.values)
         nearest, solved = float(chosen["nearest"]), float(chosen["solved"])
-        return Solved(site.name, site.path, nearest, solved, int(chosen["unseen"]))
+        counts = (int(chosen[name]) for name in ("unseen", "short", "samples"))
+        return Solved(site.name, site.path, nearest, solved, *counts, shape[-1])
 
     def finish(self) -> None:
         """Let the quantized model keep what was chosen."""
         self.parameter.put(self.values, self._grid.spread(self.values.shape))
 
-    def _chosen(self, visit: Visit, algorithm: Solver, integers: tuple[int, bool] | None) -> Arrays:
+    def _chosen(self, visit: Visit, algorithms: Solve, integers: tuple[int, bool] | None) -> Arrays:
         site, parameter = visit.site, self.parameter
-        statistics = visit.statistics(*dict.fromkeys(("hessian", *algorithm.statistics)))
+        statistics = visit.statistics(*algorithms.collected)
         matrices = site.weights(self.values)
         original = matrices if self.original is self.values else site.weights(self.original)
         floats = original if self._float is self.original else site.weights(self._float)
         reached = statistics.count > 0
+        short = reached & (statistics.count < matrices.shape[-1]) & spreads_errors(algorithms.solver)
         grid = jax.tree.map(lambda x: shared(site.weights(x)), self._grid.spread(self.values.shape))
         nearest = grid.nearest(matrices)
         quantizer, state = nnx.split(parameter.proxy, graph=True)
@@ -100,14 +102,13 @@ class Solving:
             integers,
         )
         try:
-            solution = algorithm(problem)
+            solution = algorithms.solution(problem, short)
         except ValueError as error:
             raise ValueError(f"{site.name} ({site.path}): {error}") from error
         values, scale, zero_point = solution.values, solution.scale, solution.zero_point
         if not solution.complete and not bool(reached.all()):
-            own = reached[:, None, None]
-            values, scale = jnp.where(own, values, nearest), jnp.where(own, scale, grid.scale)
-            zero_point = jnp.where(own, zero_point, grid.zero_point)
+            unsolved = solver.Solution(nearest, grid.scale, grid.zero_point)
+            values, scale, zero_point = _where(reached, solution, unsolved)
         return {
             "values": values,
             "scale": shared(scale),
@@ -115,7 +116,19 @@ class Solving:
             "nearest": solver.output_error(nearest - original, floats, statistics),
             "solved": solver.output_error(values - original, floats, statistics),
             "unseen": int((~reached).sum()),
+            "short": int(short.sum()),
+            "samples": int(jnp.where(short, statistics.count, jnp.inf).min()) if bool(short.any()) else 0,
         }
+
+
+def _where(own: jax.Array, here: solver.Solution, elsewhere: solver.Solution) -> Iterator[jax.Array]:
+    """Return values, scales and zero points of one solution for some matrices, and of another for the rest."""
+    pairs = (
+        (here.values, elsewhere.values),
+        (here.scale, elsewhere.scale),
+        (here.zero_point, elsewhere.zero_point),
+    )
+    return (jnp.where(own[:, None, None], *pair) for pair in pairs)
 
 
 def shared(x: jax.Array) -> jax.Array:
@@ -144,6 +157,10 @@ class Solved:
         nearest: mean squared error of the site's output with rounding to nearest, relative to the output.
         solved: the same with the solver's numbers.
         unseen: how many matrices of the site no sample reached: experts without tokens. They are rounded to nearest.
+        short: how many have fewer samples than columns, with a solver that makes up for the error of one weight by the
+            others: it fits these samples alone.
+        samples: of these, the least number of a matrix; 0 if there are none.
+        columns: of a matrix.
     """
 
     name: str
@@ -151,10 +168,15 @@ class Solved:
     nearest: float
     solved: float
     unseen: int = 0
+    short: int = 0
+    samples: int = 0
+    columns: int = 0
 
     def __str__(self) -> str:
         unseen = f"; {self.unseen} matrices that no sample reached: rounded to nearest" if self.unseen else ""
-        return f"{self.name} ({self.path}): error {self.solved:.3g}, rounded to nearest {self.nearest:.3g}{unseen}"
+        short = f"; {self.samples} samples for {self.columns} columns" if self.short else ""
+        errors = f"error {self.solved:.3g}, rounded to nearest {self.nearest:.3g}"
+        return f"{self.name} ({self.path}): {errors}{unseen}{short}"
 
 
 @dataclass(frozen=True)
@@ -182,9 +204,14 @@ class Solve:
     cloning, freezing and training. A parameter that several sites contract is solved at the first. What no site
     contracts is rounded to nearest, with a warning and in the report.
 
+    GPTQ, GPFQ, Qronos and QEP make up for the error of one weight by the others. With fewer samples than columns they
+    fit these samples alone, and may lose to rounding to nearest on all other data: such sites are named in a warning,
+    and solved by `fallback` if there is one. A sample is a row of a product, or a position of a convolution.
+
     Args:
         solver: the algorithm.
         quantize_inputs: whether the inputs of sites are quantized as the rules say while weights are solved.
+        fallback: the algorithm for matrices with fewer samples than columns, such as `RTN()`; None for the same.
 
     Example:
         >>> from jqinject.recipes import GPTQ
@@ -194,11 +221,40 @@ class Solve:
 
     solver: Solver
     quantize_inputs: bool = True
+    fallback: Solver | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.solver, type) or not isinstance(self.solver, Solver):
-            name = self.solver.__name__ if isinstance(self.solver, type) else "GPTQ"
-            raise TypeError(f"Solve takes a solver, got {self.solver!r:.80}.\n  cure: Solve({name}())")
+        _check_solver(self.solver, "", "GPTQ")
+        if self.fallback is not None:
+            _check_solver(self.fallback, "fallback=", "RTN")
+
+    @property
+    def collected(self) -> tuple[str, ...]:
+        """The names of the `Statistics` that sites are solved with."""
+        further = () if self.fallback is None else self.fallback.statistics
+        return tuple(dict.fromkeys(("hessian", *self.solver.statistics, *further)))
+
+    def solution(self, problem: solver.Problem, short: jax.Array) -> solver.Solution:
+        """Solve a problem, by the fallback where a matrix has too few samples.
+
+        Args:
+            problem: of a site.
+            short: which matrices have, `(stack,)`.
+
+        Raises:
+            ValueError: see `Solver`; the solver keeps a bound that the fallback does not.
+        """
+        if self.fallback is None or not bool(short.any()):
+            return self.solver(problem)
+        # Sums of too few samples may be of no use to the solver at all.
+        solution = self.solver(replace(problem, statistics=problem.statistics.where_reached(~short)))
+        instead = self.fallback(problem)
+        if solution.complete and not instead.complete:
+            raise ValueError(
+                f"{self.solver!r} bounds what an accumulator sums, and its fallback {self.fallback!r} does not.\n"
+                "  cure: a fallback with the same accumulator_bits; or no fallback"
+            )
+        return solver.Solution(*_where(short, instead, solution), complete=solution.complete)
 
     def __call__(self, work: Work) -> list[Solved | NotSolved | Note]:
         """See `Pass`.
@@ -207,7 +263,7 @@ class Solve:
             ValueError: calibration data that is not finite, or that a solver cannot use; the text names the site.
 
         Warns:
-            UserWarning: parameters that no site solves.
+            UserWarning: parameters that no site solves; sites with fewer samples than columns.
         """
         parameters, inputs = work.parameters(), work.input_quantizers
         stream = work.stream(inputs.quantize if self.quantize_inputs else None)
@@ -223,12 +279,14 @@ class Solve:
             if site.name == plan[path][0]:
                 begun[path] = Solving(parameters[path], visit.original, stream.updates.get(path))
             integers = inputs.integers(site, stream.batches[0].quantized[site.activation])
-            solved.append(begun[path].solve(visit, self.solver, work.journal, integers))
+            solved.append(begun[path].solve(visit, self, work.journal, integers))
             if site.name == plan[path][-1]:
                 # Nothing is held of a parameter whose last site is solved but what the model holds.
                 begun.pop(path).finish()
         if left:
             warnings.warn("Solve:\n" + "\n".join(f"  {reason}" for reason in left), stacklevel=3)
+        if self.fallback is None and any(site.short for site in solved):
+            warnings.warn(_too_few(self.solver, solved), stacklevel=3)
         return [*solved, *left]
 
     def _explained(
@@ -247,6 +305,28 @@ class Solve:
                 yield Note(site.name, path, f"{size}, {quantizer}, {operand}")
             elif path in plan:
                 yield NotSolved(path, f"{site.name} contracts it too, after it is solved")
+
+
+def _check_solver(algorithm: object, argument: str, example: str) -> None:
+    if isinstance(algorithm, type) or not isinstance(algorithm, Solver):
+        name = algorithm.__name__ if isinstance(algorithm, type) else example
+        raise TypeError(
+            f"Solve takes a solver, got {argument}{algorithm!r:.80}.\n  cure: Solve({argument}{name}())"
+        )
+
+
+def _too_few(algorithm: Solver, solved: Sequence[Solved]) -> str:
+    """Return the warning about sites with fewer samples than columns."""
+    name = type(algorithm).__name__
+    sites = [f"  {x.name} ({x.path}): {x.samples} samples for {x.columns} columns" for x in solved if x.short]
+    start = (
+        f"Solve: {name} fits fewer samples than columns, and may lose to rounding to nearest on other data:"
+    )
+    cure = (
+        f"  cure: more batches; a larger damping if {name} has one, such as 0.1; or Solve({name}(), fallback=RTN()), "
+        "which rounds these to nearest"
+    )
+    return "\n".join([start, *sites, cure])
 
 
 def _planned(

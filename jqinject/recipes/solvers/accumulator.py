@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,7 @@ class Bounded(Checked):
             share a scale.
     """
 
+    spreads_errors: ClassVar[bool] = True
     accumulator_bits: Bits
     tile_size: TileSize
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,11 @@ class MagR(solver.Checked):
     def statistics(self) -> tuple[str, ...]:
         """See `Solver`."""
         return ("hessian", *self.solver.statistics)
+
+    @property
+    def spreads_errors(self) -> bool:
+        """See `SpreadingSolver`."""
+        return solver.spreads_errors(self.solver)
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
@@ -124,6 +129,7 @@ class QEP:
         0.01
     """
 
+    spreads_errors: ClassVar[bool] = True
     solver: Solver = field(default_factory=greedy.GPTQ)
     factor: float = 0.5
     damping: float = 0.01

@@ -378,6 +378,22 @@ class Solver(Protocol):
         ...
 
 
+@runtime_checkable
+class SpreadingSolver(Protocol):
+    """A solver that says whether it makes up for the error of one weight by the others of its row.
+
+    It fits the inputs of the calibration data; with fewer of these than columns, it fits them alone.
+    """
+
+    @property
+    def spreads_errors(self) -> bool: ...
+
+
+def spreads_errors(algorithm: Solver) -> bool:
+    """Whether a solver makes up for the error of one weight by others; False if unstated."""
+    return isinstance(algorithm, SpreadingSolver) and algorithm.spreads_errors
+
+
 @dataclass(frozen=True)
 class Solution:
     """What a solver chose.
