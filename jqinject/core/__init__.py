@@ -72,6 +72,7 @@ from jqinject.core.scaling.block_scaling import CeilExponent as CeilExponent
 from jqinject.core.scaling.block_scaling import EvenExponent as EvenExponent
 from jqinject.core.scaling.block_scaling import FloorExponent as FloorExponent
 from jqinject.core.scaling.block_scaling import FourOverSixScales as FourOverSixScales
+from jqinject.core.scaling.block_scaling import LeastErrorScales as LeastErrorScales
 from jqinject.core.scaling.block_scaling import LeastNormalScales as LeastNormalScales
 from jqinject.core.scaling.block_scaling import NVFP4Scales as NVFP4Scales
 from jqinject.core.scaling.block_scaling import QuantRestrictValue as QuantRestrictValue
@@ -124,6 +125,7 @@ from jqinject.core.state import LostStateWarning as LostStateWarning
 from jqinject.core.state import QuantParam as QuantParam
 from jqinject.core.state import QuantStat as QuantStat
 from jqinject.core.state import UncalibratedWarning as UncalibratedWarning
+from jqinject.core.statistics.exact_scale import least_squares_scales as least_squares_scales
 from jqinject.core.statistics.extremes import AbsMax as AbsMax
 from jqinject.core.statistics.extremes import AbsMaxAve as AbsMaxAve
 from jqinject.core.statistics.extremes import AbsMaxL2 as AbsMaxL2

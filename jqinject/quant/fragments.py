@@ -249,6 +249,7 @@ class MSESymmetricScaleSubInjector(_MSESubInjector):
     """The search of a symmetric scale, from max |x|."""
 
     mse_init_op = core.AbsMax
+    mse_search_method = (this << 1).mse_search_method
     bipolar_search = (this << 1).bipolar_search
 
 
@@ -276,13 +277,15 @@ inner_view_impl = by_output(core.OverTensorView, core.OverOutputChannelView, thi
 
 
 class MSESymmetricScale(ExtendedInjector):
-    """A learned scale that starts where the squared error of quantization is least, among `max |x| * k / 20`.
+    """A learned scale that starts where the squared error of quantization is least, among `max |x| * k / 20`; of all
+    scales with `mse_search_method = "exact"`.
 
     Override what the search does within it: `class Mine(MSESymmetricScale, ...): mse_scale = MySearch`, with
     `class MySearch(MSESymmetricScaleSubInjector): mse_iters = 50`.
     """
 
     mse_scale = MSESymmetricScaleSubInjector
+    mse_search_method = "grid"
     axis_name = None
     inner_stats_input_view_shape_impl = inner_view_impl
     scaling_impl_type = enums.ScalingImplType.PARAMETER_FROM_STATS

@@ -178,7 +178,7 @@ def test_a_search_tries_candidates_on_a_quantizer_of_ones_own():
 
 
 @pytest.mark.parametrize(("arguments", "error", "text"), [
-    ({"mse_search_method": "golden"}, ValueError, r"one of \['fibonacci', 'grid'\], got 'golden'"),
+    ({"mse_search_method": "golden"}, ValueError, r"one of \['exact', 'fibonacci', 'grid'\], got 'golden'"),
     ({"mse_iters": 1}, ValueError, "mse_iters must be at least 2, got 1"),
     ({"mse_iters": 3, "bipolar_search": True}, ValueError, "mse_iters must be at least 4, got 3"),
     ({"mse_iters": 2.5}, TypeError, "mse_iters must be an int, got 2.5"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jqinject.core import FourOverSixScales, LeastNormalScales, NVFP4Scales
+from jqinject.core import FourOverSixScales, LeastErrorScales, LeastNormalScales, NVFP4Scales
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.quant import NVFP4TrainingAct, NVFP4TrainingGrad, NVFP4TrainingWeight
 
@@ -15,6 +15,7 @@ IMPLS = {
     "folded": NVFP4Scales(),
     "divided": NVFP4Scales(folded=False),
     "four over six": FourOverSixScales("mse"),
+    "least error": LeastErrorScales(),
     "256": FourOverSixScales("mae", e4m3_max=256, scaled_error=True),
     "torchao": LeastNormalScales(),
     "one level": LeastNormalScales(two_levels=False),
@@ -65,6 +66,21 @@ def test_four_over_six_never_has_more_error_than_six_alone():
     six, either = errors(NVFP4Scales(folded=False)), errors(FourOverSixScales("mse"))
     assert (either <= six * (1 + 1e-5)).all()
     assert either.sum() < 0.95 * six.sum()
+
+
+@pytest.mark.heavy
+def test_the_least_error_is_that_of_the_best_of_all_numbers_of_e4m3():
+    x = jax.random.t(jax.random.key(2), 3.0, (32, 128))
+    x = jnp.concatenate([x, jnp.float32([[6.0, *[5.0] * 15, *[1.0] * 112]]), jnp.zeros((1, 128))])
+    blocks = np.float64(x).reshape(-1, 16)
+    value = quantized(x, block_scale_impl=LeastErrorScales()).value
+    error = np.square(np.float64(value).reshape(-1, 16) - blocks).sum(-1)
+    e4m3 = np.arange(1, 127, dtype=np.uint8).view(jnp.float8_e4m3fn).astype(np.float64)
+    scales = e4m3 * float(jnp.abs(x).max()) / 2688
+    between = (GRID[1:] + GRID[:-1]) / 2
+    steps = np.abs(blocks)[None] / scales[:, None, None]
+    tried = np.square(GRID[np.searchsorted(between, steps)] * scales[:, None, None] - np.abs(blocks)).sum(-1)
+    np.testing.assert_allclose(error, tried.min(0), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.heavy

@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from jqinject import Rule, quant
-from jqinject.recipes import AWQ, GPTQ, RTN, Clip, Problem, Recipe, Solve
+from jqinject.recipes import AWQ, GPTQ, RTN, Clip, LeastSquaresScales, Problem, Recipe, Solve
+from jqinject.recipes.solvers import solver
 from jqinject.recipes.solvers.solver import MatrixGrid, Statistics
 from tests.recipes.test_solvers import measure
 
@@ -49,6 +50,52 @@ def test_ranges_that_cannot_be_cut_stay() -> None:
     np.testing.assert_array_equal(Clip()(fixed).values, RTN()(fixed).values)
     with pytest.raises(ValueError, match=r"Clip: smallest must be between 0 and 1, got 1.5.\n  cure"):
         Clip(smallest=1.5)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("importance", [False, True])
+def test_scales_of_least_squared_error_are_no_worse_than_any_share(importance: bool) -> None:
+    given = problem()
+    diagonal = np.asarray(solver.diagonal_of(given.statistics.mean("hessian")))[:, None]
+    h = diagonal if importance else np.ones_like(diagonal)
+
+    def errors(values: jax.Array) -> np.ndarray:
+        return (h * np.square(np.float64(values) - np.float64(given.weights))).sum(-1)
+
+    best = LeastSquaresScales(importance=importance)(given)
+    largest = jnp.abs(given.weights).max(-1, keepdims=True)
+    for share in np.linspace(0.02, 1.5, 200):
+        scale = share * largest / 3
+        tried = jnp.clip(jnp.round(given.weights / scale), -3, 3) * scale
+        assert (errors(best.values) <= errors(tried) * (1 + 1e-4)).all()
+    then_gptq = LeastSquaresScales(GPTQ(), importance)(given)
+    np.testing.assert_array_equal(then_gptq.scale, best.scale)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("weight_quant", "text"),
+    [
+        (quant.Int4WeightPerGroupAbsMax.let(group_size=12, group_padding=True), None),
+        (quant.ShiftedUint8WeightPerChannelFloat.let(bit_width=3), None),
+        (quant.NF4WeightPerGroupFloat, None),
+        (quant.NVFP4Weight, r"the scales of this quantizer are others.\n  cure: Clip\(\)"),
+    ],
+)
+def test_a_model_has_less_error_in_its_weights(weight_quant: type, text: str | None) -> None:
+    model = nnx.Linear(64, 8, rngs=nnx.Rngs(0))
+    model.kernel.set_value(jax.random.t(jax.random.key(1), 3.0, (64, 8)))
+    rule, x = Rule(weight_quant=weight_quant), jax.random.normal(jax.random.key(2), (96, 64))
+
+    def error(algorithm: solver.Solver) -> float:
+        solved = Recipe(Solve(algorithm)).apply(model, rule, [x], progress=False).model
+        return float(jnp.square(solved.quant_weight().value - model.kernel.get_value()).sum())
+
+    if text is None:
+        assert error(LeastSquaresScales()) < 0.99 * error(RTN())
+    else:
+        with pytest.raises(ValueError, match=text):
+            error(LeastSquaresScales())
 
 
 @pytest.mark.lengthy

@@ -334,15 +334,21 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
     """
     grid, ((scales, *alternatives), shared) = quantizer.format, scaling.candidates(x)
     minifloats = _rounded_in_levels(quantizer, grid, x, scales)
-    for alternative in alternatives:
-        others = _rounded_in_levels(quantizer, grid, x, alternative)
-        least = _errors(quantizer, shared, minifloats, scales, x)
-        better = _errors(quantizer, shared, others, alternative, x) < least
-        minifloats = jnp.where(better, others, minifloats)
-        scales = scales._replace(
-            block=jnp.where(better, alternative.block, scales.block),
-            scale=jnp.where(better, alternative.scale, scales.scale),
-        )
+    if alternatives:
+        best = minifloats, scales.block, scales.scale, _errors(quantizer, shared, minifloats, scales, x)
+        number = jax.lax.stop_gradient(x)
+
+        def better_of(
+            best: tuple[jax.Array, ...], alternative: BlockScales
+        ) -> tuple[tuple[jax.Array, ...], None]:
+            others = _rounded_in_levels(quantizer, grid, number, alternative)
+            error = _errors(quantizer, shared, others, alternative, number)
+            candidate, better = (others, alternative.block, alternative.scale, error), error < best[-1]
+            return tuple(jnp.where(better, new, old) for new, old in zip(candidate, best, strict=True)), None
+
+        stacked = jax.tree.map(lambda *levels: jnp.stack(levels), *alternatives)
+        (minifloats, block, scale, _), _ = jax.lax.scan(better_of, best, stacked)
+        scales = scales._replace(block=block, scale=scale)
     scale, block = (jnp.broadcast_to(level, scales.block.shape) for level in (scales.scale, scales.block))
     value = from_float_steps(minifloats, jax.lax.stop_gradient(scale), x.dtype)
     viewed = views.in_layout(quantizer.input_view_impl, lambda x: x, x)

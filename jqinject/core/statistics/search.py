@@ -25,6 +25,7 @@ from flax import nnx
 from jqinject.core import check, component
 from jqinject.core._protocols import Stat, Threshold, View, searches
 from jqinject.core.state import QuantStat, float_array
+from jqinject.core.statistics.exact_scale import least_squares_scales, levels_of
 from jqinject.core.statistics.statistic import finish, reduced, statistic_of, where_active
 from jqinject.core.views import OverSubChannelBlockView, blocks_of, cut_of
 from jqinject.ops import groups, reductions, sharding
@@ -106,7 +107,10 @@ def fibonacci_search(low: jax.Array, high: jax.Array, loss: Loss, tries: int) ->
 
 
 LINE_SEARCHES = {"grid": grid_search, "fibonacci": fibonacci_search}
-OF_LINE_SEARCHES = check.among(LINE_SEARCHES, f"one of {sorted(LINE_SEARCHES)}")
+SEARCHES = sorted((*LINE_SEARCHES, "exact"))
+OF_SEARCHES = check.among(SEARCHES, f"one of {SEARCHES}")
+#: What the exact search also tries, times its start: scales that are powers of two have no others.
+HALVES = (2.0, 1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125)
 
 #: (tensor, statistic) -> value, scale, zero point of the quantized tensor.
 Trial = Callable[[jax.Array, jax.Array], Any]
@@ -268,7 +272,7 @@ def _search(
         if value.ndim != tensor.ndim:
             value = groups.join_groups(value, cut.axis, tensor.shape[cut.axis])
         numbers = jax.tree.map(lambda x: cut.spread(x, tensor), (result.scale, result.zero_point))
-        return SimpleNamespace(value=value, scale=numbers[0], zero_point=numbers[1])
+        return SimpleNamespace(value=value, scale=numbers[0], zero_point=numbers[1], grid=result.grid)
 
     _, stat = copies()
     best = stat.search(trial, tensors)
@@ -283,14 +287,16 @@ class MSE(SearchedStat):
     """The candidate with the least `sum (x - quantized(x))^2`, over the tensor or over each channel or group.
 
     Candidates lie between `init / mse_iters` and `init = mse_init_op(view(x))`. Each is tried on the actual quantizer.
-    No gradient flows through the search.
+    No gradient flows through the search. The exact search asks for no candidates: it computes the best scale of all
+    (`jqinject.core.least_squares_scales`), for grids of at most 8 bits that are rounded to nearest. Where scales are
+    restricted (powers of two), it tries what lies next to it, and `init` times powers of two.
 
     Args:
         mse_init_op: the statistic that the search starts from.
         inner_stats_input_view_shape_impl: the view of `x`, over which squared errors are summed.
         mse_iters: number of candidates.
         stats_reduce_dim: the axis of the view that shares a result, None for all.
-        mse_search_method: "grid" (candidates at equal distances) or "fibonacci" (intervals that shrink).
+        mse_search_method: "grid" (candidates at equal distances), "fibonacci" (intervals that shrink) or "exact".
         bipolar_search: also search negative candidates, half of `mse_iters` each.
         memory_shape: shape of the remembered last result, used by the scale search of the next batch; None remembers
             nothing.
@@ -298,7 +304,8 @@ class MSE(SearchedStat):
 
     Raises:
         TypeError: `mse_iters` is not an int.
-        ValueError: too few candidates, or an unknown method; (when called) no quantizer is searching.
+        ValueError: too few candidates, or an unknown method; "exact" with an axis name; (when called) no quantizer is
+            searching; "exact" for a zero point, or with one that is not 0, or on a grid of more than 8 bits.
 
     Source: Brevitas. Differs from Brevitas: it calls the quantizer, not the proxy, so a layer's activation function is
     not applied twice; trials keep only their result; layers that share a quantizer are tried one by one in their own
@@ -323,7 +330,7 @@ class MSE(SearchedStat):
     inner_stats_input_view_shape_impl: View
     mse_iters: int = 20
     stats_reduce_dim: int | None = None
-    mse_search_method: Annotated[str, OF_LINE_SEARCHES] = "fibonacci"
+    mse_search_method: Annotated[str, OF_SEARCHES] = "fibonacci"
     bipolar_search: bool = False
     memory_shape: InitVar[Sequence[int] | None] = None
     axis_name: Any = None
@@ -331,6 +338,11 @@ class MSE(SearchedStat):
     def __post_init__(self, memory_shape: Sequence[int] | None) -> None:
         check.between(4 if self.bipolar_search else 2, np.inf)(self.mse_iters, "MSE", "mse_iters")
         remember(self, memory_shape)
+        if self.mse_search_method == "exact" and self.axis_name is not None:
+            raise ValueError(
+                f"MSE: the exact search sorts a tensor on one device, got axis_name={self.axis_name!r}.\n"
+                "  cure: mse_search_method = 'grid'; or a sharded array in jit, without shard_map"
+            )
 
     def search(self, trial: Trial, tensors: Sequence[jax.Array]) -> jax.Array:
         """The best candidate."""
@@ -342,6 +354,8 @@ class MSE(SearchedStat):
             errors = (self._error(tensor, trial(tensor, candidate).value) for tensor in tensors)
             return sum((error.reshape(init.shape) for error in errors), 0.0 * init)
 
+        if self.mse_search_method == "exact":
+            return self._exact(trial, tensors, init, loss)
         line_search = LINE_SEARCHES[self.mse_search_method]
         tries = self.mse_iters // 2 if self.bipolar_search else self.mse_iters
         best, least = line_search(low, high, loss, tries)
@@ -350,6 +364,31 @@ class MSE(SearchedStat):
         negative, error = line_search(-high, -low, loss, tries)
         # A negative candidate that a restriction refuses has a nan loss.
         return jnp.where(error < least, negative, best)
+
+    def _exact(self, trial: Trial, tensors: Sequence[jax.Array], init: jax.Array, loss: Loss) -> jax.Array:
+        """The candidate whose scale is the best of all."""
+        results = [trial(tensor, init) for tensor in tensors]
+        if any(result.zero_point is not None for result in results):
+            raise ValueError(
+                "MSE: the exact search is of a scale without zero point, and this quantizer has one.\n"
+                "  cure: mse_search_method = 'grid'; or a symmetric quantizer"
+            )
+        scales = [jnp.broadcast_to(x.scale, tensor.shape) for x, tensor in zip(results, tensors, strict=True)]
+        x, levels = self._rows(tensors), levels_of(results[0].grid)
+        unit = init.reshape(-1) / self._rows(scales)[:, 0]
+        signs = (1.0, -1.0) if self.bipolar_search else (1.0,)
+        best = [(sign * unit * least_squares_scales(sign * x, levels)).reshape(init.shape) for sign in signs]
+        candidates = jnp.stack([*best, *(sign * half * init for sign in signs for half in HALVES)])
+        return least_of((init, loss(init)), lambda candidate: candidate, loss, candidates)[0]
+
+    def _rows(self, tensors: Sequence[jax.Array]) -> jax.Array:
+        """The numbers that share a result as rows, float32."""
+        view, dim = self.inner_stats_input_view_shape_impl, self.stats_reduce_dim
+        viewed = [view(sharding.whole(x.astype(jnp.float32))) for x in tensors]
+        if dim is None:
+            return jnp.concatenate([x.reshape(-1) for x in viewed])[None]
+        rows = jnp.moveaxis(jnp.concatenate(viewed, dim), dim, -1)
+        return rows.reshape(-1, rows.shape[-1])
 
     def _error(self, x: jax.Array, value: jax.Array) -> jax.Array:
         squares = jnp.square(x.astype(jnp.float32) - value.astype(jnp.float32))

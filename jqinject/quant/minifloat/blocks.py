@@ -236,7 +236,8 @@ class NVFP4TwoLevels(Fp4e2m1Mixin, FpOCPMixin, FloatBase):
     | `shared_per_row` | a shared scale for each row instead of the tensor |
     | `float_to_int_impl_type` | how numbers are rounded: "round" or "stochastic_round" |
 
-    `block_scale_impl = FourOverSixScales` picks of two scales, `LeastNormalScales` rounds as torchao does.
+    `block_scale_impl = FourOverSixScales` picks of two scales, `LeastErrorScales` the best of all, `LeastNormalScales`
+    rounds as torchao does.
     """
 
     group_size = 16

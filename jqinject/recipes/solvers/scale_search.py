@@ -1,4 +1,4 @@
-"""Solvers that search scales or zero points, then round to nearest: Clip and HQO."""
+"""Solvers that search scales or zero points: Clip, LeastSquaresScales and HQO."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqinject.core.statistics.exact_scale import least_squares_scales, levels_of
 from jqinject.core.statistics.half_quadratic_search import half_quadratic, shrink_lp
 from jqinject.recipes.solvers import greedy, solver
 from jqinject.recipes.solvers.solver import Expected, MatrixGrid, Problem, Solution, Solver, at_least
@@ -47,6 +48,11 @@ class Clip(solver.Checked):
         """See `Solver`."""
         return ("hessian", *self.solver.statistics)
 
+    @property
+    def spreads_errors(self) -> bool:
+        """See `SpreadingSolver`."""
+        return solver.spreads_errors(self.solver)
+
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
         weights, hessian = problem.weights, problem.statistics.mean("hessian")
@@ -74,6 +80,71 @@ class Clip(solver.Checked):
         return self.solver(replace(problem, measure=lambda _: better))
 
 
+@dataclass(frozen=True)
+class LeastSquaresScales(solver.Checked):
+    """Gives each scale the value with the least squared error of its weights, then solves on these scales.
+
+    The least `sum_j h_j (w_j - q_j)^2` of all scales, over the weights that share one, not of some that are tried: by
+    `jqinject.core.least_squares_scales`. `h` is 1, or the importance of a column: the mean of `y_j^2` over its inputs,
+    an importance matrix as of llama.cpp. Whole zero points stay. A scale that the quantizer measures, and that is no
+    worse, stays too.
+
+    Args:
+        solver: what rounds the weights on these scales.
+        importance: whether `h` is the mean of the squared inputs.
+
+    Raises:
+        ValueError: (when called) scales that are numbers of a format themselves, powers of two (MX) or minifloats
+            (NVFP4); zero points that are no integers; a grid of more than 8 bits.
+
+    Source: Sakr et al., 2022 (OCTAV); llm-compressor's `imatrix_mse`, which tries some scales.
+
+    Example:
+        >>> LeastSquaresScales(importance=True)
+        LeastSquaresScales(solver=RTN(), importance=True)
+    """
+
+    solver: Solver = field(default_factory=greedy.RTN)
+    importance: bool = False
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """See `Solver`."""
+        return (*(("hessian",) if self.importance else ()), *self.solver.statistics)
+
+    @property
+    def spreads_errors(self) -> bool:
+        """See `SpreadingSolver`."""
+        return solver.spreads_errors(self.solver)
+
+    def __call__(self, problem: Problem) -> Solution:
+        """See `Solver`."""
+        weights, shared = problem.weights, _Shared(problem)
+        if problem.sharing.restricted or not problem.sharing.whole_zero_points:
+            what = "scales" if problem.sharing.restricted else "zero points"
+            raise ValueError(
+                f"LeastSquaresScales computes any scale, beside integer zero points; the {what} of this quantizer are "
+                "others.\n  cure: Clip(), which tries scales that the quantizer itself finds"
+            )
+        start = problem.measure(weights).spread(weights.shape)
+        importance = jnp.ones_like(weights)
+        if self.importance:
+            diagonal = solver.diagonal_of(problem.statistics.mean("hessian"))
+            importance = jnp.broadcast_to(diagonal[:, None], weights.shape)
+        zero_points = shared.one_of(start.zero_point) if bool(jnp.any(start.zero_point != 0)) else None
+        best = least_squares_scales(
+            shared.rows(weights), levels_of(start.grid), shared.rows(importance), zero_points
+        )
+        grid = replace(start, scale=jnp.where(shared.spread(best) > 0, shared.spread(best), start.scale))
+
+        def errors(grid: MatrixGrid) -> jax.Array:
+            return shared.sums(importance * jnp.square(grid.nearest(weights) - weights))
+
+        better = shared.spread(errors(grid) < errors(start))
+        grid = replace(start, scale=jnp.where(better, grid.scale, start.scale))
+        return self.solver(replace(problem, measure=lambda _: grid))
+
+
 class _Shared:
     """Which of a problem's numbers have the same scale.
 
@@ -94,6 +165,12 @@ class _Shared:
             self.places, return_index=True, return_inverse=True, return_counts=True
         )
         self.own, self.count = own.reshape(-1), len(self.sizes)
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        """The numbers that share a scale as rows, those of smaller groups padded with zeros."""
+        order, size = np.argsort(self.own, kind="stable"), int(self.sizes.max())
+        place = np.arange(order.size) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
+        return jnp.zeros((self.count, size), x.dtype).at[self.own[order], place].set(x.reshape(-1)[order])
 
     def sums(self, x: jax.Array) -> jax.Array:
         """The sum over the numbers that share a scale."""
