@@ -157,8 +157,8 @@ def halved_later(work: Any) -> list[str]:
 def test_batches_may_come_once() -> None:
     model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
     recipe = Recipe(SmoothQuant(), Solve(Qronos()))
-    listed = recipe.apply(model, RULE, [NORMAL, NORMAL + 1], progress=False).model
-    once = recipe.apply(model, RULE, (NORMAL + i for i in range(2)), progress=False).model
+    listed = recipe.apply(model, RULE, [NORMAL + i for i in range(3)], progress=False).model
+    once = recipe.apply(model, RULE, (NORMAL + i for i in range(3)), progress=False).model
     np.testing.assert_array_equal(listed.kernel[...], once.kernel[...])
     with pytest.raises(ValueError, match=re.escape("Recipe.apply got no batch")):
         recipe.apply(model, RULE, iter(()), progress=False)

@@ -1,24 +1,29 @@
 """Every solver on every kind of grid: numbers of the grid, and an output no worse than with rounding to nearest."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from jqinject import Rule, freeze, quant
+from jqinject import Rule, freeze, load_state, quant, quantize
 from jqinject.nn import QuantLinear
 from jqinject.recipes import (
     GPFQ,
     GPTQ,
     HQO,
+    QEP,
     RTN,
     AutoRound,
     Clip,
     LearnedRounding,
+    LeastSquaresScales,
+    MagR,
     Problem,
     Qronos,
     Recipe,
@@ -44,7 +49,6 @@ SOLVERS = [GPTQ(), GPFQ(), Qronos(), Clip()]
 OF_INTEGERS = [AutoRound(steps=20), LearnedRounding(steps=50)]
 SCALES_OF_8_BITS = ("mx", "nvfp4")
 INTEGERS = ("int4 groups", "zero points", "one scale")
-X = jax.random.normal(jax.random.key(3), (96, 32))
 
 
 def problem(name: str) -> Problem:
@@ -114,31 +118,64 @@ class Solvable(nnx.Module):
 
     def __init__(self) -> None:
         keys = jax.random.split(jax.random.key(0), 2)
-        self.layer = nnx.Linear(32, 32, rngs=nnx.Rngs(0))
-        self.own = nnx.Param(jax.random.normal(keys[0], (32, 32)))
-        self.stack = nnx.Param(jax.random.normal(keys[1], (2, 32, 32)) / 6)
+        self.layer = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+        self.own = nnx.Param(jax.random.normal(keys[0], (WIDTH, WIDTH)))
+        self.stack = nnx.Param(jax.random.normal(keys[1], (2, WIDTH, WIDTH)) / 12)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.layer(x)) @ self.own[...]
         return jax.lax.scan(lambda carry, w: (jnp.tanh(carry @ w), None), x, self.stack[...])[0]
 
 
-CHOSEN = [(name, solver) for name in FORMATS for solver in (RTN(), *SOLVERS)]
-CHOSEN += [(name, solver) for name in INTEGERS for solver in OF_INTEGERS]
-CHOSEN += [(name, HQO(steps=5)) for name in FORMATS if name not in SCALES_OF_8_BITS]
+WIDTH = 128
+SERVED = {
+    "int4 groups of 32": quant.Int4WeightPerGroupAbsMax.let(group_size=32),
+    "int4 groups of 128": quant.Int4WeightPerGroupAbsMax.let(group_size=128),
+    "int3 channels": quant.Int8WeightPerChannelFloat.let(bit_width=3),
+    "zero points": FORMATS["zero points"],
+    "zero points of groups": quant.ShiftedUint8WeightGroupQuantFloat.let(bit_width=4, group_size=32),
+    "e4m3": FORMATS["e4m3"],
+    "mx": FORMATS["mx"],
+    "nvfp4": FORMATS["nvfp4"],
+    "nf4": quant.NF4WeightPerGroupFloat.let(group_size=32),
+    "a format of one's own": FORMATS["a format of one's own"],
+}
+DESCENT = (AutoRound(steps=20), LearnedRounding(steps=50))
+ALL = (RTN(), *SOLVERS, MagR(GPTQ()), QEP(GPTQ()))
+FREE = (LeastSquaresScales(importance=True), HQO(steps=5))
+CHOSEN = [
+    (name, solver)
+    for name in SERVED
+    for solver in (
+        *ALL,
+        *(DESCENT if "int" in name or "zero" in name else ()),
+        *(FREE if name not in SCALES_OF_8_BITS else ()),
+    )
+]
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "solver"), CHOSEN, ids=lambda x: x if isinstance(x, str) else type(x).__name__
 )
-def test_what_was_chosen_is_frozen_in_slices_to_the_bit(name: str, solver: Any) -> None:
-    solved = (
-        Recipe(Solve(solver)).apply(Solvable(), Rule(weight_quant=FORMATS[name]), [X], progress=False).model
-    )
-    whole, in_slices = (freeze(nnx.clone(solved), sliced_from=n) for n in (2**30, 1))
-    assert nnx.graphdef(in_slices) == nnx.graphdef(whole)
-    jax.tree.map(np.testing.assert_array_equal, nnx.state(in_slices), nnx.state(whole))
+def test_what_was_chosen_is_served_and_saved_to_the_bit(name: str, solver: Any, tmp_path: Path) -> None:
+    """In one piece and in slices, as weights of real sizes are frozen."""
+    x, rule = jax.random.normal(jax.random.key(3), (160, WIDTH)), Rule(weight_quant=SERVED[name])
+    solved = Recipe(Solve(solver)).apply(Solvable(), rule, [x], progress=False).model
+    in_one, in_slices = (freeze(nnx.clone(solved), sliced_from=n) for n in (2**30, 1))
+    assert nnx.graphdef(in_slices) == nnx.graphdef(in_one)
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(in_slices), nnx.state(in_one))
+    evaluated = solved.layer.kernel, solved.own, solved.stack
+    for weight, stored in zip(evaluated, (in_one.layer.kernel, in_one.own, in_one.stack), strict=True):
+        np.testing.assert_array_equal(stored[...], weight[...])
+    np.testing.assert_allclose(in_one(x[:4]), solved(x[:4]), rtol=1e-5, atol=1e-5)
+
+    restored = nnx.eval_shape(lambda: freeze(quantize(Solvable(), rule, inputs=(x,))))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "served", nnx.as_pure(nnx.state(in_slices)))
+        checkpointer.wait_until_finished()
+        load_state(restored, checkpointer.restore(tmp_path / "served"))
+    np.testing.assert_array_equal(restored(x[:4]), in_slices(x[:4]))
 
 
 @pytest.mark.heavy
