@@ -10,8 +10,8 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, ops, quant
-from jqinject.nn import QuantIdentity, QuantLinear
-from jqinject.recipes import GPTQ, RTN, MatrixGrid, Problem, Qronos, Recipe, SmoothQuant, Solver, Statistics
+from jqinject.nn import QuantIdentity, QuantLinear, QuantReLU
+from jqinject.recipes import GPTQ, RTN, MatrixGrid, Problem, Recipe, SmoothQuant, Solver, Statistics
 from tests.literature import _reference as theory
 from tests.literature._reference import Array
 from tests.literature._rows import Row
@@ -31,7 +31,7 @@ def hessian() -> Array:
 def proxy_losses(solver: Solver) -> Array:
     """`d H d^T` of each row of the errors that a solver leaves at scale 1."""
     h, w = hessian(), np.random.default_rng(1).uniform(-100, 100, (4096, 64)).astype(np.float32)
-    sums = {name: jnp.asarray(h, jnp.float32)[None] for name in ("hessian", "cross")}
+    sums = {"hessian": jnp.asarray(h, jnp.float32)[None]}
     grid = MatrixGrid(jnp.ones((1, 1, 1)), jnp.zeros((1, 1, 1)), ops.IntGrid(16))
     problem = Problem(
         jnp.asarray(w)[None], jnp.asarray(w)[None], Statistics(jnp.ones(1), sums), lambda _: grid
@@ -90,14 +90,6 @@ def solvers() -> list[Row]:
             0.01 * ordered,
             why,
             f"{QUIP}: tr(D) / 12 of the ordered H",
-        ),
-        Row(
-            "proxy loss of `Qronos` with the same inputs, a row",
-            ldl,
-            lambda: proxy_loss(Qronos(damping=0.0)),
-            0.01 * ldl,
-            why,
-            "Zhang et al. 2025 (Qronos): then it is GPTQ",
         ),
     ]
 
@@ -236,6 +228,14 @@ class StochasticNVFP4(quant.NVFP4TrainingAct):
     float_to_int_impl_type = "stochastic_round"
 
 
+def pact() -> float:
+    """The gradient of a learned range, of the sum of six numbers of which three are beyond it."""
+    layer = QuantReLU(act_quant=quant.Uint8ActPerTensorFloatMaxInit, max_val=6.0)
+    x = jnp.array([-1.0, 0.5, 3.0, 7.0, 8.0, 100.0])
+    (gradient,) = jax.tree.leaves(nnx.grad(lambda layer: layer(x).sum())(layer))
+    return float(gradient)
+
+
 def training() -> list[Row]:
     """Learned steps, smoothing and unbiased rounding."""
     w, _, _ = lsq()
@@ -258,6 +258,14 @@ def training() -> list[Row]:
             1e-5,
             "float32",
             f"{esser}: equation 3 over sqrt(N Q)",
+        ),
+        Row(
+            "gradient of a range, three numbers beyond it",
+            "3",
+            pact,
+            2 * 0.5 / 255,
+            "PACT leaves out how two numbers inside are rounded",
+            "Choi et al. 2018 (PACT): 1 for each number beyond",
         ),
         Row(
             "factors of `SmoothQuant(0.5)` from their formula, relatively",

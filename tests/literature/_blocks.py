@@ -13,7 +13,18 @@ from jqinject.nn import QuantLinear
 from jqinject.quant.minifloat.blocks import Fp8e4m3Scales
 from tests.literature import _reference as theory
 from tests.literature._reference import Array
-from tests.literature._rows import NUMBERS, Row, activations, decibels, effective_bits, error, sample, weights
+from tests.literature._rows import (
+    NUMBERS,
+    ROWS,
+    Row,
+    activations,
+    decibels,
+    effective_bits,
+    error,
+    quantiles,
+    sample,
+    weights,
+)
 
 SAMPLED = f"sampling error of {NUMBERS} numbers"
 INTEGRAL = "integral over a block's largest magnitude"
@@ -99,6 +110,8 @@ def microscaling() -> list[Row]:
             )
         )
     levels = theory.minifloats("float4_e2m1fn")
+    places = np.array(levels) * 2.92247856 / 6
+    quartet = float(np.mean([theory.table_error(places * 2.0 ** -((k + 0.5) / 64)) for k in range(64)]))
     best = effective_bits(theory.block_error(levels, 16, lambda m: theory.to_e4m3(m / 6)))
     rows += [
         Row(
@@ -133,6 +146,22 @@ def microscaling() -> list[Row]:
             "search of steps",
             "Castro et al. 2025 (Quartet): 2.92247856; minimum by SciPy",
         ),
+        Row(
+            "squared error of e2m1 at this clip, float scales",
+            theory.best_step(levels)[1],
+            lambda: quest_float(levels),
+            2e-3 * theory.best_step(levels)[1],
+            "the tail of the quantiles",
+            "minimum by SciPy",
+        ),
+        Row(
+            "squared error of `MXFloat4e2m1QuestAct`, groups of 1024, scales of any place",
+            quartet,
+            quartet_error,
+            0.02 * quartet,
+            "deviations of groups vary",
+            "Quartet's powers of two are rounded down; integral",
+        ),
     ]
     return rows
 
@@ -140,6 +169,21 @@ def microscaling() -> list[Row]:
 def quartet_clip() -> float:
     """What the largest number of Quartet's e2m1 stands for, in deviations."""
     return float(quant.MXFloat4e2m1QuestAct.normal_scale) * float(ops.FloatGrid(2, 1, 1).largest)
+
+
+def quest_float(levels: tuple[float, ...]) -> float:
+    """The squared error of e2m1 at Quartet's clip in root mean squares of a row."""
+    quantizer = quant.QuestActPerRowFloat.let(codebook=ops.TableGrid(levels), normal_clip=quartet_clip())
+    x = quantiles(columns=ROWS)
+    return error(x, activations(quantizer, x))
+
+
+def quartet_error() -> float:
+    """The squared error of Quartet's e2m1, of numbers at 16 places between two powers of two."""
+    x = sample(1024)[:256]
+    quantizer = quant.MXFloat4e2m1QuestAct.let(group_size=1024)
+    places = 2.0 ** ((np.arange(16) + 0.5) / 16)
+    return float(np.mean([error(x, activations(quantizer, x * place) / place) for place in places]))
 
 
 # Integers against minifloats
@@ -268,6 +312,13 @@ def crest_factors() -> list[Row]:
 # Groups of weights
 
 
+class SignedNF4(quant.NF4WeightPerGroupFloat):
+    """NF4 whose scale is the number of the largest magnitude, with its sign."""
+
+    scaling_stats_op = "signed_max"
+    restrict_scaling_type = "signed_fp"
+
+
 @cache
 def group_noise(name: str, size: int, bits: int = 0) -> float:
     """The squared error of a quantizer of weights in groups."""
@@ -292,6 +343,17 @@ def groups() -> list[Row]:
                 INTEGRAL,
             )
         )
+    best = theory.block_error(nf4, 64, lambda m: m)
+    rows.append(
+        Row(
+            "squared error of NF4, groups of 64, scales with a sign",
+            best,
+            lambda: error(sample(1024), weights(SignedNF4, sample(1024))),
+            5e-3 * best,
+            SAMPLED,
+            f"the normalization of BOF4-S (arXiv 2505.06653); {INTEGRAL}",
+        )
+    )
     for bits, size in ((4, 32), (4, 128), (8, 128)):
         levels = theory.integers(bits)
         best = theory.block_error(levels, size, lambda m, top=levels[-1]: m / top)
