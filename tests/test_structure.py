@@ -27,7 +27,7 @@ CODE_LINES = {
     "native": 239,
     "nn": 3430,
     "odml": 288,
-    "ops": 1752,
+    "ops": 1761,
     "optim": 270,
     "program": 2901,
     "proxy": 882,

@@ -408,31 +408,48 @@ def half_integers(bit_width: int) -> TableGrid:
     return TableGrid(tuple(k + 0.5 for k in range(-half, half)))
 
 
-def normal_table(bit_width: int, iterations: int = 20) -> TableGrid:
-    """`2^b` numbers for a standard normal distribution: Lloyd's iterations from an even grid on ±3.
+#: Newton's steps of `normal_table`: each doubles the digits, and 4 reach the last ones.
+NEWTON_STEPS = 6
+
+
+def normal_table(bit_width: int, iterations: int | None = None) -> TableGrid:
+    """`2^b` numbers for a standard normal distribution with the least mean squared error, the Lloyd-Max quantizer.
+
+    Each is the mean of the numbers that are rounded to it. Squared errors of 1 to 4 bits are 0.3634, 0.1175, 0.03455
+    and 0.009501.
 
     Args:
         bit_width: b, 1 to 8.
-        iterations: how many; more approach the least squared error.
+        iterations: None solves this by Newton's method, to the last digits; a number does as many of Lloyd's iterations
+            from an even grid on ±3, and no more: of 4 bits, 20 leave the error at 0.0105.
 
-    Source: Lloyd, 1957, "Least squares quantization in PCM"; with 20 iterations the levels of QuEST's
-    `GaussianTrustQuantizer`.
+    Source: Max, 1960, "Quantizing for minimum distortion"; Lloyd, 1957, "Least squares quantization in PCM"; with 20
+    iterations the levels of QuEST's `GaussianTrustQuantizer`.
 
     Example:
-        >>> [round(value, 3) for value in normal_table(2).values]
-        [-1.51, -0.453, 0.453, 1.51]
+        >>> [round(value, 4) for value in normal_table(2).values]
+        [-1.5104, -0.4528, 0.4528, 1.5104]
     """
     normal, count = NormalDist(), 2**bit_width
-    levels = [-3 + 6 * i / (count - 1) for i in range(count)]
-    for _ in range(iterations):
-        between = [-math.inf, *((low + high) / 2 for low, high in itertools.pairwise(levels)), math.inf]
-        levels = [
-            (normal.pdf(left) - normal.pdf(right)) / mass
-            if (mass := normal.cdf(right) - normal.cdf(left)) > 1e-10
-            else level
-            for level, (left, right) in zip(levels, itertools.pairwise(between), strict=True)
-        ]
-    return TableGrid(tuple(levels))
+    if iterations is None:
+        # Many such numbers have the density of a normal distribution with variance 3.
+        wide = NormalDist(sigma=math.sqrt(3))
+        levels = np.array([wide.inv_cdf((place + 0.5) / count) for place in range(count)])
+    else:
+        levels = np.array([-3 + 6 * place / (count - 1) for place in range(count)])
+    for _ in range(NEWTON_STEPS if iterations is None else iterations):
+        ends = np.concatenate([[-40.0], (levels[:-1] + levels[1:]) / 2, [40.0]])  # 40 is as good as infinity
+        density, below = (np.array([function(end) for end in ends]) for function in (normal.pdf, normal.cdf))
+        mass = np.diff(below)
+        means = -np.diff(density) / mass
+        step = means - levels
+        if iterations is None:
+            to_low, to_high = means - ends[:-1], ends[1:] - means
+            low, high = density[:-1] * to_low / (2 * mass), density[1:] * to_high / (2 * mass)
+            slopes = np.diag(low + high) + np.diag(low[1:], -1) + np.diag(high[:-1], 1)
+            step = np.linalg.solve(np.eye(count) - slopes, step)
+        levels = levels + step
+    return TableGrid(tuple((levels - levels[::-1]) / 2))
 
 
 def widest_gap(values: Codebook | Iterable[float]) -> float:

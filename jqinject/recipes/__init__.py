@@ -39,7 +39,9 @@ from jqinject.recipes.solvers.rounding_descent import LearnedRounding as Learned
 from jqinject.recipes.solvers.scale_search import HQO as HQO
 from jqinject.recipes.solvers.scale_search import Clip as Clip
 from jqinject.recipes.solvers.scale_search import LeastSquaresScales as LeastSquaresScales
+from jqinject.recipes.solvers.solver import MatrixGrid as MatrixGrid
 from jqinject.recipes.solvers.solver import Problem as Problem
 from jqinject.recipes.solvers.solver import Sharing as Sharing
 from jqinject.recipes.solvers.solver import Solution as Solution
 from jqinject.recipes.solvers.solver import Solver as Solver
+from jqinject.recipes.solvers.solver import Statistics as Statistics

@@ -96,7 +96,7 @@ def whole_steps(bits: int, bounded: bool) -> dict[str, Any]:
 def normal_of(given: Settings) -> Drive:
     """A table for normally distributed numbers, in root mean squares."""
     name = given.take("cls")
-    table = normal_table(4) if name.startswith("Gaussian") else TableGrid(FP4_LEVELS)
+    table = normal_table(4, iterations=20) if name.startswith("Gaussian") else TableGrid(FP4_LEVELS)
     declared = {"codebook": table, "normal_clip": table.largest, **PASSES[given.choose("cls", NORMAL)]}
     if NORMAL[name] == "Trust" and given.take("trust", None) is not None:
         declared["trust"] = given.take("trust")
