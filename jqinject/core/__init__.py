@@ -67,20 +67,12 @@ from jqinject.core.rounding import RoundToZeroSte as RoundToZeroSte
 from jqinject.core.rounding import StochasticRoundSte as StochasticRoundSte
 from jqinject.core.rounding import TrustMask as TrustMask
 from jqinject.core.scaling.amax import AmaxScaling as AmaxScaling
-from jqinject.core.scaling.block_scaling import BlockScales as BlockScales
 from jqinject.core.scaling.block_scaling import CeilExponent as CeilExponent
 from jqinject.core.scaling.block_scaling import EvenExponent as EvenExponent
 from jqinject.core.scaling.block_scaling import FloorExponent as FloorExponent
-from jqinject.core.scaling.block_scaling import FourOverSixScales as FourOverSixScales
-from jqinject.core.scaling.block_scaling import LeastErrorScales as LeastErrorScales
-from jqinject.core.scaling.block_scaling import LeastNormalScales as LeastNormalScales
-from jqinject.core.scaling.block_scaling import NVFP4Scales as NVFP4Scales
 from jqinject.core.scaling.block_scaling import QuantRestrictValue as QuantRestrictValue
 from jqinject.core.scaling.block_scaling import RoundMidMaxSte as RoundMidMaxSte
 from jqinject.core.scaling.block_scaling import RoundUpExponent as RoundUpExponent
-from jqinject.core.scaling.block_scaling import (
-    RuntimeDynamicTwoLevelScaling as RuntimeDynamicTwoLevelScaling,
-)
 from jqinject.core.scaling.block_scaling import SharedExponentScaling as SharedExponentScaling
 from jqinject.core.scaling.of_memory import ConstScaling as ConstScaling
 from jqinject.core.scaling.of_memory import LearnedActStepScaling as LearnedActStepScaling
@@ -118,6 +110,14 @@ from jqinject.core.scaling.rule import SignedFloatRestrictValue as SignedFloatRe
 from jqinject.core.scaling.rule import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling.rule import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling.rule import TruncScalingWrapper as TruncScalingWrapper
+from jqinject.core.scaling.two_level_scaling import BlockScales as BlockScales
+from jqinject.core.scaling.two_level_scaling import FourOverSixScales as FourOverSixScales
+from jqinject.core.scaling.two_level_scaling import LeastErrorScales as LeastErrorScales
+from jqinject.core.scaling.two_level_scaling import LeastNormalScales as LeastNormalScales
+from jqinject.core.scaling.two_level_scaling import NVFP4Scales as NVFP4Scales
+from jqinject.core.scaling.two_level_scaling import (
+    RuntimeDynamicTwoLevelScaling as RuntimeDynamicTwoLevelScaling,
+)
 from jqinject.core.state import Frozen as Frozen
 from jqinject.core.state import GradSlot as GradSlot
 from jqinject.core.state import GradStat as GradStat

@@ -8,7 +8,6 @@ import numpy as np
 from scipy.stats import norm
 
 from jqinject import core, ops, quant
-from jqinject.quant import fragments
 from tests.literature import _reference as theory
 from tests.literature._reference import LAPLACE, NORMAL, Array
 from tests.literature._rows import (
@@ -27,13 +26,6 @@ MAX = "Max 1960, table I"
 MAX_EVEN = "Max 1960, table II"
 DIGITS = "printed digits"
 TAIL = f"the tail beyond {ROWS} quantiles"
-
-
-class Fibonacci(fragments.MSESymmetricScaleSubInjector):
-    """A finer search than the default one, of 20 candidates."""
-
-    mse_iters = 24
-    mse_search_method = "fibonacci"
 
 
 # Lloyd-Max quantizers
@@ -222,7 +214,7 @@ def searched(
     bits: int, narrow: bool = True, source: theory.Source = NORMAL, fine: bool = True
 ) -> tuple[float, float]:
     """The step that MSE scaling takes, and its error."""
-    more = {"mse_scale": Fibonacci} if fine else {}
+    more = {"mse_search_method": "exact"} if fine else {}
     quantizer = quant.Int8WeightPerTensorFloatMSE.let(bit_width=bits, narrow_range=narrow, **more)
     w = quantiles(source)
     tensor = weight_layer(quantizer, w).quant_weight()

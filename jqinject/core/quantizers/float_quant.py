@@ -12,9 +12,9 @@ from jqinject.core import _protocols, check, clamping, component, views
 from jqinject.core.bit_width import ComputeMaxMantissa
 from jqinject.core.quantizers.quantizer import GridStep, Quantized, Quantizer, Rounded
 from jqinject.core.rounding import RoundSte
-from jqinject.core.scaling.block_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.scaling.rule import POWERS_OF_TWO
+from jqinject.core.scaling.two_level_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
 from jqinject.core.statistics.ranges import through_ends
 from jqinject.core.statistics.search import Search, scale_of
 from jqinject.ops import float8_cast, power, ste

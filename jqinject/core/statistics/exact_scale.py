@@ -109,54 +109,52 @@ def least_squares_scales(
     if zero_point is not None:  # from which any integer of the range's length may be reached, up to its ends
         span = int(levels[-1] - levels[0])
         levels = tuple(map(float, range(-span, span + 1)))
-    reached, halfway = _sides(levels)
     if not count:
         return jnp.zeros((rows,), jnp.float32)
-
-    table = jnp.asarray(levels, jnp.float32)
-    borders = (table[1:] + table[:-1]) / 2
-
-    index_bits = max(1, (count * halfway.shape[1] - 1).bit_length())
-    places = 2 ** (32 - index_bits) - 1
-
-    def scale(row: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        x, h, ends = row
-        start = _best_of_few(x, h, ends, table, borders)
-        side, size = jnp.where(x < 0, 1, 0), jnp.abs(x)
-        q, between = jnp.asarray(reached)[side], jnp.asarray(halfway)[side]
-        lower, step = q[:, :-1], jnp.where(q[:, 1:] <= ends[side][:, None], q[:, 1:] - q[:, :-1], 0.0)
-        # From the place 0 at a scale of at least `2 t` to the last one at `t / 2`.
-        relative = size[:, None] / between / jnp.where(start > 0, start, 1.0)
-        place = (jnp.clip((2 - relative) / 1.5, 0, 1) * places).astype(jnp.uint32)
-        place = jnp.minimum(place, jnp.uint32(places))
-        passed = place <= places * 2 // 3
-        at_start = q[:, 0] + jnp.where(passed, step, 0.0).sum(1)
-        rest = size - start * at_start
-        sums = (h * jnp.square(rest)).sum(), (h * rest * at_start).sum(), (h * jnp.square(at_start)).sum()
-        unit, both = h[:, None] * step, 2 * lower + step
-        changes = (
-            unit * start * (start * both - 2 * size[:, None]),
-            unit * (size[:, None] - start * both),
-            unit * both,
-        )
-        # Sorting one array of integers takes a tenth of the time of sorting four arrays by one of them.
-        indices = jnp.arange(place.size, dtype=jnp.uint32)
-        in_order = jnp.sort((place.reshape(-1) << index_bits) | indices) & jnp.uint32(2**index_bits - 1)
-        passed = passed.reshape(-1)[in_order]
-        residual, slope, squares = (
-            _running(total, change.reshape(-1)[in_order], passed)
-            for total, change in zip(sums, changes, strict=True)
-        )
-        shift = slope / jnp.where(squares > 0, squares, 1.0)
-        near = (jnp.abs(shift) <= jnp.where(shift < 0, 0.5, 1.0) * start) & (squares > 0)
-        best = jnp.argmin(jnp.where(near, residual - slope * shift, jnp.inf))
-        return jnp.where(near[best], start + shift[best], start)
-
+    best = partial(_best_scale, levels=levels)
     arguments = x.astype(jnp.float32), weights, ends
-    batch = max(1, MOST_BREAKPOINTS // max(1, count * halfway.shape[1]))
+    batch = max(1, MOST_BREAKPOINTS // max(1, count * len(levels)))
     if rows <= batch:
-        return jax.vmap(lambda *row: scale(row))(*arguments)
-    return jax.lax.map(scale, arguments, batch_size=batch)
+        return jax.vmap(lambda *row: best(row))(*arguments)
+    return jax.lax.map(best, arguments, batch_size=batch)
+
+
+def _best_scale(row: tuple[jax.Array, jax.Array, jax.Array], levels: tuple[float, ...]) -> jax.Array:
+    """The scale of a row: its numbers, their importance, and how far levels reach upwards and downwards."""
+    x, h, ends = row
+    start = _best_of_few(x, h, ends, levels)
+    reached, halfway = _sides(levels)
+    side, size = jnp.where(x < 0, 1, 0), jnp.abs(x)
+    q, between = jnp.asarray(reached)[side], jnp.asarray(halfway)[side]
+    lower, step = q[:, :-1], jnp.where(q[:, 1:] <= ends[side][:, None], q[:, 1:] - q[:, :-1], 0.0)
+    # From the place 0 at a scale of at least `2 t` to the last one at `t / 2`.
+    index_bits = max(1, (between.size - 1).bit_length())
+    places = 2 ** (32 - index_bits) - 1
+    relative = size[:, None] / between / jnp.where(start > 0, start, 1.0)
+    place = (jnp.clip((2 - relative) / 1.5, 0, 1) * places).astype(jnp.uint32)
+    place = jnp.minimum(place, jnp.uint32(places))
+    passed = place <= places * 2 // 3
+    at_start = q[:, 0] + jnp.where(passed, step, 0.0).sum(1)
+    rest = size - start * at_start
+    sums = (h * jnp.square(rest)).sum(), (h * rest * at_start).sum(), (h * jnp.square(at_start)).sum()
+    unit, both = h[:, None] * step, 2 * lower + step
+    changes = (
+        unit * start * (start * both - 2 * size[:, None]),
+        unit * (size[:, None] - start * both),
+        unit * both,
+    )
+    # Sorting one array of integers takes a tenth of the time of sorting four arrays by one of them.
+    indices = jnp.arange(place.size, dtype=jnp.uint32)
+    in_order = jnp.sort((place.reshape(-1) << index_bits) | indices) & jnp.uint32(2**index_bits - 1)
+    passed = passed.reshape(-1)[in_order]
+    residual, slope, squares = (
+        _running(total, change.reshape(-1)[in_order], passed)
+        for total, change in zip(sums, changes, strict=True)
+    )
+    shift = slope / jnp.where(squares > 0, squares, 1.0)
+    near = (jnp.abs(shift) <= jnp.where(shift < 0, 0.5, 1.0) * start) & (squares > 0)
+    best = jnp.argmin(jnp.where(near, residual - slope * shift, jnp.inf))
+    return jnp.where(near[best], start + shift[best], start)
 
 
 def _running(start: jax.Array, changes: jax.Array, passed: jax.Array) -> jax.Array:
@@ -167,12 +165,13 @@ def _running(start: jax.Array, changes: jax.Array, passed: jax.Array) -> jax.Arr
     return start - undone + jnp.concatenate([jnp.zeros((1,), ahead.dtype), jnp.cumsum(ahead)])
 
 
-def _best_of_few(
-    x: jax.Array, h: jax.Array, ends: jax.Array, table: jax.Array, borders: jax.Array
-) -> jax.Array:
+def _best_of_few(x: jax.Array, h: jax.Array, ends: jax.Array, levels: tuple[float, ...]) -> jax.Array:
     """The best of some scales, from the twofold of the least at which nothing is clamped downwards."""
     sides = jnp.stack([jnp.max(jnp.where(h > 0, sign * x, 0.0)) for sign in (1, -1)])
     largest = jnp.max(jnp.where(ends > 0, sides / jnp.where(ends > 0, ends, 1.0), 0.0))
+
+    table = jnp.asarray(levels, jnp.float32)
+    borders = (table[1:] + table[:-1]) / 2
 
     def error(fraction: jax.Array) -> jax.Array:
         scale = largest * fraction

@@ -68,8 +68,8 @@ class Solving:
         self._grid = replace(grid, scale=shared(scale), zero_point=shared(zero_point))
         visit.put(self.values)
         nearest, solved = float(chosen["nearest"]), float(chosen["solved"])
-        counts = (int(chosen[name]) for name in ("unseen", "short", "samples"))
-        return Solved(site.name, site.path, nearest, solved, *counts, shape[-1])
+        unseen, short, samples = (int(chosen[name]) for name in ("unseen", "short", "samples"))
+        return Solved(site.name, site.path, nearest, solved, unseen, short, samples, shape[-1])
 
     def finish(self) -> None:
         """Let the quantized model keep what was chosen."""
