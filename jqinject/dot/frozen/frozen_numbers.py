@@ -163,7 +163,7 @@ def frozen_numbers(
         scale, zero = weight.scale, weight.zero_point
     ndim = weight.ndim + (cut is not None)
     payload = weight.narrow_numbers()
-    stored = StoredForm(tuple(payload.shape), np.dtype(payload.dtype), summed)
+    stored = StoredForm(tuple(payload.shape), np.dtype(payload.dtype), summed, grid.packed_bits)
     scale, factor = forms.of_scale(shaping.full_rank(scale, ndim), groups)
     numbers = {"value": stored.stored(payload), "scale": scale}
     if factor is not None:
