@@ -17,25 +17,25 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 CODE_LINES = {
     "": 189,
     "catalogue": 428,
-    "core": 4327,
+    "core": 4345,
     "demo": 356,
-    "dot": 4018,
+    "dot": 4022,
     "export": 615,
-    "formats": 3337,
+    "formats": 3356,
     "inject": 1308,
-    "model": 4969,
+    "model": 5012,
     "native": 253,
-    "nn": 3430,
+    "nn": 3431,
     "odml": 288,
     "ops": 1774,
     "optim": 270,
     "program": 2901,
-    "proxy": 882,
-    "quant": 1746,
+    "proxy": 883,
+    "quant": 1748,
     "quant_tensor": 1180,
-    "recipes": 4289,
+    "recipes": 4329,
 }
-NUMBER_OF_FILES = 328
+NUMBER_OF_FILES = 329
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {
