@@ -13,10 +13,11 @@ it is given, in a second process on the same machine.
 
 jqinject, all frozen: `static` has int8 weights, a scale for each output channel, and int8 inputs whose scale was
 averaged in training, so that nothing is reduced; `dynamic` is Flax's layer with `QDotGeneral(config_v4())`, a scale for
-every row of the batch; `int4` has weights in groups of 128 and inputs with a scale for every row; `int8 weights`,
-`NF4`, `MXFP4`, `NVFP4` have float inputs. Qwix: a model quantized after training, int8 weights stored as integers, int8
-inputs. torch: float, and dynamic int8. `products` is the integer products alone, of bytes that nobody rounds or scales:
-what is left to win. The ratio is float's median in JAX over this one's: above 1 is faster.
+every row of the batch; `int4` has weights in groups of 128 and inputs with a scale for every row; `int8 weights`, `int4
+weights` and `int3 weights` (in groups of 128), `NF4`, `MXFP4`, `NVFP4` have float inputs. Qwix: a model quantized after
+training, int8 weights stored as integers, int8 inputs. torch: float, and dynamic int8. `products` is the integer
+products alone, of bytes that nobody rounds or scales: what is left to win. The ratio is float's median in JAX over this
+one's: above 1 is faster.
 
 --conv: one 3 x 3 convolution on 28 x 28 pixels, of 64, 128 and 256 channels.
 """
@@ -31,7 +32,8 @@ from typing import Any
 from _other_interpreter import Timings, answer, timed_elsewhere
 from _timing import Timing, interleaved, print_table, processor
 
-MODELS = ("float", "static", "dynamic", "int4", "int8 weights", "NF4", "MXFP4", "NVFP4", "Qwix", "products")
+WEIGHTS = ("int8 weights", "int4 weights", "int3 weights", "NF4", "MXFP4", "NVFP4")
+MODELS = ("float", "static", "dynamic", "int4", *WEIGHTS, "Qwix", "products")
 BATCHES = (1, 4, 16, 64, 256, 1024)
 SIZES = {"width": 2048, "depth": 4, "rounds": 20}
 QUICK = {"width": 64, "depth": 2, "rounds": 2}
@@ -114,6 +116,8 @@ def layers(width: int) -> dict[str, Callable[[Any], Any]]:
         "dynamic": dynamic,
         "int4": partial(dense, int4, Int8DynamicActPerRowFloat),
         "int8 weights": partial(dense, Int8WeightPerChannelFloat, None),
+        "int4 weights": partial(dense, int4, None),
+        "int3 weights": partial(dense, int4.let(bit_width=3), None),
         "NF4": partial(dense, NF4WeightPerGroupFloat, None),
         "MXFP4": partial(dense, MXFloat4e2m1Weight, None),
         "NVFP4": partial(dense, NVFP4Weight, None),

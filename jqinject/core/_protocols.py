@@ -252,6 +252,11 @@ def scale_dtype(component: object) -> np.dtype | None:
     return stated(component, "scale_dtype", None)
 
 
+def scale_factor(component: object) -> jax.Array | None:
+    """The constant factor of all scales of a quantizer, a scaling or a restriction; None if unstated."""
+    return stated(component, "scale_factor", None)
+
+
 def is_learned(component: object) -> bool:
     """Whether a bit width is learned; False if unstated."""
     return stated(component, "is_learned", False)
@@ -309,6 +314,11 @@ def is_dynamic(component: object) -> bool:
     """
     said = stated(component, "is_dynamic", None)
     return stated(stated(component, "scaling_impl", None), "is_dynamic", False) if said is None else said
+
+
+def is_constant(component: object) -> bool:
+    """Whether the scale of a quantizer is a constant; False if unstated."""
+    return stated(stated(component, "scaling_impl", None), "kind", "") == "constant"
 
 
 @cache

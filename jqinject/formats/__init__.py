@@ -29,6 +29,7 @@ if _typing.TYPE_CHECKING:
     from jqinject.formats.loading.parameter_names import TUNIX as TUNIX
     from jqinject.formats.loading.parameter_names import TUNIX_GEMMA3 as TUNIX_GEMMA3
     from jqinject.formats.loading.parameter_names import Name as Name
+    from jqinject.formats.saving.save import UnsharedScaleWarning as UnsharedScaleWarning
     from jqinject.formats.saving.save import save as save
     from jqinject.formats.stored_matrix import InputFormat as InputFormat
     from jqinject.formats.stored_matrix import Matrix as Matrix
@@ -42,7 +43,7 @@ else:
         "loading.load": ("DequantizedWarning", "explain_load", "load"),
         "loading.loading_plan": ("Assignment", "IdleNameWarning", "LoadPlan"),
         "loading.parameter_names": ("FUSED", "TUNIX", "TUNIX_GEMMA3", "Name"),
-        "saving.save": ("save",),
+        "saving.save": ("UnsharedScaleWarning", "save"),
         "stored_matrix": ("InputFormat", "Matrix", "StoredMatrix"),
         "torch_state": ("attention_from_torch", "recurrent_state_from_torch"),
     }

@@ -1,5 +1,7 @@
 """Unfreezing weights whose float numbers are gone: they begin at their low-bit numbers, on the same scales."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ from jqinject.nn.base.parameter_site import ParameterSite, PlannedParameter
 from jqinject.nn.base.slots import WEIGHT, make_proxy
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import QuantizedProgram
+from jqinject.quant.minifloat.blocks import Fp8e4m3ConstScales
 
 # Quantizers of minifloats with float scales, and in groups with scales that are powers of two.
 MINIFLOATS = {
@@ -98,8 +101,9 @@ def _quantizer(path: str, frozen: FrozenParam) -> tuple[type[ExtendedInjector], 
         if groups is not None and numbers["scale"].dtype == jnp.float8_e8m0fnu:
             return powers, overrides
         two_levels = groups is not None and "scale_factor" in numbers and name == "float4_e2m1fn"
-        if two_levels and _has_two_levels(scale_of(numbers)):
-            return quant.NVFP4Weight, overrides
+        scales = _two_levels(numbers) if two_levels else None
+        if scales is not None:
+            return quant.NVFP4Weight, overrides | scales
         return plain, overrides | by_group
     plain, shifted = quant.Int8WeightPerChannelFloat, quant.ShiftedUint8WeightPerChannelFloat
     if groups is not None:
@@ -110,10 +114,21 @@ def _quantizer(path: str, frozen: FrozenParam) -> tuple[type[ExtendedInjector], 
     return plain, overrides | {"narrow_range": False, "signed": form.grid.signed}
 
 
-def _has_two_levels(scale: jax.Array) -> bool:
-    """Whether freezing finds the bytes of the scales again, as it does where one of them is the largest byte."""
+def _two_levels(numbers: Mapping[str, jax.Array]) -> dict[str, object] | None:
+    """What is declared anew of NVFP4, so that freezing finds the bytes of the scales again; None if it would not.
+
+    It does where one of them is the largest byte; other tensors keep their factor as a constant.
+    """
+    scale, factors, largest = (
+        scale_of(numbers),
+        np.unique(np.asarray(numbers["scale_factor"])),
+        np.float32(448),
+    )
     codes, factor = in_two_levels(scale, np.dtype(jnp.float8_e4m3fn))
-    return bool(jnp.all(codes.astype(jnp.float32) * factor == scale))
+    product = largest * factors[0]
+    if factors.size == 1 and factor != factors[0] and product / largest == factors[0]:
+        return {"scale_quant": Fp8e4m3ConstScales.let(scaling_init=float(product))}
+    return {} if bool(jnp.all(codes.astype(jnp.float32) * factor == scale)) else None
 
 
 def _keep_scales(layer: WeightHolder, frozen: FrozenParam, path: str) -> None:

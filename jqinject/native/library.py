@@ -12,7 +12,15 @@ import jax
 FILE = Path(__file__).with_name("kernels.so")
 SOURCES = Path(__file__).with_name("kernels")
 PACKAGE = __name__.partition(".")[0]
-FUNCTIONS = ("int8_matmul", "int4_matmul", "group_matmul", "float_matmul", "fused_matmul", "row_amax")
+FUNCTIONS = (
+    "int8_matmul",
+    "int4_matmul",
+    "group_matmul",
+    "float_matmul",
+    "fused_matmul",
+    "row_amax",
+    "three_bits",
+)
 FUNCTION = "jqinject_int8_matmul"
 VARIABLE = "JQINJECT_NATIVE"
 DOTS, TILES, FEW_ROWS, AVX2 = 1, 2, 4, 8

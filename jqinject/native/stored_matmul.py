@@ -120,6 +120,23 @@ def float_matmul(lhs: jax.Array, rhs: jax.Array, scales: Scales, stored: StoredR
     return _call("float_matmul", jnp.float32, lhs, rhs, table, *_of_groups(scales, stored))
 
 
+def three_bits(packed: jax.Array, signed: bool) -> jax.Array:
+    """Numbers packed in 3 bits as the same numbers are packed in 4: `IntGrid.in_halves`, of whole bytes.
+
+    Args:
+        packed: uint8 `(..., 3 * n)`.
+        signed: whether they are signed.
+
+    Returns:
+        uint8 `(..., 4 * n)`.
+    """
+    out = jax.ShapeDtypeStruct((*packed.shape[:-1], packed.shape[-1] // 3 * 4), packed.dtype)
+    sign = _constant((0x44444444 * signed,), np.int32, packed.ndim)
+    y = jax.ffi.ffi_call(library().function("three_bits"), out, vmap_method="expand_dims")(packed, sign)
+    assert isinstance(y, jax.Array)
+    return y
+
+
 def _of_groups(scales: Scales, stored: StoredRows) -> tuple[jax.Array, jax.Array, jax.Array]:
     scale, zero = scales
     none = jnp.zeros((*(1,) * (scale.ndim - 2), 0, 1), jnp.float32)

@@ -323,7 +323,7 @@ class QuantCheckpoint(base.QuantLayer[jax.Array]):
     """`y = act_quant(x)`, kept for the backward pass as payload and scale.
 
     Put it at the beginning of a block that is rematerialised with `jqinject.checkpoint_policies.save_quantized`: what
-    the block keeps is then this payload (packed: 8 bits a number, or 4, or 2) and its scale, and the backward pass
+    the block keeps is then this payload (packed: 8 bits a number, or 4, 3 or 2) and its scale, and the backward pass
     computes the block again from them. The gradient is **not** quantized, it passes straight through, saturated numbers
     included; nothing flows into a learned scale, and a second derivative sees a constant. To quantize the gradient too,
     give a `grad_quant`.

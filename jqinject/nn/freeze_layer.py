@@ -136,7 +136,8 @@ def _eager_numbers(layer: Any, axes: Axes) -> dot.FrozenParam:
 
 
 def _frozen(proxy: Any, quantized: QuantTensor, axes: Axes) -> dot.FrozenParam:
-    forms, summed = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points), axes.summed
+    forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points, proxy.scale_factor)
+    summed = axes.summed
     return dot.FrozenParam.of(quantized, summed, None, proxy.has_zero_point, axes.of_sums, forms, axes.cut)
 
 

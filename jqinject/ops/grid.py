@@ -87,27 +87,33 @@ class Grid(abc.ABC):
 
     @property
     def packed_bits(self) -> int | None:
-        """Bits that a number takes in packed bytes, 2 or 4; None if it fills whole bytes."""
-        return next((bits for bits in (2, 4) if self.bit_width <= bits), None)
+        """Bits that a number takes in packed bytes, 2 to 4; None if it fills whole bytes."""
+        return next((bits for bits in (2, 3, 4) if self.bit_width <= bits), None)
 
     @property
     def packed_dtype(self) -> np.dtype:
         """The integers in memory of a number of at most 8 bits, before `pack`: of 2, 4 or 8 bits."""
-        sign = "" if self.is_integer and self.signed else "u"
-        return np.dtype(f"{sign}int{self.packed_bits or 8}")
+        sign, bits = "" if self.is_integer and self.signed else "u", self.packed_bits or 8
+        return np.dtype(f"{sign}int{bits + bits % 2}")
 
     def pack(self, payload: jax.Array) -> jax.Array:
         """A payload in bytes: numbers of at most 4 bits share one, along the last axis; others are left as they are.
+
+        Four and two numbers fill a byte, the lowest bits first. Numbers of 3 bits lie in halves of bytes, of which
+        every fourth byte is left out, as its bits fill the highest ones of the others: 8 numbers fill 3 bytes.
 
         Args:
             payload: any shape; the last axis is padded to whole bytes.
 
         Returns:
-            uint8, the last axis `ceil(n * packed_bits / 8)` long; a scalar gets an axis.
+            uint8, the last axis `ceil(n * packed_bits / 8)` long, and one byte longer of 3 bits if `n % 8` is 5; a
+            scalar gets an axis.
 
         Example:
             >>> IntGrid(4).pack(jnp.array([1, -1, 7], jnp.int8))
             Array([241,   7], dtype=uint8)
+            >>> IntGrid(3).pack(jnp.arange(-4, 4, dtype=jnp.int8))
+            Array([212, 254,  16], dtype=uint8)
         """
         bits = self.packed_bits
         if bits is None:
@@ -115,13 +121,43 @@ class Grid(abc.ABC):
         if jnp.issubdtype(payload.dtype, jnp.floating):
             payload = jax.lax.bitcast_convert_type(payload, f"uint{self.bit_width}")
         raw = payload.astype(jnp.uint8).reshape(payload.shape or (1,)) & jnp.uint8(2**bits - 1)
-        share = 8 // bits
-        raw = jnp.pad(raw, [*[(0, 0)] * (raw.ndim - 1), (0, -raw.shape[-1] % share)])
+        places = bits + bits % 2
+        share = 8 // places
+        raw = jnp.pad(raw, [*[(0, 0)] * (raw.ndim - 1), (0, -raw.shape[-1] % (8 if bits == 3 else share))])
         groups = raw.reshape(*raw.shape[:-1], raw.shape[-1] // share, share)
         packed = groups[..., 0]
         for place in range(1, share):
-            packed = packed | (groups[..., place] << jnp.uint8(bits * place))
+            packed = packed | (groups[..., place] << jnp.uint8(places * place))
+        if bits == 3:
+            parts = packed.reshape(*packed.shape[:-1], packed.shape[-1] // 4, 4)
+            fourth = (parts[..., 3:] >> jnp.arange(3, dtype=jnp.uint8) & 0x11) << 3
+            packed = (parts[..., :3] | fourth).reshape(*packed.shape[:-1], packed.shape[-1] // 4 * 3)
+            eights, rest = divmod((payload.shape or (1,))[-1], 8)
+            packed = packed[..., : 3 * eights + min(-(-rest // 2), 3)]
         return packed
+
+    def in_halves(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Numbers packed in 3 or 4 bits as the same numbers are packed in 4.
+
+        Args:
+            packed: uint8.
+            shape: of the payload.
+
+        Example:
+            >>> numbers = jnp.array([1, -1, 3], jnp.int8)
+            >>> IntGrid(3).in_halves(IntGrid(3).pack(numbers), (3,)), IntGrid(4).pack(numbers)
+            (Array([241,   3], dtype=uint8), Array([241,   3], dtype=uint8))
+        """
+        if self.packed_bits != 3:
+            return packed
+        packed = in_triples(packed)
+        parts = packed.reshape(*packed.shape[:-1], packed.shape[-1] // 3, 3)
+        fourth = [(parts[..., k : k + 1] >> 3 & 0x11) << k for k in range(3)]
+        numbers = [parts & 0x77, fourth[0] | fourth[1] | fourth[2]]
+        if self.is_integer and self.signed:
+            numbers = [x | (x & 0x44) << 1 for x in numbers]
+        halves = jnp.concatenate(numbers, -1).reshape(*packed.shape[:-1], packed.shape[-1] // 3 * 4)
+        return halves[..., : -(-(shape or (1,))[-1] // 2)]
 
     def unpack(self, packed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """The payload that `pack` has packed; of minifloats in less than a byte their codes, which `decode` takes too.
@@ -138,6 +174,8 @@ class Grid(abc.ABC):
         bits = self.packed_bits
         if bits is None:
             return packed
+        if bits == 3:
+            packed, bits = self.in_halves(packed, shape), 4
         shifts = jnp.arange(8 // bits, dtype=jnp.uint8) * jnp.uint8(bits)
         groups = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
         codes = groups.reshape(*packed.shape[:-1], packed.shape[-1] * shifts.size)
@@ -145,6 +183,11 @@ class Grid(abc.ABC):
             half = jnp.uint8(2 ** (bits - 1))
             codes = jax.lax.bitcast_convert_type((codes ^ half) - half, jnp.int8)
         return codes[..., : shape[-1]] if shape else codes[0]
+
+
+def in_triples(packed: jax.Array) -> jax.Array:
+    """Return bytes padded to a multiple of three along the last axis."""
+    return jnp.pad(packed, [*[(0, 0)] * (packed.ndim - 1), (0, -packed.shape[-1] % 3)])
 
 
 def _flatten(grid: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:

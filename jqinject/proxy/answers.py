@@ -121,6 +121,7 @@ class Answers(Linked, InnerModule):
     is_dynamic: bool = asked(_protocols.is_dynamic, "Whether the scale is that of the given tensor.")
     # times one for all, unless they are powers of two
     scale_dtype: np.dtype | None = asked(_protocols.scale_dtype, "The 8-bit dtype that holds every scale.")
+    scale_factor: jax.Array | None = asked(_protocols.scale_factor, "The constant factor of all scales.")
 
     @property
     def is_quant_enabled(self) -> bool:

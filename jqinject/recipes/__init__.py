@@ -19,6 +19,7 @@ from jqinject.recipes.passes.equalize import SplitChannels as SplitChannels
 from jqinject.recipes.passes.fold_norms import FoldNorms as FoldNorms
 from jqinject.recipes.passes.low_rank import LowRank as LowRank
 from jqinject.recipes.passes.rotate import Rotate as Rotate
+from jqinject.recipes.passes.share_scales import ShareGlobalScales as ShareGlobalScales
 from jqinject.recipes.passes.smoothing import AWQ as AWQ
 from jqinject.recipes.passes.smoothing import SmoothQuant as SmoothQuant
 from jqinject.recipes.passes.solve import NotSolved as NotSolved

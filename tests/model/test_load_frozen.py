@@ -153,6 +153,7 @@ def _same_bits(found: Any, wanted: Any) -> None:
     (Int8WeightPerChannelFloat, jnp.bfloat16, 1),
     (Int8WeightPerTensorFloat, jnp.float32, 1),
     (Int8WeightPerChannelFloat.let(bit_width=4), jnp.float32, 1),
+    (Int8WeightPerTensorFloat.let(bit_width=3), jnp.float32, 1),
     (ShiftedUint8WeightPerChannelFloat, jnp.float32, 1),
     (Fp8e4m3OCPWeightPerTensorFloat, jnp.float32, 1.5),
     (Fp6e3m2OCPWeightPerChannelFloat, jnp.float32, 1),
@@ -235,7 +236,7 @@ def test_large_arrays_of_numpy_are_frozen_from_slices(
         load_frozen(lambda: quantize(Wide(), rule, inputs=x), arrays)
 
 
-@pytest.mark.parametrize("quantizer", [Int8WeightPerChannelFloat, NVFP4Weight])
+@pytest.mark.parametrize("quantizer", [Int8WeightPerChannelFloat.let(bit_width=3), NVFP4Weight])
 def test_stacks_frozen_one_by_one_have_the_same_bits(quantizer: Any) -> None:
     class Stack(nnx.Module):
         def __init__(self) -> None:

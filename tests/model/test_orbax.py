@@ -163,11 +163,12 @@ def _page(make, model, x, folder):
     [
         (Own, RULE),
         (Own, FOUR_BITS),
+        (Blocks, Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=3))),
         (Own, Rule(weight_quant=NF4WeightPerChannelFloat)),
         (Folded, RULE),
         (Blocks, RULE),
     ],
-    ids=["own", "own in 4 bits", "own in a table", "folded", "stacked"],
+    ids=["own", "own in 4 bits", "stacked in 3 bits", "own in a table", "folded", "stacked"],
 )
 def test_what_the_page_prints_of_frozen_models(tmp_path, kind, rule):
     model, x = _made(kind, rule), SHAPES[kind]

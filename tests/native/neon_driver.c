@@ -17,11 +17,12 @@
 
 typedef ffi_error* function(ffi_call_frame* call);
 extern function jqinject_int8_matmul, jqinject_int4_matmul, jqinject_group_matmul, jqinject_float_matmul;
-extern function jqinject_fused_matmul, jqinject_row_amax;
+extern function jqinject_fused_matmul, jqinject_row_amax, jqinject_three_bits;
 extern int jqinject_cpu_features(void);
 
 static function* const functions[] = {jqinject_int8_matmul, jqinject_int4_matmul, jqinject_group_matmul,
-                                      jqinject_float_matmul, jqinject_fused_matmul, jqinject_row_amax};
+                                      jqinject_float_matmul, jqinject_fused_matmul, jqinject_row_amax,
+                                      jqinject_three_bits};
 enum { MOST_OPERANDS = 16 };
 
 static _Noreturn void fail(const char* message) {

@@ -80,7 +80,7 @@ def test_unsigned_numbers_and_zero_points(both, input_quant, weight_quant):
     np.testing.assert_array_equal(with_kernel, without)
 
 
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("bits", [2, 3, 4])
 def test_packed_weights(both, bits):
     x = jax.random.normal(jax.random.key(0), (6, 40))
     layer = QuantLinear(40, 5, **COMMON, weight_bit_width=bits, rngs=nnx.Rngs(0))

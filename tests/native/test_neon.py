@@ -14,6 +14,7 @@ import pytest
 
 from jqinject.native.build import FLAGS, SOURCES
 from jqinject.native.library import FEW_ROWS, FUNCTIONS
+from jqinject.ops import IntGrid
 from tests.native import fused_steps
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -70,7 +71,9 @@ def run(program, request, tmp_path):
         done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr.decode()
         multiplied = (
-            {PROCESSORS[request.param]} if {name for name, *_ in calls} != {"float_matmul"} else set()
+            {PROCESSORS[request.param]}
+            if {name for name, *_ in calls} - {"float_matmul", "three_bits"}
+            else set()
         )
         assert set(re.findall(r"IN: (dot_bytes_\w+)", log.read_text())) == multiplied
         assert np.frombuffer(done.stdout, np.int32, 1) == FEW_ROWS
@@ -87,6 +90,8 @@ def run(program, request, tmp_path):
 def result(name, operands, dtype=None):
     if name == "row_amax":
         return np.empty((len(operands[0]), 1), np.float32)
+    if name == "three_bits":
+        return np.empty((len(operands[0]), operands[0].shape[1] // 3 * 4), np.uint8)
     lhs, rhs = operands[:2]
     if dtype is not None:
         return np.empty((len(lhs), len(rhs)), dtype)
@@ -221,6 +226,18 @@ def test_dequantized_numbers(run):
     got = run(*(("float_matmul", [np.eye(k, dtype=np.float32), x, *more]) for x in (bytes_, packed)))
     for dequantized, stored in zip(got, (bytes_.astype(np.float32), table[0, indices]), strict=True):
         np.testing.assert_array_equal(dequantized, (stored.T - zero) * scale)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_three_bits_become_four(run, signed):
+    three, four = IntGrid(3, signed), IntGrid(4, signed)
+    draw, sign, calls, wanted = np.random.default_rng(4), row((0x44444444 * signed,), np.int32), [], []
+    for shape in ((1, 8), (5, 88), (129, 1040)):
+        numbers = jnp.asarray(draw.integers(*three.bounds, shape, three.storage, endpoint=True))
+        calls.append(("three_bits", [np.asarray(three.pack(numbers)), sign]))
+        wanted.append(four.pack(numbers))
+    for got, correct in zip(run(*calls), wanted, strict=True):
+        np.testing.assert_array_equal(got, correct)
 
 
 def test_products_with_steps_around_them(run):

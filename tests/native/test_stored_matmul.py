@@ -18,9 +18,10 @@ from jqinject.native.stored_matmul import (
     group_matmul,
     int4_matmul,
     takes_stored,
+    three_bits,
 )
 from jqinject.nn import QuantLinear
-from jqinject.ops import IntGrid
+from jqinject.ops import IntGrid, normal_table
 
 E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 WIDE = (-128, 127, *range(-7, 7))
@@ -42,6 +43,17 @@ def close(got, lhs, rhs):
     terms = lhs.shape[-1] + 8
     bound = np.abs(lhs) @ np.abs(rhs.T) * terms * 2.0**-24
     assert np.all(np.abs(np.asarray(got, np.float64) - lhs @ rhs.T) <= bound)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("shape", [(3, 0), (2, 8), (5, 88), (7, 3, 96), (129, 1040)])
+def test_three_bits_become_four(kernel, signed, shape):
+    """The last shape is of several parts, whose last words are not read beyond their end."""
+    three, four = IntGrid(3, signed), IntGrid(4, signed)
+    numbers = np.random.default_rng(0).integers(*three.bounds, shape, three.storage, endpoint=True)
+    np.testing.assert_array_equal(
+        three_bits(three.pack(jnp.asarray(numbers)), signed), four.pack(jnp.asarray(numbers))
+    )
 
 
 SHAPES = [(1, 9, 1), (2, 33, 127), (3, 5, 128), (7, 70, 129), (16, 8, 300), (17, 19, 65), (197, 9, 2305)]
@@ -208,12 +220,18 @@ class Int4(q.Int8WeightPerChannelFloat):
     bit_width = 4
 
 
+class Table3(q.NF4WeightPerGroupFloat):
+    codebook = normal_table(3)
+
+
 ROWS = q.Int8DynamicActPerRowFloat
 GROUPED = q.IntWeightSymmetricGroupQuant
 LAYERS = {
     "int8, floats": ({"weight_quant": q.Int8WeightPerChannelFloat}, "float_matmul"),
     "int4, floats": ({"weight_quant": Int4}, "float_matmul"),
     "int4, rows": ({"weight_quant": Int4, "input_quant": ROWS}, "int4_matmul"),
+    "int3, rows": ({"weight_quant": Int4, "weight_bit_width": 3, "input_quant": ROWS}, "three_bits"),
+    "table of 3 bits": ({"weight_quant": Table3}, "three_bits"),
     "groups of 128, rows": (
         {"weight_quant": GROUPED, "weight_bit_width": 4, "weight_group_size": 128, "input_quant": ROWS},
         "group_matmul",
@@ -252,6 +270,15 @@ LAYERS = {
         "group_matmul",
     ),
     "NF4": ({"weight_quant": q.NF4WeightPerGroupFloat}, "float_matmul"),
+    "zero points of 3 bits, bfloat16": (
+        {
+            "weight_quant": q.ShiftedUint8WeightGroupQuantFloat,
+            "weight_bit_width": 3,
+            "weight_group_size": 32,
+            "dtype": jnp.bfloat16,
+        },
+        "three_bits",
+    ),
     "MX": ({"weight_quant": q.MXFloat4e2m1Weight}, "float_matmul"),
     "NVFP4": ({"weight_quant": q.NVFP4Weight}, "float_matmul"),
 }

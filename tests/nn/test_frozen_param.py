@@ -77,6 +77,7 @@ WEIGHTS = {
     "zero_points": (lambda: integers(zero=3.0), (1,), True),
     "int4": (lambda: integers(4), (1,), False),
     "int4_packed_rows": (lambda: integers(4), (0,), False),
+    "int3_packed_rows": (lambda: IntQuantTensor.from_int(INTEGERS >> 1, SCALE, 0.0, 3), (0,), False),
     "bfloat16": (lambda: integers(dtype=jnp.bfloat16), (1,), False),
     "groups": (grouped, (1,), False),
     "fp8": (lambda: minifloats(jnp.float8_e4m3fn), (1,), False),
@@ -165,7 +166,7 @@ def equations(jaxpr):
 def test_a_lookup_dequantizes_the_rows_it_reads(name):
     _, param = made(name)
     (equation,) = equations(jax.make_jaxpr(lambda param, ids: param[ids])(param, IDS))
-    packed_rows = name == "int4_packed_rows"
+    packed_rows = name.endswith("_packed_rows")
     assert equation.outvars[0].aval.shape == (ROWS if packed_rows else IDS.size, COLUMNS)
     # The inputs of the equation, named, are the numbers that the rows have.
     leaves = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in equation.invars]

@@ -174,6 +174,11 @@ class Memory(Component):
         """The `scale_dtype` of the rule."""
         return _protocols.scale_dtype(self.rule)
 
+    @property
+    def scale_factor(self) -> jax.Array | None:
+        """The `scale_factor` of the rule."""
+        return _protocols.scale_factor(self.rule)
+
     def has_range(self) -> bool | None:
         """Whether a batch has entered; None if nothing is collected. See `StaticRange`."""
         return all_counted(self.counter.get_value()) if self._averages else None

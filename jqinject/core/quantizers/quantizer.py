@@ -22,7 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.core import _protocols, check, clamping, component, views
-from jqinject.core._protocols import by_range, class_fact, groups_of, is_nearest, scale_dtype, searches
+from jqinject.core._protocols import (
+    by_range,
+    class_fact,
+    groups_of,
+    is_nearest,
+    scale_dtype,
+    scale_factor,
+    searches,
+)
 from jqinject.core.quantizers.delay import Delayed
 from jqinject.core.rounding import RoundSte
 from jqinject.core.statistics.ranges import ClippingRange, through_ends
@@ -177,6 +185,11 @@ class Quantizer(component.Component):
     def scale_dtype(self) -> np.dtype | None:
         """The `scale_dtype` of the scaling."""
         return scale_dtype(self.scaling_impl)
+
+    @property
+    def scale_factor(self) -> jax.Array | None:
+        """The `scale_factor` of the scaling."""
+        return scale_factor(self.scaling_impl)
 
     @property
     def groups(self) -> tuple[int, int] | None:

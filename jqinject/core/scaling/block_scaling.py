@@ -201,6 +201,13 @@ class QuantRestrictValue(Unchanged, component.Component):
         form = _protocols.number_format(self.restrict_value_float_to_int_impl)
         return form.dtype if form.dtype in FLOAT8_DTYPES else None
 
+    @property
+    def scale_factor(self) -> jax.Array | None:
+        """The quantizer's scale, if it is one constant number."""
+        quantizer: Any = self.restrict_value_float_to_int_impl
+        scale = quantizer(jnp.ones(1)).scale if _protocols.is_constant(quantizer) else jnp.ones(0)
+        return scale.reshape(()) if scale.size == 1 else None
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """`x` quantized, never 0."""
         result: Any = self.restrict_value_float_to_int_impl(x)

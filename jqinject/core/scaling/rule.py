@@ -252,6 +252,11 @@ class ScaleRule(component.Component):
         parts = (self.restrict_scaling_impl, *(part for part in (threshold, after) if part is not None))
         return POWERS_OF_TWO if all(_protocols.scale_dtype(part) == POWERS_OF_TWO for part in parts) else None
 
+    @property
+    def scale_factor(self) -> jax.Array | None:
+        """The `scale_factor` of the quotient's restriction."""
+        return _protocols.scale_factor(self.restrict_scale_threshold_impl)
+
     def clamped(self, stat: jax.Array) -> jax.Array:
         """The statistic, its magnitude bounded from below; gradient 1."""
         if self.of_magnitude:

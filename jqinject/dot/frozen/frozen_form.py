@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqinject.ops import Grid, IntGrid, packing
+from jqinject.native.library import library
+from jqinject.native.stored_matmul import three_bits
+from jqinject.ops import Grid, IntGrid, processes
 from jqinject.ops.cut import Cut
+from jqinject.ops.grid import in_triples
 from jqinject.quant_tensor import Groups
 
 #: Metadata of a Variable with a name for each axis.
@@ -18,17 +21,19 @@ PER_AXIS = ("out_sharding", "sharding_names", "sharding")
 
 @dataclass(frozen=True)
 class StoredForm:
-    """How a payload is stored: summed axes last, integers of fewer than 8 bits packed into bytes.
+    """How a payload is stored: summed axes last, integers of at most 4 bits packed into bytes.
 
     Attributes:
         shape: of the payload.
         dtype: of the payload.
         summed: its summed axes, counted from the front.
+        packed_bits: of an integer that is packed into bytes; None for whole bytes.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     summed: tuple[int, ...]
+    packed_bits: int | None
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -43,12 +48,18 @@ class StoredForm:
     @cached_property
     def grid(self) -> IntGrid | None:
         """The integers that are packed into bytes; None for whole bytes."""
-        return packing.packed_grid(self.dtype)
+        signed = bool(jnp.issubdtype(self.dtype, jnp.signedinteger))
+        return None if self.packed_bits is None else IntGrid(self.packed_bits, signed)
 
-    @property
-    def packed_bits(self) -> int | None:
-        """Bits of an integer that is packed into a byte; None for whole bytes."""
-        return None if self.grid is None else self.grid.packed_bits
+    def in_halves(self, stored: jax.Array) -> jax.Array | None:
+        """Numbers of 3 or 4 bits, two a byte, as kernels take them; None of any others."""
+        if self.grid is None or self.packed_bits == 2:
+            return None
+        shape = tuple(self.shape[axis] for axis in self.order)
+        plain = processes.Bound(_in_halves, (self.grid, shape))
+        if self.packed_bits == 4 or library().target is None:
+            return plain(stored)
+        return processes.on_one_device(processes.Bound(_by_platform, (self.grid, shape)), plain, stored)
 
     def stored(self, payload: jax.Array) -> jax.Array:
         """A payload in its stored form."""
@@ -61,6 +72,20 @@ class StoredForm:
             shape = tuple(self.shape[axis] for axis in self.order)
             stored = self.grid.unpack(stored, shape).astype(self.dtype)
         return jax.lax.transpose(stored, self.back)
+
+
+def _in_halves(grid: IntGrid, shape: tuple[int, ...], stored: jax.Array) -> jax.Array:
+    return grid.in_halves(stored, shape)
+
+
+def _by_platform(grid: IntGrid, shape: tuple[int, ...], stored: jax.Array) -> jax.Array:
+    """The same by the means of the platform."""
+
+    def on_cpu(stored: jax.Array) -> jax.Array:
+        return three_bits(in_triples(stored), grid.signed)[..., : -(-shape[-1] // 2)]
+
+    default = processes.Bound(_in_halves, (grid, shape))
+    return jax.lax.platform_dependent(stored, cpu=on_cpu, default=default)
 
 
 @dataclass(frozen=True)
@@ -140,7 +165,7 @@ class FrozenForm:
         summed = tuple(axis + added for axis in stored.summed)
         if cut is not None:
             cut = replace(cut, axis=cut.axis + added, beside=tuple(axis + added for axis in cut.beside))
-        return replace(self, stored=StoredForm(shape, stored.dtype, summed), cut=cut)
+        return replace(self, stored=replace(stored, shape=shape, summed=summed), cut=cut)
 
     def axis_of_payload(self, axis: int) -> int | None:
         """Where an axis of the weight lies in the payload as stored; None if its numbers have to stay together."""

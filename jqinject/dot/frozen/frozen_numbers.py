@@ -47,10 +47,13 @@ class ScaleForms:
         scale_dtype: an 8-bit float dtype that holds every scale, up to one factor for all unless it is
             `float8_e8m0fnu`; None if absent.
         whole_zero_point: every zero point is one of the integers.
+        scale_factor: this factor, if it is constant; None if it is found from the scales, of which the largest is the
+            largest number of the dtype.
     """
 
     scale_dtype: np.dtype | None = None
     whole_zero_point: bool = False
+    scale_factor: jax.Array | None = None
 
     def of_scale(self, scale: jax.Array, groups: Groups | None) -> tuple[jax.Array, jax.Array | None]:
         """The scales as stored, those of groups in a byte; and their common factor."""
@@ -58,7 +61,7 @@ class ScaleForms:
             return scale, None
         if self.scale_dtype == np.dtype(jnp.float8_e8m0fnu):
             return scale.astype(jnp.float8_e8m0fnu), None
-        return in_two_levels(scale, self.scale_dtype)
+        return in_two_levels(scale, self.scale_dtype, self.scale_factor)
 
     def of_zero_point(self, zero_point: jax.Array, dtype: DTypeLike, groups: Groups | None) -> jax.Array:
         """The zero points as stored: integer ones of groups as bytes, if the integers have at most 8 bits."""
@@ -68,14 +71,17 @@ class ScaleForms:
         return zero_point.astype(jnp.int8 if signed else jnp.uint8)
 
 
-def in_two_levels(scale: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
+def in_two_levels(
+    scale: jax.Array, dtype: np.dtype, factor: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Scales that are minifloats times one float32 number, taken apart.
 
-    The factor is searched among the neighbours of the quotient for the one whose products are the scales.
+    If it is not known, it is searched among the neighbours of a quotient for the one whose products are the scales.
 
     Args:
         scale: float32, above 0.
-        dtype: of the minifloats; the largest scale is its largest number.
+        dtype: of the minifloats.
+        factor: the number; None if the largest scale is the largest number of the dtype.
 
     Returns:
         The minifloats, and the factor.
@@ -85,8 +91,9 @@ def in_two_levels(scale: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Arr
         >>> codes, float(factor)
         (Array([448, 1.5], dtype=float8_e4m3fn), 2.0)
     """
-    if scale.size == 0:
-        return scale.astype(dtype), jnp.ones((), jnp.float32)
+    if scale.size == 0 or factor is not None:
+        constant = jnp.ones((), jnp.float32) if factor is None else factor
+        return (scale / constant).astype(dtype), constant
     guess = jnp.max(scale) / float(jnp.finfo(dtype).max)
     bits = jax.lax.bitcast_convert_type(guess, jnp.int32) + jnp.arange(-4, 5, dtype=jnp.int32)
     factors = jax.lax.bitcast_convert_type(bits, jnp.float32)
@@ -163,7 +170,7 @@ def frozen_numbers(
         scale, zero = weight.scale, weight.zero_point
     ndim = weight.ndim + (cut is not None)
     payload = weight.narrow_numbers()
-    stored = StoredForm(tuple(payload.shape), np.dtype(payload.dtype), summed)
+    stored = StoredForm(tuple(payload.shape), np.dtype(payload.dtype), summed, grid.packed_bits)
     scale, factor = forms.of_scale(shaping.full_rank(scale, ndim), groups)
     numbers = {"value": stored.stored(payload), "scale": scale}
     if factor is not None:

@@ -81,11 +81,8 @@ class LowBitArray:
             zero = None if zero is None else cut.of_pieces(zero, length)
             return Affine(split_groups(payload, cut.piece, cut.axis), cut.of_pieces(scale, length), zero)
         has_sums = summed is None or {*summed} == {*form.stored.summed}
-        grid = form.stored.grid
-        packed = grid is not None and grid.packed_bits == 4 and stores_last(form, summed)
-        return Affine(
-            payload, scale, zero, numbers.get("sums") if has_sums else None, value if packed else None
-        )
+        packed = form.stored.in_halves(value) if stores_last(form, summed) else None
+        return Affine(payload, scale, zero, numbers.get("sums") if has_sums else None, packed)
 
     def integers_as_stored(self, dims: Dimensions) -> tuple[Dimensions, Affine]:
         """The integers for a contraction along axes of the array, and the same contraction along their own axes.

@@ -49,10 +49,10 @@ class StoredDot:
 def stored_dot_general(x: jax.Array, numbers: Mapping[str, jax.Array], static: StoredDot) -> jax.Array:
     """`lax.dot_general(x, weight)` of a frozen weight, with its gradients.
 
-    On a CPU with compiled kernels, weights of 8-bit integers, of integers in 4 bits or of tables of 16 numbers are
-    dequantized in registers, and the sums are those of float32 in another order; bfloat16 and float16 inputs are exact
-    in float32, the weights are not rounded to their dtype, and the output is. Anything else is dequantized, and XLA
-    contracts.
+    On a CPU with compiled kernels, weights of 8-bit integers, of integers in 3 or 4 bits or of tables of at most 16
+    numbers are dequantized in registers, and the sums are those of float32 in another order; bfloat16 and float16
+    inputs are exact in float32, the weights are not rounded to their dtype, and the output is. Anything else is
+    dequantized, and XLA contracts.
 
     Args:
         x: floats.
@@ -69,7 +69,7 @@ def reads_stored(form: FrozenForm, dtype: DTypeLike) -> bool:
         form: of the weight.
         dtype: of the floats.
     """
-    four_bits = form.stored.packed_bits == 4 and _table(form) is not None
+    four_bits = form.stored.packed_bits in (3, 4) and _table(form) is not None
     bytes_ = form.stored.packed_bits is None and form.stored.dtype in BYTES and form.grid.is_integer
     floats = np.dtype(dtype) in FLOATS and form.value_dtype in FLOATS
     return floats and form.cut is None and (four_bits or bytes_)
@@ -159,6 +159,6 @@ def _product(
         payload, zero = signed.payload, signed.zero_point
     if factor is not None and factor.size > 1:  # one for each layer of a stack
         scale, factor = scale_of(numbers), None
-    packed = numbers["value"] if form.stored.packed_bits else None
+    packed = form.stored.in_halves(numbers["value"])
     y = stored_product(x, StoredOperand(payload, packed, _table(form), scale, zero), dims, grouped)
     return y if y is None or factor is None else y * factor.reshape(())

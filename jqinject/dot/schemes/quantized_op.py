@@ -287,7 +287,7 @@ class QuantizedOp(Contraction):
                 "Int8WeightPerChannelAbsMax"
             )
         shifted = proxy.has_zero_point and (not on_integers(tensor) or tensor.has_zero_point)
-        forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points)
+        forms = ScaleForms(proxy.scale_dtype, proxy.has_whole_zero_points, proxy.scale_factor)
         return frozen_numbers(tensor, stored_last, shifted, None, forms)
 
     def has_range(self) -> bool | None:

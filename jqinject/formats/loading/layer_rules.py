@@ -15,7 +15,7 @@ from flax import nnx
 
 from jqinject import quant
 from jqinject.core.memory.memory import Memory
-from jqinject.core.scaling.of_memory import ConstScaling, ParameterFromRuntimeStatsScaling
+from jqinject.core.scaling.of_memory import ParameterFromRuntimeStatsScaling
 from jqinject.core.transforms import Permutation, Sized
 from jqinject.formats.checkpoint import Checkpoint
 from jqinject.formats.checkpoint_errors import CheckpointError
@@ -28,7 +28,7 @@ from jqinject.model.walk import ModelIndex, place_name
 from jqinject.nn import QuantMultiHeadAttention, QuantScaledDotProductAttention
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.proxy import ActQuantProxyFromInjector
-from jqinject.quant.minifloat.blocks import Fp8e4m3Scales
+from jqinject.quant.minifloat.blocks import Fp8e4m3ConstScales
 from jqinject.quant_tensor import on_integers, on_minifloats
 
 Injector: TypeAlias = type[ExtendedInjector]
@@ -73,9 +73,7 @@ def _dynamic(inputs: InputFormat) -> Injector | None:
             return quant.NVFP4Act
         # Scales of groups have the factor `1 / global_scale`.
         largest = LARGEST / float(inputs.global_scale[0])
-        return quant.NVFP4Act.let(
-            scale_quant=Fp8e4m3Scales.let(scaling_impl=ConstScaling, scaling_init=largest)
-        )
+        return quant.NVFP4Act.let(scale_quant=Fp8e4m3ConstScales.let(scaling_init=largest))
     # Minifloats have no zero point, whatever the checkpoint says of symmetry.
     symmetric = inputs.symmetric or (inputs.kind == "float" and inputs.strategy != "group")
     base = DYNAMIC.get((inputs.kind, symmetric, inputs.strategy)) if inputs.bits == 8 else None

@@ -1,7 +1,8 @@
 """`save`: a frozen model as a checkpoint of another library."""
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ from jqinject.formats.loading import parameter_names
 from jqinject.formats.safetensors_files import Values, write_safetensors
 from jqinject.formats.saving import saved_inputs
 from jqinject.formats.saving.saved_matrices import Weight, matrices_of, weights_of
+from jqinject.model.inspect.site_table import shared_inputs
+from jqinject.model.quantizing.rule_policy import call_with
 
 T = TypeVar("T")
 CONFIG, GGUF = "config.json", "model.gguf"
@@ -29,6 +32,7 @@ def save(
     method: str = "compressed-tensors",
     names: parameter_names.Names | None = None,
     config: Mapping[str, Any] | None = None,
+    inputs: Iterable[object] | Mapping[str, object] | None = None,
     round_scales: bool = False,
     shard_bytes: int | None = None,
 ) -> Path:
@@ -61,6 +65,8 @@ def save(
             the order of the rows of Llama's queries and keys.
         config: further entries of `config.json` (`{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}`); of
             GGUF, its values (`{"general.architecture": "llama", "llama.attention.head_count": 32, ...}`).
+        inputs: the model's arguments, arrays or `jax.ShapeDtypeStruct`s, by which the weights are found that contract
+            one activation: engines fuse them, which NVFP4 allows with one global scale. None for no such check.
         round_scales: whether scales are rounded to the float16 of GGUF, which changes weights by up to 1 in 2048;
             refused otherwise.
         shard_bytes: the most bytes of one safetensors file; more are written as several, with an index. None for one
@@ -75,6 +81,9 @@ def save(
         CheckpointError: a weight or an input that the format cannot hold; two weights of one name.
         FileExistsError: the folder has such files, or is a file.
         MissingLibraryError: the library safetensors or gguf is not installed.
+
+    Warns:
+        UnsharedScaleWarning: weights in NVFP4 that contract one activation of `inputs` have several global scales.
 
     Example:
         >>> import tempfile
@@ -103,14 +112,19 @@ def save(
     floats: list[str] = []
     is_own, layout = method == "jqinject", METHODS[method]
     assert layout.write is not None and layout.settings is not None, "of a method that is written"
+    factors: dict[str, list[float]] = {}
     for saved in matrices_of(weights):
         if isinstance(saved.numbers, np.ndarray):
             _add(tensors, {saved.name: saved.numbers})
             floats += [saved.module] if saved.numbers.ndim == 2 else []
         else:
             arrays, scheme = layout.write(saved)
+            if saved.numbers.factor is not None:
+                factors.setdefault(saved.path, []).append(float(saved.numbers.factor))
             _add(tensors, arrays)
             schemes[saved.name if is_own else saved.module] = scheme
+    if inputs is not None and not is_own:
+        _warn_of_unshared(model, inputs, factors)
     written = dict(config or {})
     if schemes or cache_settings or is_own:
         written["quantization_config"] = layout.settings(schemes, floats) | cache_settings
@@ -119,6 +133,33 @@ def save(
     write_safetensors(place, tensors, shard_bytes)
     (place / CONFIG).write_text(text)
     return place
+
+
+class UnsharedScaleWarning(UserWarning):
+    """Weights of one input, which engines fuse into one matrix, have several global scales."""
+
+
+def _warn_of_unshared(model: nnx.Module, inputs: object, factors: Mapping[str, list[float]]) -> None:
+    """Warn of weights that contract one activation with several global scales.
+
+    Args:
+        model: frozen.
+        inputs: what it is called with.
+        factors: path of a weight -> the global scale of each of its matrices.
+    """
+    call = call_with(inputs)
+    for group in shared_inputs(model, [] if call is None else [call]):
+        paths = [path for path in group if path in factors]
+        differ = any(factors[path] != factors[paths[0]] for path in paths)
+        if differ and len({factor for path in paths for factor in factors[path]}) > 1:
+            scales = ", ".join(f"{path} ({1 / factors[path][0]:.6g})" for path in paths)
+            warnings.warn(
+                f"save: {scales} contract one input, and their weight_global_scale differs; expected one number, "
+                "which engines take for all of them as they fuse these weights.\n  cure: "
+                "jqinject.recipes.ShareGlobalScales() before Solve(...) in the recipe, then freeze",
+                UnsharedScaleWarning,
+                stacklevel=3,
+            )
 
 
 def _checked_place(model: object, folder: str | Path, method: str, shard_bytes: int | None) -> Path:

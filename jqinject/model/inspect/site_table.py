@@ -22,6 +22,7 @@ from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import COUNTERPARTS, Rule
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.program import Call, WeightUse
+from jqinject.proxy import ActQuantProxyFromInjector
 
 LOW_BITS = "quantized, in low bits"
 #: What the columns of a coverage mean.
@@ -305,6 +306,47 @@ class SiteTable:
                 traced = self.weights.quantizers is not None
                 return NO_QUANTIZER if traced else "no inputs were given when the model was quantized"
         return NO_QUANTIZER if self._rules is None else "no rule matches its path"
+
+
+def shared_inputs(model: nnx.Module, calls: Sequence[Call]) -> list[dict[str, str]]:
+    """Return the weights that contract one activation, such as those of queries, keys and values.
+
+    Args:
+        model: an NNX module, quantized, frozen or neither; quantizers of activations do not count.
+        calls: of it.
+
+    Returns:
+        For each group of at least two weights, path of the weight -> path of the module that contracts it.
+
+    Example:
+        >>> import jax
+        >>> class Gated(nnx.Module):
+        ...     def __init__(self, rngs):
+        ...         self.gate, self.up, self.down = (nnx.Linear(4, 4, rngs=rngs) for _ in range(3))
+        ...
+        ...     def __call__(self, x):
+        ...         return self.down(nnx.silu(self.gate(x)) * self.up(x))
+        >>> shared_inputs(Gated(nnx.Rngs(0)), [Call((jax.ShapeDtypeStruct((1, 4), "float32"),), {})])
+        [{'gate.kernel': 'gate', 'up.kernel': 'up'}]
+    """
+    copy = nnx.clone(model, graph=True)
+    for _, node in nnx.iter_modules(copy, graph=True):
+        if isinstance(node, ActQuantProxyFromInjector):
+            node.observing = True
+    table = SiteTable(copy, calls)
+    readers: dict[object, dict[str, str]] = {}
+    for number, call in enumerate(table.calls):
+        for contraction in call.flow.contractions:
+            own = dict.fromkeys(sorted(_matrices(contraction.sources, table.weights.all)), contraction.path)
+            if contraction.reads:
+                readers[number, contraction.reads] = readers.get((number, contraction.reads), {}) | own
+    groups: list[dict[str, str]] = []
+    for group in readers.values():
+        for linked in [linked for linked in groups if linked.keys() & group.keys()]:
+            groups.remove(linked)
+            group = linked | group
+        groups.append(group)
+    return [group for group in groups if len(group) > 1]
 
 
 def formats_of(operation: str, input: str, weight: str) -> str:

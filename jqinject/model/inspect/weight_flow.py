@@ -53,15 +53,26 @@ class Flow:
         sources: the arrays of the model that it is made of; for a value that depends on arguments, the array that its
             rows were looked up in.
         through: the first operation on the way that does more than move numbers; "" for none.
+        origins: of a value that depends on arguments, which computed its numbers: arguments, and outputs of operations.
     """
 
     depends: bool = False
     sources: frozenset[str] = frozenset()
     through: str = ""
+    origins: frozenset[object] = frozenset()
 
     def joined(self, flow: Flow) -> Flow:
         """Return the flow of a value that is either of two."""
-        return Flow(self.depends or flow.depends, self.sources | flow.sources, self.through or flow.through)
+        return Flow(
+            self.depends or flow.depends,
+            self.sources | flow.sources,
+            self.through or flow.through,
+            self.origins | flow.origins,
+        )
+
+    def computed_by(self, origin: object) -> Flow:
+        """Return the flow of an output: where it depends on arguments without moving their numbers, from here on."""
+        return replace(self, origins=frozenset({origin})) if self.depends and not self.origins else self
 
 
 ARGUMENT = Flow(depends=True)
@@ -78,19 +89,21 @@ class Place:
             branches, the one with the most multiply-adds.
         inside: the operation that it is inside of and that quantizers do not reach into; "" for none.
         steps: how many steps the loops around it have, of those whose length is known; 1 outside of loops.
+        around: the operations whose programs it is in.
     """
 
     path: str = ""
     times: int = 1
     inside: str = ""
     steps: int = 1
+    around: tuple[jaxpr.Equation, ...] = ()
 
     def within(self, equation: jaxpr.Equation) -> Place:
         """Inside a part of the program."""
         path = path_in(equation.scopes) or self.path
         steps = self.steps * (equation.times if equation.scan else 1)
         inside = self.inside or ("" if runs_inside(equation) else equation.name)
-        return Place(path, self.times * equation.times, inside, steps)
+        return Place(path, self.times * equation.times, inside, steps, (*self.around, equation))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +114,13 @@ class TracedContraction(Place):
         equation: of the program.
         sources: the arrays of the model in the operand that is a weight; empty for two activations.
         through: as in `Flow`, of the weight.
+        reads: `Flow.origins` of the other operand; empty for a look-up.
     """
 
     equation: jaxpr.Equation
     sources: frozenset[str]
     through: str
+    reads: frozenset[object] = frozenset()
 
     @property
     def operation(self) -> str:
@@ -143,12 +158,13 @@ class WeightFlow:
         self.contractions: list[TracedContraction] = []
         self.read: set[str] = set()
         self._constant = constant
-        self._run(body, inputs, Place())
+        self._run(body, [x.computed_by(number) for number, x in enumerate(inputs)], Place())
 
     def _run(self, body: jaxpr.Body, inputs: Sequence[Flow], place: Place) -> list[Flow]:
         def rule(equation: jaxpr.Equation, taken: list[Flow]) -> list[Flow]:
             self.read.update(*(x.sources for x in taken))
-            return self._outputs(equation, taken, place)
+            outputs = enumerate(self._outputs(equation, taken, place))
+            return [x.computed_by((place.around, equation, number)) for number, x in outputs]
 
         return body.run(inputs, rule, self._constant)
 
@@ -179,7 +195,7 @@ class WeightFlow:
         weights = [x for x in (lhs, rhs) if x.sources and not x.depends]
         weights = weights or [x for x in (lhs, rhs) if x.sources]
         if len(weights) == 1:
-            self._note(equation, weights[0], place)
+            self._note(equation, weights[0], place, (rhs if weights[0] is lhs else lhs).origins)
         elif lhs.depends and rhs.depends:
             self._note(equation, ARGUMENT, place)
         return ARGUMENT
@@ -188,7 +204,8 @@ class WeightFlow:
         """An operation that is not looked into: what it does with a weight and with activations is a contraction."""
         weights = _all([x for x in inputs if not x.depends])
         if weights.sources and any(x.depends for x in inputs):
-            self._note(equation, weights, replace(place, inside=place.inside or equation.name))
+            place = replace(place, inside=place.inside or equation.name)
+            self._note(equation, weights, place, _all([x for x in inputs if x.depends]).origins)
         return _changed(inputs, equation.name)
 
     def _moved(self, equation: jaxpr.Equation, inputs: list[Flow], place: Place) -> Flow:
@@ -199,10 +216,13 @@ class WeightFlow:
             self._note(equation, x, place)
         return replace(x, depends=True)
 
-    def _note(self, equation: jaxpr.Equation, weight: Flow, place: Place) -> None:
+    def _note(
+        self, equation: jaxpr.Equation, weight: Flow, place: Place, reads: frozenset[object] = frozenset()
+    ) -> None:
         own = vars(replace(place, path=path_in(equation.scopes) or place.path))
+        sources, through = weight.sources, weight.through
         self.contractions.append(
-            TracedContraction(**own, equation=equation, sources=weight.sources, through=weight.through)
+            TracedContraction(**own, equation=equation, sources=sources, through=through, reads=reads)
         )
 
     # --- programs within

@@ -190,6 +190,21 @@ class Fp8e4m3Scales(FpOCPMixin, Fp8e4m3Mixin, ScaledFloatActBase):
     restrict_scale_impl = core.QuantRestrictValue
 
 
+class Fp8e4m3ConstScales(Fp8e4m3Scales):
+    """The same with a constant float32 scale, `scaling_init / 448`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> shared = {"weight_quant": NVFP4Weight, "weight_scale_quant": Fp8e4m3ConstScales.let(scaling_init=448.0)}
+        >>> q, k = (QuantLinear(64, 4, **shared, rngs=nnx.Rngs(n)) for n in range(2))
+        >>> float(q.weight_quant.scale_factor), float(k.weight_quant.scale_factor)
+        (1.0, 1.0)
+    """
+
+    scaling_impl = core.ConstScaling
+
+
 class NVFP4Mixin(Fp4e2m1Mixin):
     """Groups of 16 e2m1 numbers; scale = max |x| / 6 of a group, in e4m3."""
 
