@@ -8,7 +8,6 @@ in `float_grid.py`.
 from __future__ import annotations
 
 import abc
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -357,6 +356,11 @@ class Codebook(Grid):
         """The largest magnitude."""
         return max(abs(bound) for bound in self.bounds)
 
+    @property
+    def widest_gap(self) -> float:
+        """The largest distance between neighbours."""
+        return float(np.diff(np.sort(self.table.astype(np.float64))).max())
+
     def round(self, steps: jax.Array, rounding: Rounding = ste.nearest) -> jax.Array:
         """The nearest numbers; nan stays nan. The numbers have one way to round."""
         return jnp.where(jnp.isnan(steps), steps, self.decode(self.encode(steps)))
@@ -493,15 +497,3 @@ def normal_table(bit_width: int, iterations: int | None = None) -> TableGrid:
             step = np.linalg.solve(np.eye(count) - slopes, step)
         levels = levels + step
     return TableGrid(tuple((levels - levels[::-1]) / 2))
-
-
-def widest_gap(values: Codebook | Iterable[float]) -> float:
-    """Return the largest distance between neighbours of a codebook.
-
-    Example:
-        >>> widest_gap(half_integers(3)), widest_gap((-1, 0, 2))
-        (1.0, 2.0)
-    """
-    codebook = Codebook.of(values)
-    numbers = codebook.values if isinstance(codebook, TableGrid) else sorted(codebook.table.tolist())
-    return max(high - low for low, high in itertools.pairwise(numbers))

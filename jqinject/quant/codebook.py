@@ -7,7 +7,7 @@ rotation before the quantizer, `jqinject.core.transforms.Hadamard`.
 
 from jqinject import core, ops
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.ops.grid import Codebook, half_integers, widest_gap
+from jqinject.ops.grid import Codebook, half_integers
 from jqinject.quant import enums, fragments
 from jqinject.quant.float_base import FloatBase, Fp4e2m1Mixin, FpOCPMixin
 from jqinject.quant.minifloat.blocks import Fp8e4m3Scales, MXActMixin, MXMixin
@@ -106,7 +106,9 @@ class QuestQuant(ExtendedInjector):
     codebook = value(half_integers)
     normal_clip = value(lambda bit_width: NORMAL_CLIP[bit_width])
     trust = value(
-        lambda codebook, normal_clip: widest_gap(codebook) / 2 * normal_clip / Codebook.of(codebook).largest
+        lambda codebook, normal_clip: (
+            Codebook.of(codebook).widest_gap / 2 * normal_clip / Codebook.of(codebook).largest
+        )
     )
     scaling_stats_op = enums.StatsOp.SIGMA_STD
     sigma = this.normal_clip
