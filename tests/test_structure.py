@@ -19,7 +19,7 @@ CODE_LINES = {
     "catalogue": 428,
     "core": 4327,
     "demo": 356,
-    "dot": 4007,
+    "dot": 4017,
     "export": 615,
     "formats": 3337,
     "inject": 1308,
