@@ -12,8 +12,8 @@ the float model's outputs, no labels.
 For each row: the score; the ratio of signal to noise of the outputs against the float model's; the bytes of the frozen
 model, without its code; the seconds to quantize, compilation included; the time of a compiled call over the float
 model's (interleaved, medians and quartiles of the rounds' ratios; left out with `--rounds 0`). Each frozen model is
-saved by Orbax and loaded into one that was built from rules; the run ends if an output is not the same. Qwix's row is
-left out where it is not installed.
+saved by Orbax and loaded into one that was built from rules; the run ends if an output is not the same. Qwix's row runs
+if `--rows` names it.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ A4 = q.Int8ActPerTensorMSE.let(bit_width=4)
 LSQ4 = q.Int4ActPerTensorLearned
 STATIC = (A8, A4, LSQ4)
 FP8 = q.Fp8e4m3OCPWeightPerChannelFloat, q.Fp8e4m3OCPDynamicActPerTensorFloat
+QWIX = "W8A8 dynamic, Qwix"
 DEPTHWISE = ("efficientnet",)
 QAT_STEPS, QAT_RATE = 200, 1e-3
 
@@ -84,8 +85,10 @@ class Row:
     def rules(self, subject: Subject) -> list[Rule]:
         """Return the rules."""
         act = subject.dynamic if self.act == "dynamic" else self.act
-        in_8_bits = Rule(subject.edges, weight_quant=W8, input_quant=act and (subject.edge_act or A8))
-        edges = [in_8_bits] if self.few or subject.edge_act is not None else []
+        in_8_bits = Rule(
+            subject.edges, weight_quant=W8, input_quant=None if subject.float_edges else act and A8
+        )
+        edges = [in_8_bits] if self.few or subject.float_edges else []
         turned = [
             Rule(
                 path.replace(".", r"\."),
@@ -104,7 +107,7 @@ class Row:
             return recipe.apply(model, self.rules(subject), subject.calibration, progress=False).model
         quantized = jqinject.quantize(model, self.rules(subject), inputs=subject.calibration[0])
         quantized.eval()
-        if self.act in STATIC or (self.few and self.act is not None and subject.edge_act is None):
+        if self.act in STATIC or (self.few and self.act is not None and not subject.float_edges):
             jqinject.calibrate(quantized, subject.calibration, progress=False)
         if self.trained:
             train(quantized, subject)
@@ -164,6 +167,7 @@ ROWS: dict[str, Row | None] = {
     "float": None,
     "W8A8 static": Row(W8, A8),
     "W8A8 dynamic": Row(W8, "dynamic"),
+    QWIX: None,
     "W8A8 per tensor": Row(W8_TENSOR, A8, only=DEPTHWISE),
     "the same, Equalize": Row(W8_TENSOR, A8, passes=(Equalize(), Solve(RTN())), only=DEPTHWISE),
     "the same, CorrectBiases": Row(W8_TENSOR, A8, passes=(Solve(RTN()), CorrectBiases()), only=DEPTHWISE),
@@ -193,6 +197,14 @@ class Result:
     size: int
     seconds: float
     served: Any
+
+
+def by_qwix(subject: Subject) -> Any:
+    """Return the model with Qwix's int8 weights, and inputs quantized at run time."""
+    import qwix
+
+    quantization = [qwix.QuantizationRule(module_path=".*", weight_qtype="int8", act_qtype="int8")]
+    return qwix.quantize_model(subject.model, qwix.PtqProvider(quantization), *subject.calibration[0])
 
 
 def stored(model: Any) -> int:
@@ -225,11 +237,13 @@ def reloaded(served: Any, row: Row, subject: Subject) -> Any:
 def measured(name: str, subject: Subject, expected: list[np.ndarray]) -> Result:
     """Quantize, freeze, save, load and score."""
     row = ROWS[name]
-    if row is None:
-        return Result(
-            name, subject.score(subject.model, expected), math.inf, stored(subject.model), 0.0, subject.model
-        )
     start = time.perf_counter()
+    if row is None:
+        served = by_qwix(subject) if name == QWIX else subject.model
+        seconds = time.perf_counter() - start
+        answers = outputs(served, subject.evaluation)
+        score, sqnr = subject.score(served, answers), decibels(expected, answers)
+        return Result(name, score, sqnr, stored(served), seconds, served)
     model = row.make(subject)
     jax.block_until_ready(jax.tree.leaves(nnx.as_pure(nnx.state(model))))
     seconds = time.perf_counter() - start
@@ -246,6 +260,8 @@ def measured(name: str, subject: Subject, expected: list[np.ndarray]) -> Result:
 def decibels(expected: list[np.ndarray], answers: list[np.ndarray]) -> float:
     """Return the ratio of signal to noise over all outputs."""
     noise = sum(float(((a - b) ** 2).sum(dtype=np.float64)) for a, b in zip(expected, answers, strict=True))
+    if noise == 0:
+        return math.inf
     return 10 * math.log10(sum(float((a**2).sum(dtype=np.float64)) for a in expected) / noise)
 
 
@@ -298,6 +314,8 @@ def main() -> None:
             print(f"\n{key} is left out: {error}")
             continue
         names = [name for name, row in ROWS.items() if row is None or not row.only or key in row.only]
+        if not options.rows:
+            names.remove(QWIX)
         table(
             subject,
             [n for n in names if n == "float" or not options.rows or n in options.rows],
