@@ -46,6 +46,7 @@ SMALL = {
     "recipes_gptq.py": ["--sites", "2", "--width", "16", "--rows", "32", "--batches", "2"],
     "decode.py": ["--depth", "1", "--quick"],
     "serve.py": ["--models", "static", "int4", "--batches", "1", "--quick"],
+    "trained_models.py": ["--model", "crepe", "--rows", "W8A8 dynamic", "--rounds", "0"],
     "train_step.py": ["--width", "16", "--depth", "2", "--batch", "8", "--rounds", "2"],
 }
 

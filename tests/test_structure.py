@@ -19,7 +19,7 @@ CODE_LINES = {
     "catalogue": 428,
     "core": 4495,
     "demo": 356,
-    "dot": 4022,
+    "dot": 4032,
     "export": 615,
     "formats": 3356,
     "inject": 1308,

@@ -45,6 +45,21 @@ def test_it_is_the_convolution(space, stride, padding, dilation, order):
     np.testing.assert_array_equal(convolution.image(jnp.asarray(product, jnp.int32)), expected)
 
 
+@pytest.mark.parametrize(("window", "stride", "dilation"), [((64,), 4, 1), ((8, 9), 2, 2)])
+def test_long_windows_are_one_gather(window, stride, dilation):
+    space = len(window)
+    x, w = bytes_of((2, *(70, 40)[:space], 3), 0), bytes_of((*window, 3, 4), 1)
+    options = ((stride,) * space, [(5, 6)] * space, None, (dilation,) * space, spec(LAST, space))
+    convolution = Convolution.of(x.shape, w.shape, *options, dtype=jnp.float32)
+    program = jax.make_jaxpr(lambda x, w: convolution.matrices(x, w))(x, w)
+    assert [eqn.primitive.name for eqn in program.eqns].count("gather") == 1
+    assert len(program.eqns) < 20, "not one slice for each place of the window"
+    patches, kernel = convolution.matrices(x, w)
+    product = np.asarray(patches, np.int64) @ np.asarray(kernel, np.int64).T
+    expected = jax.lax.conv_general_dilated(x, w, *options, preferred_element_type=jnp.int32)
+    np.testing.assert_array_equal(convolution.image(jnp.asarray(product, jnp.int32)), expected)
+
+
 def test_a_window_that_does_not_fit_sees_nothing():
     x, w = bytes_of((2, 3, 4), 0), bytes_of((5, 4, 6), 1)
     convolution = Convolution.of(

@@ -24,6 +24,9 @@ from jqinject.quant_tensor import QuantTensor
 
 Spec = tuple[int, ...]
 
+# Slices of larger windows (7 x 7) become one gather: XLA compiles a concatenation of 512 slices in a minute.
+LONGEST_UNROLLED = 49
+
 
 @dataclass(frozen=True)
 class Filters:
@@ -300,6 +303,8 @@ class Convolution:
         kernel = kernel_table.row_major(rhs.reshape(rhs.shape[0], math.prod(rhs.shape[1:])))
         if 0 in places:
             return jnp.zeros((len(lhs), *places, kernel.shape[1]), lhs.dtype), kernel
+        if math.prod(window) > LONGEST_UNROLLED:
+            return self._gathered(lhs, window, places), kernel
         patches = [self._seen(lhs, at, places) for at in itertools.product(*map(range, window))]
         return jnp.concatenate(patches, axis=-1), kernel
 
@@ -318,6 +323,15 @@ class Convolution:
         ]
         limits = (lhs.shape[0], *end, lhs.shape[-1])
         return jax.lax.slice(lhs, (0, *start, 0), limits, (1, *self.window_strides, 1))
+
+    def _gathered(self, lhs: jax.Array, window: Sequence[int], places: Sequence[int]) -> jax.Array:
+        """The patches of a padded input, by one gather."""
+        starts = [step * np.arange(count) for step, count in zip(self.window_strides, places, strict=True)]
+        inside = [step * np.arange(length) for step, length in zip(self.rhs_dilation, window, strict=True)]
+        mesh = np.ix_(*starts, *inside)
+        at = [start + offset for start, offset in zip(mesh[: len(window)], mesh[len(window) :], strict=True)]
+        patches = lhs.at[:, *at].get(mode="promise_in_bounds")
+        return patches.reshape(len(lhs), *places, -1)
 
     def _with_border(self, lhs: Affine) -> jax.Array:
         zero: Any = lhs.zero_point
