@@ -355,7 +355,7 @@ class Recipe:
             >>> model = nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 4, rngs=nnx.Rngs(1)))
             >>> rule = Rule("layers.0", weight_quant=Int8WeightPerChannelFloat)
             >>> print(Recipe(Solve(RTN())).explain(model, rule, jnp.ones((2, 16))))
-            Solve(solver=RTN(), quantize_inputs=True)
+            Solve(solver=RTN(), quantize_inputs=True, fallback=None)
               layers.0.dot_general0 (layers.0.kernel): 8 x 16, Int8WeightPerChannelFloat, float inputs
             left in float
               layers.1.kernel (32 numbers): no rule matches its path

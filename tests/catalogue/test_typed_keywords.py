@@ -21,6 +21,7 @@ TYPES = {
     "Injector": type(ExtendedInjector),
     "type[QuantProxyFromInjector]": type(QuantProxyFromInjector),
     'Literal["max", "most_recent"]': str,
+    'Literal["grid", "fibonacci", "exact"]': str,
 }
 
 

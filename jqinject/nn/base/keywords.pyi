@@ -117,6 +117,7 @@ class InputActNames(TypedDict, total=False):
     input_min_val: float
     input_momentum: float | None
     input_mse_scale: Injector
+    input_mse_search_method: Literal["grid", "fibonacci", "exact"]
     input_mse_zero_point: Injector
     input_nan_values: tuple[str, ...] | None
     input_narrow_range: bool
@@ -273,6 +274,7 @@ class OutputActNames(TypedDict, total=False):
     output_min_val: float
     output_momentum: float | None
     output_mse_scale: Injector
+    output_mse_search_method: Literal["grid", "fibonacci", "exact"]
     output_mse_zero_point: Injector
     output_nan_values: tuple[str, ...] | None
     output_narrow_range: bool
@@ -542,6 +544,7 @@ class ActNames(TypedDict, total=False):
     min_val: float
     momentum: float | None
     mse_scale: Injector
+    mse_search_method: Literal["grid", "fibonacci", "exact"]
     mse_zero_point: Injector
     nan_values: tuple[str, ...] | None
     narrow_range: bool
@@ -699,6 +702,7 @@ class WeightWeightNames(TypedDict, total=False):
     weight_midmax_mantissa_bit_bias: int
     weight_min_bit_width: int
     weight_mse_scale: Injector
+    weight_mse_search_method: Literal["grid", "fibonacci", "exact"]
     weight_mse_zero_point: Injector
     weight_nan_values: tuple[str, ...] | None
     weight_narrow_range: bool
@@ -941,6 +945,7 @@ class IoActNames(TypedDict, total=False):
     io_min_val: float
     io_momentum: float | None
     io_mse_scale: Injector
+    io_mse_search_method: Literal["grid", "fibonacci", "exact"]
     io_mse_zero_point: Injector
     io_nan_values: tuple[str, ...] | None
     io_narrow_range: bool
@@ -1097,6 +1102,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_min_val: float
     gate_acc_momentum: float | None
     gate_acc_mse_scale: Injector
+    gate_acc_mse_search_method: Literal["grid", "fibonacci", "exact"]
     gate_acc_mse_zero_point: Injector
     gate_acc_nan_values: tuple[str, ...] | None
     gate_acc_narrow_range: bool
@@ -1253,6 +1259,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_min_val: float
     sigmoid_momentum: float | None
     sigmoid_mse_scale: Injector
+    sigmoid_mse_search_method: Literal["grid", "fibonacci", "exact"]
     sigmoid_mse_zero_point: Injector
     sigmoid_nan_values: tuple[str, ...] | None
     sigmoid_narrow_range: bool
@@ -1409,6 +1416,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_min_val: float
     tanh_momentum: float | None
     tanh_mse_scale: Injector
+    tanh_mse_search_method: Literal["grid", "fibonacci", "exact"]
     tanh_mse_zero_point: Injector
     tanh_nan_values: tuple[str, ...] | None
     tanh_narrow_range: bool
@@ -1565,6 +1573,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_min_val: float
     cell_state_momentum: float | None
     cell_state_mse_scale: Injector
+    cell_state_mse_search_method: Literal["grid", "fibonacci", "exact"]
     cell_state_mse_zero_point: Injector
     cell_state_nan_values: tuple[str, ...] | None
     cell_state_narrow_range: bool
@@ -1721,6 +1730,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_min_val: float
     in_proj_input_momentum: float | None
     in_proj_input_mse_scale: Injector
+    in_proj_input_mse_search_method: Literal["grid", "fibonacci", "exact"]
     in_proj_input_mse_zero_point: Injector
     in_proj_input_nan_values: tuple[str, ...] | None
     in_proj_input_narrow_range: bool
@@ -1878,6 +1888,7 @@ class InProjWeightWeightNames(TypedDict, total=False):
     in_proj_weight_midmax_mantissa_bit_bias: int
     in_proj_weight_min_bit_width: int
     in_proj_weight_mse_scale: Injector
+    in_proj_weight_mse_search_method: Literal["grid", "fibonacci", "exact"]
     in_proj_weight_mse_zero_point: Injector
     in_proj_weight_nan_values: tuple[str, ...] | None
     in_proj_weight_narrow_range: bool
@@ -2233,6 +2244,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_min_val: float
     out_proj_input_momentum: float | None
     out_proj_input_mse_scale: Injector
+    out_proj_input_mse_search_method: Literal["grid", "fibonacci", "exact"]
     out_proj_input_mse_zero_point: Injector
     out_proj_input_nan_values: tuple[str, ...] | None
     out_proj_input_narrow_range: bool
@@ -2390,6 +2402,7 @@ class OutProjWeightWeightNames(TypedDict, total=False):
     out_proj_weight_midmax_mantissa_bit_bias: int
     out_proj_weight_min_bit_width: int
     out_proj_weight_mse_scale: Injector
+    out_proj_weight_mse_search_method: Literal["grid", "fibonacci", "exact"]
     out_proj_weight_mse_zero_point: Injector
     out_proj_weight_nan_values: tuple[str, ...] | None
     out_proj_weight_narrow_range: bool
@@ -2632,6 +2645,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_min_val: float
     out_proj_output_momentum: float | None
     out_proj_output_mse_scale: Injector
+    out_proj_output_mse_search_method: Literal["grid", "fibonacci", "exact"]
     out_proj_output_mse_zero_point: Injector
     out_proj_output_nan_values: tuple[str, ...] | None
     out_proj_output_narrow_range: bool
@@ -2901,6 +2915,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_min_val: float
     q_scaled_momentum: float | None
     q_scaled_mse_scale: Injector
+    q_scaled_mse_search_method: Literal["grid", "fibonacci", "exact"]
     q_scaled_mse_zero_point: Injector
     q_scaled_nan_values: tuple[str, ...] | None
     q_scaled_narrow_range: bool
@@ -3057,6 +3072,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_min_val: float
     k_transposed_momentum: float | None
     k_transposed_mse_scale: Injector
+    k_transposed_mse_search_method: Literal["grid", "fibonacci", "exact"]
     k_transposed_mse_zero_point: Injector
     k_transposed_nan_values: tuple[str, ...] | None
     k_transposed_narrow_range: bool
@@ -3213,6 +3229,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_min_val: float
     softmax_input_momentum: float | None
     softmax_input_mse_scale: Injector
+    softmax_input_mse_search_method: Literal["grid", "fibonacci", "exact"]
     softmax_input_mse_zero_point: Injector
     softmax_input_nan_values: tuple[str, ...] | None
     softmax_input_narrow_range: bool
@@ -3369,6 +3386,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_min_val: float
     attn_output_weights_momentum: float | None
     attn_output_weights_mse_scale: Injector
+    attn_output_weights_mse_search_method: Literal["grid", "fibonacci", "exact"]
     attn_output_weights_mse_zero_point: Injector
     attn_output_weights_nan_values: tuple[str, ...] | None
     attn_output_weights_narrow_range: bool
@@ -3525,6 +3543,7 @@ class VActNames(TypedDict, total=False):
     v_min_val: float
     v_momentum: float | None
     v_mse_scale: Injector
+    v_mse_search_method: Literal["grid", "fibonacci", "exact"]
     v_mse_zero_point: Injector
     v_nan_values: tuple[str, ...] | None
     v_narrow_range: bool
@@ -3681,6 +3700,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_min_val: float
     sdpa_output_momentum: float | None
     sdpa_output_mse_scale: Injector
+    sdpa_output_mse_search_method: Literal["grid", "fibonacci", "exact"]
     sdpa_output_mse_zero_point: Injector
     sdpa_output_nan_values: tuple[str, ...] | None
     sdpa_output_narrow_range: bool
@@ -3911,6 +3931,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_min_val: float
     lhs_momentum: float | None
     lhs_mse_scale: Injector
+    lhs_mse_search_method: Literal["grid", "fibonacci", "exact"]
     lhs_mse_zero_point: Injector
     lhs_nan_values: tuple[str, ...] | None
     lhs_narrow_range: bool
@@ -4067,6 +4088,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_min_val: float
     rhs_momentum: float | None
     rhs_mse_scale: Injector
+    rhs_mse_search_method: Literal["grid", "fibonacci", "exact"]
     rhs_mse_zero_point: Injector
     rhs_nan_values: tuple[str, ...] | None
     rhs_narrow_range: bool
@@ -4223,6 +4245,7 @@ class CacheActNames(TypedDict, total=False):
     cache_min_val: float
     cache_momentum: float | None
     cache_mse_scale: Injector
+    cache_mse_search_method: Literal["grid", "fibonacci", "exact"]
     cache_mse_zero_point: Injector
     cache_nan_values: tuple[str, ...] | None
     cache_narrow_range: bool
@@ -4541,6 +4564,7 @@ class QuantHardSwishKeywords(InputActNames, GradGradNames, total=False):
     min_val: float
     momentum: float | None
     mse_scale: Injector
+    mse_search_method: Literal["grid", "fibonacci", "exact"]
     mse_zero_point: Injector
     nan_values: tuple[str, ...] | None
     narrow_range: bool
@@ -4696,6 +4720,7 @@ class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     min_bit_width: int
     momentum: float | None
     mse_scale: Injector
+    mse_search_method: Literal["grid", "fibonacci", "exact"]
     mse_zero_point: Injector
     nan_values: tuple[str, ...] | None
     narrow_range: bool
@@ -5112,6 +5137,7 @@ class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     min_val: float
     momentum: float | None
     mse_scale: Injector
+    mse_search_method: Literal["grid", "fibonacci", "exact"]
     mse_zero_point: Injector
     nan_values: tuple[str, ...] | None
     narrow_range: bool
@@ -5288,6 +5314,7 @@ class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
     min_val: float
     momentum: float | None
     mse_scale: Injector
+    mse_search_method: Literal["grid", "fibonacci", "exact"]
     mse_zero_point: Injector
     nan_values: tuple[str, ...] | None
     narrow_range: bool
@@ -5464,6 +5491,7 @@ class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     min_val: float
     momentum: float | None
     mse_scale: Injector
+    mse_search_method: Literal["grid", "fibonacci", "exact"]
     mse_zero_point: Injector
     nan_values: tuple[str, ...] | None
     narrow_range: bool
