@@ -355,7 +355,10 @@ class Solvable(nnx.Module):
 def test_solved_weights_are_compared_with_those_of_a_reference(passes, weight_quant, keep_masters):
     """Not with themselves."""
     passes = [Solve(step) if hasattr(step, "statistics") else step for step in passes]
-    result = Recipe(*passes).apply(Solvable(), jqinject.Rule(weight_quant=weight_quant), [X], progress=False)
+    batch = jax.random.normal(jax.random.key(1), (96, 8))  # more rows than columns
+    result = Recipe(*passes).apply(
+        Solvable(), jqinject.Rule(weight_quant=weight_quant), [batch], progress=False
+    )
     model, floats = result.model, result.float_model
     solved = {path: np.asarray(leaf) for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     if keep_masters:
