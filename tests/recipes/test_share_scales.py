@@ -19,7 +19,7 @@ from jqinject.recipes import GPTQ, RTN, Recipe, ShareGlobalScales, Solve
 
 WIDTH, DEPTH = 32, 2
 RULE = Rule(weight_quant=NVFP4Weight)
-X = jax.random.normal(jax.random.key(0), (2, 3, WIDTH))
+X = jax.random.normal(jax.random.key(0), (2, 20, WIDTH))
 
 
 class Block(nnx.Module):
