@@ -119,15 +119,11 @@ def _two_levels(numbers: Mapping[str, jax.Array]) -> dict[str, object] | None:
 
     It does where one of them is the largest byte; other tensors keep their factor as a constant.
     """
-    scale, factors, largest = (
-        scale_of(numbers),
-        np.unique(np.asarray(numbers["scale_factor"])),
-        np.float32(448),
-    )
+    scale, largest = scale_of(numbers), np.float32(448)
     codes, factor = in_two_levels(scale, np.dtype(jnp.float8_e4m3fn))
-    product = largest * factors[0]
-    if factors.size == 1 and factor != factors[0] and product / largest == factors[0]:
-        return {"scale_quant": Fp8e4m3ConstScales.let(scaling_init=float(product))}
+    factors = np.unique(np.asarray(numbers["scale_factor"]))
+    if factors.size == 1 and factor != factors[0] and largest * factors[0] / largest == factors[0]:
+        return {"scale_quant": Fp8e4m3ConstScales.let(scaling_init=float(largest * factors[0]))}
     return {} if bool(jnp.all(codes.astype(jnp.float32) * factor == scale)) else None
 
 

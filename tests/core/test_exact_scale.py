@@ -48,6 +48,18 @@ def test_no_scale_of_thousands_has_less_error(name):
             assert error(row, scale, table, of_row) <= least * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("name", ["int2", "int4", "e2m1", "nf4"])
+def test_no_valley_is_missed_far_below_an_outlier(name):
+    """Where many small numbers outweigh a large one, the best scale is a small part of the largest one."""
+    levels, table = levels_of(GRIDS[name]), np.array(levels_of(GRIDS[name]))
+    x = np.random.default_rng(1).standard_normal((50, 400)).astype(np.float32)
+    x[:, 0] = np.linspace(5, 80, 50)
+    scales = np.float64(least_squares_scales(jnp.asarray(x), levels))
+    for row, scale in zip(np.float64(x), scales, strict=True):
+        tried = np.abs(row).max() / np.abs(table).max() * np.geomspace(1 / 120, 2, 400)
+        assert error(row, scale, table, 1.0) <= min(error(row, s, table, 1.0) for s in tried) * (1 + 1e-4)
+
+
 def test_zero_points_move_the_integers_that_are_reached():
     zero_points, x = np.array([3, 8, 14]), np.float64(X)
     levels = levels_of(IntGrid(4, signed=False))
@@ -67,6 +79,21 @@ def test_rows_of_nothing_have_the_scale_0(x):
     np.testing.assert_array_equal(
         least_squares_scales(jnp.asarray(x, jnp.float32), (-1.0, 0.0, 1.0)), np.zeros(len(x))
     )
+
+
+def test_an_empty_weight_has_the_scale_of_another_search():
+    def scale(method):
+        layer = QuantLinear(
+            0,
+            4,
+            weight_quant=quant.Int8WeightPerChannelFloatMSE,
+            weight_mse_search_method=method,
+            kernel_init=lambda key, shape, dtype: jnp.zeros(shape, dtype),
+            rngs=nnx.Rngs(0),
+        )
+        return layer.quant_weight().scale
+
+    np.testing.assert_array_equal(scale("exact"), scale("grid"))
 
 
 def test_many_rows_are_sorted_a_few_at_a_time(monkeypatch):
@@ -109,6 +136,12 @@ def test_an_exact_search_is_never_worse_than_another(name):
 def test_what_an_exact_search_cannot_do_is_refused():
     with pytest.raises(ValueError, match="sorts a tensor on one device, got axis_name='data'"):
         MSE(AbsMax(), OverTensorView(), mse_search_method="exact", axis_name="data")
+    with pytest.raises(ValueError, match=r"x of the shape \(4,\).*\n  cure: x.reshape\(1, -1\)"):
+        least_squares_scales(jnp.ones(4), (-1.0, 0.0, 1.0))
+    with pytest.raises(
+        ValueError, match=r"levels \(1.0, 0.0\); expected rows of numbers, and at least two levels"
+    ):
+        least_squares_scales(jnp.ones((1, 4)), (1.0, 0.0))
     with pytest.raises(ValueError, match=r"at most 8 bits.\n  cure: mse_search_method = 'fibonacci'"):
         levels_of(IntGrid(16))
 

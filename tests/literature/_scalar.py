@@ -244,7 +244,7 @@ def integers() -> list[Row]:
                 clip,
                 lambda b=b: searched(b)[0] * (2 ** (b - 1) - 1),
                 0.02 * clip,
-                "24 steps of a flat minimum",
+                "a flat minimum",
                 search,
             )
         )

@@ -83,6 +83,11 @@ def test_the_least_error_is_that_of_the_best_of_all_numbers_of_e4m3():
     np.testing.assert_allclose(error, tried.min(0), rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.parametrize("impl", [NVFP4Scales(), FourOverSixScales(), LeastErrorScales()])
+def test_an_empty_tensor_stays_empty(impl):
+    assert quantized(jnp.zeros((0, 16)), block_scale_impl=impl).value.shape == (0, 16)
+
+
 @pytest.mark.heavy
 def test_a_row_may_have_a_shared_scale_of_its_own():
     x = jnp.array([[1.0] * 16, [2.0**-20] * 16])

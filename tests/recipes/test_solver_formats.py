@@ -132,6 +132,7 @@ SERVED = {
     "int4 groups of 32": quant.Int4WeightPerGroupAbsMax.let(group_size=32),
     "int4 groups of 128": quant.Int4WeightPerGroupAbsMax.let(group_size=128),
     "int3 channels": quant.Int8WeightPerChannelFloat.let(bit_width=3),
+    "one scale": FORMATS["one scale"],
     "zero points": FORMATS["zero points"],
     "zero points of groups": quant.ShiftedUint8WeightGroupQuantFloat.let(bit_width=4, group_size=32),
     "e4m3": FORMATS["e4m3"],
@@ -148,7 +149,7 @@ CHOSEN = [
     for name in SERVED
     for solver in (
         *ALL,
-        *(DESCENT if "int" in name or "zero" in name else ()),
+        *(DESCENT if name.startswith(("int", "one", "zero")) else ()),
         *(FREE if name not in SCALES_OF_8_BITS else ()),
     )
 ]

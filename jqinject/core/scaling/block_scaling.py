@@ -204,8 +204,10 @@ class QuantRestrictValue(Unchanged, component.Component):
     @property
     def scale_factor(self) -> jax.Array | None:
         """The quantizer's scale, if it is one constant number."""
-        quantizer: Any = self.restrict_value_float_to_int_impl
-        scale = quantizer(jnp.ones(1)).scale if _protocols.is_constant(quantizer) else jnp.ones(0)
+        if not _protocols.is_constant(self.restrict_value_float_to_int_impl):
+            return None
+        result: Any = self.restrict_value_float_to_int_impl(jnp.ones(1))
+        _, scale, *_ = result
         return scale.reshape(()) if scale.size == 1 else None
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -325,7 +325,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
         """The scales that `x` may have, one or several, and the largest magnitude of `x`, or of each row."""
         block = jax.lax.stop_gradient(self.number(x).statistic)
         axis = groups.elements_axis(self.group_dim) - 1 if self.shared_per_row else None
-        shared = jnp.max(block, axis=axis, keepdims=self.shared_per_row)
+        shared = jnp.max(block, axis=axis, keepdims=self.shared_per_row, initial=0.0)
         return self.block_scale_impl(block, shared), shared
 
     def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:

@@ -9,8 +9,8 @@ such breakpoints all `q` stay, and the error is a parabola in `s`:
 
 for any fixed scale `t`. Its least value is `R - C^2 / B`, at `s = t + C / B`. Rounding again at that scale only
 lessens it. So the best scale is where `R - C^2 / B` is least; the three are running sums over the sorted breakpoints.
-They begin at `t`, the best of a few scales, and continue both ways as far as `t / 2` and `2 t`, so that they are sums
-of errors alone and float32 is enough.
+They begin at `t`, the best of a few scales, and continue both ways, so that near `t` they are sums of errors alone, and
+float32 is enough. Sums far from `t` lose digits where levels are many; such grids are searched from `t / 2` to `2 t`.
 """
 
 import math
@@ -24,8 +24,10 @@ from jqinject.ops import Grid
 
 #: Breakpoints that are sorted at a time; each takes some tens of bytes.
 MOST_BREAKPOINTS = 2**22
-#: Scales that are tried to begin with.
-FEW = 32
+#: Scales that are tried to begin with, and how many octaves below twofold the largest useful one they reach.
+FEW, OCTAVES = 48, 8
+#: Largest level over the least distance of two, up to which all those octaves are searched exactly.
+COARSE = 16
 #: Bits of the widest grid whose levels are listed.
 MOST_BITS = 8
 
@@ -81,9 +83,12 @@ def least_squares_scales(
 ) -> jax.Array:
     """The positive scale `s` of each row with the least `sum_j h_j (x_j - s q(x_j / s))^2`.
 
-    Of integers this is the least of all: where none is clamped, the half of a scale is no worse. Minifloats round alike
-    at many scales; there it is the least within a factor of two of the best of 32. A row of `n` numbers on a grid of
-    `L` levels takes `O(n L log(n L))` steps.
+    Let `S` be the least scale at which nothing is clamped. For grids of few levels (integers of up to 5 bits, e2m1,
+    NF4) this is the least of all scales from `S / 128` to `2 S`; of integers none above is better, as the half of a
+    scale without clamping is no worse. For other grids it is the least within a factor of two of the best of 48 scales
+    from that range. A row of `n` numbers on a grid of `L` levels takes `O(n L log(n L))` steps. A breakpoint and its
+    index share 32 bits, so that near ones may be taken in another order where `n L` is in the millions; the squared
+    error was then less than 1e-4 above the least.
 
     Args:
         x: float32, `(rows, n)`.
@@ -95,6 +100,9 @@ def least_squares_scales(
     Returns:
         float32, `(rows,)`; 0 for rows of zeros, or without a number that counts.
 
+    Raises:
+        ValueError: `x` has other than two axes, or there are fewer than two levels in ascending order.
+
     Source: Sakr et al., "Optimal Clipping and Magnitude-aware Differentiation for Improved Quantization-aware
     Training", 2022 (OCTAV), which approximates the error of rounding by its mean; here it is that of these numbers.
 
@@ -102,6 +110,11 @@ def least_squares_scales(
         >>> least_squares_scales(jnp.array([[1.0, -1.0, 0.9, 1.1, -2.0]]), (-1.0, 0.0, 1.0))
         Array([1.2], dtype=float32)
     """
+    if x.ndim != 2 or len(levels) < 2 or tuple(sorted(set(levels))) != levels:
+        raise ValueError(
+            f"least_squares_scales: x of the shape {x.shape}, levels {levels!r:.80}; expected rows of numbers, and at "
+            "least two levels in ascending order.\n  cure: x.reshape(1, -1) for one scale of all"
+        )
     rows, count = x.shape
     weights = jnp.ones_like(x) if importance is None else importance.astype(jnp.float32)
     zeros = jnp.zeros((rows,), jnp.float32) if zero_point is None else zero_point.astype(jnp.float32)
@@ -127,13 +140,14 @@ def _best_scale(row: tuple[jax.Array, jax.Array, jax.Array], levels: tuple[float
     side, size = jnp.where(x < 0, 1, 0), jnp.abs(x)
     q, between = jnp.asarray(reached)[side], jnp.asarray(halfway)[side]
     lower, step = q[:, :-1], jnp.where(q[:, 1:] <= ends[side][:, None], q[:, 1:] - q[:, :-1], 0.0)
-    # From the place 0 at a scale of at least `2 t` to the last one at `t / 2`.
+    # Places of breakpoints, in octaves below the largest scale that is searched.
     index_bits = max(1, (between.size - 1).bit_length())
     places = 2 ** (32 - index_bits) - 1
-    relative = size[:, None] / between / jnp.where(start > 0, start, 1.0)
-    place = (jnp.clip((2 - relative) / 1.5, 0, 1) * places).astype(jnp.uint32)
+    highest, octaves = (2 * _unclamped(x, h, ends), OCTAVES) if _is_coarse(levels) else (2 * start, 2)
+    below = jnp.log2(jnp.where(highest > 0, highest, 1.0)) - jnp.log2(size[:, None] / between)
+    place = (jnp.clip(below / octaves, 0, 1) * places).astype(jnp.uint32)
     place = jnp.minimum(place, jnp.uint32(places))
-    passed = place <= places * 2 // 3
+    passed = size[:, None] / between >= start
     at_start = q[:, 0] + jnp.where(passed, step, 0.0).sum(1)
     rest = size - start * at_start
     sums = (h * jnp.square(rest)).sum(), (h * rest * at_start).sum(), (h * jnp.square(at_start)).sum()
@@ -152,7 +166,7 @@ def _best_scale(row: tuple[jax.Array, jax.Array, jax.Array], levels: tuple[float
         for total, change in zip(sums, changes, strict=True)
     )
     shift = slope / jnp.where(squares > 0, squares, 1.0)
-    near = (jnp.abs(shift) <= jnp.where(shift < 0, 0.5, 1.0) * start) & (squares > 0)
+    near = (start + shift <= highest) & (start + shift >= highest * 2.0**-octaves) & (squares > 0)
     best = jnp.argmin(jnp.where(near, residual - slope * shift, jnp.inf))
     return jnp.where(near[best], start + shift[best], start)
 
@@ -165,12 +179,20 @@ def _running(start: jax.Array, changes: jax.Array, passed: jax.Array) -> jax.Arr
     return start - undone + jnp.concatenate([jnp.zeros((1,), ahead.dtype), jnp.cumsum(ahead)])
 
 
-def _best_of_few(x: jax.Array, h: jax.Array, ends: jax.Array, levels: tuple[float, ...]) -> jax.Array:
-    """The best of some scales, from the twofold of the least at which nothing is clamped downwards."""
-    sides = jnp.stack([jnp.max(jnp.where(h > 0, sign * x, 0.0)) for sign in (1, -1)])
-    largest = jnp.max(jnp.where(ends > 0, sides / jnp.where(ends > 0, ends, 1.0), 0.0))
+def _is_coarse(levels: tuple[float, ...]) -> bool:
+    """Whether float32 sums are exact enough at all scales."""
+    return max(map(abs, levels)) <= COARSE * min(np.diff(levels))
 
-    table = jnp.asarray(levels, jnp.float32)
+
+def _unclamped(x: jax.Array, h: jax.Array, ends: jax.Array) -> jax.Array:
+    """The least scale at which no number that counts is clamped, but for those of a side without levels."""
+    sides = jnp.stack([jnp.max(jnp.where(h > 0, sign * x, 0.0)) for sign in (1, -1)])
+    return jnp.max(jnp.where(ends > 0, sides / jnp.where(ends > 0, ends, 1.0), 0.0))
+
+
+def _best_of_few(x: jax.Array, h: jax.Array, ends: jax.Array, levels: tuple[float, ...]) -> jax.Array:
+    """The best of some scales."""
+    largest, table = _unclamped(x, h, ends), jnp.asarray(levels, jnp.float32)
     borders = (table[1:] + table[:-1]) / 2
 
     def error(fraction: jax.Array) -> jax.Array:
@@ -178,5 +200,5 @@ def _best_of_few(x: jax.Array, h: jax.Array, ends: jax.Array, levels: tuple[floa
         places = jnp.searchsorted(borders, x / jnp.where(scale > 0, scale, 1.0), method="scan_unrolled")
         return (h * jnp.square(x - scale * jnp.clip(table[places], -ends[1], ends[0]))).sum()
 
-    fractions = jnp.geomspace(2.0, 2 / FEW, FEW, dtype=jnp.float32)
+    fractions = jnp.geomspace(2.0, 2.0 ** (1 - OCTAVES), FEW, dtype=jnp.float32)
     return largest * fractions[jnp.argmin(jax.lax.map(error, fractions))]

@@ -355,7 +355,7 @@ class MSE(SearchedStat):
             return sum((error.reshape(init.shape) for error in errors), 0.0 * init)
 
         if self.mse_search_method == "exact":
-            return self._exact(trial, tensors, init, loss)
+            return self._exact(trial, tensors, init, loss) if sum(x.size for x in tensors) else init
         line_search = LINE_SEARCHES[self.mse_search_method]
         tries = self.mse_iters // 2 if self.bipolar_search else self.mse_iters
         best, least = line_search(low, high, loss, tries)

@@ -205,8 +205,8 @@ class Solve:
     contracts is rounded to nearest, with a warning and in the report.
 
     GPTQ, GPFQ, Qronos and QEP make up for the error of one weight by the others. With fewer samples than columns they
-    fit these samples alone, and may lose to rounding to nearest on all other data: such sites are named in a warning,
-    and solved by `fallback` if there is one. A sample is a row of a product, or a position of a convolution.
+    fit these samples alone, and may lose to rounding to nearest on all other data: `fallback` solves such matrices;
+    without a fallback a warning names their sites. A sample is a row of a product, or a position of a convolution.
 
     Args:
         solver: the algorithm.
