@@ -143,7 +143,8 @@ def train(model: Any, subject: Subject) -> None:
     """Train a quantized model, in place, to answer as the float model does."""
     graphdef, state = nnx.split(subject.model)
     teacher = jax.jit(lambda batch: jax.tree.leaves(nnx.merge(graphdef, state)(*batch)))
-    model.train(use_running_average=True)
+    model.train()
+    model.set_attributes(use_running_average=True, raise_if_not_found=False)
     rate = optax.cosine_decay_schedule(QAT_RATE, QAT_STEPS)
     optimizer = nnx.Optimizer(model, optax.adam(rate), wrt=nnx.Param)
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -160,13 +161,21 @@ class InputQuantizers:
     def quantize(self, site: ContractionSite, x: jax.Array) -> jax.Array:
         """A site's input as the quantized model sees it, in float."""
         proxy = self.of(site)
-        return x if proxy is None else jnp.asarray(as_array(proxy(x)))
+        return x if proxy is None else _quantized(*nnx.split(proxy, graph=True), x)
 
     def bits(self, site: ContractionSite) -> int | None:
         """How many bits a number of a site's input has; None if it is not quantized."""
         proxy = self.of(site)
         width = None if proxy is None else proxy.bit_width()
         return None if width is None else int(np.max(np.asarray(width)))
+
+
+@partial(jax.jit, static_argnums=0)
+def _quantized(
+    quantizer: nnx.GraphDef[QuantProxyFromInjector], state: nnx.State[str, object], x: jax.Array
+) -> jax.Array:
+    """A tensor through a quantizer, in float: one program, where each operation would be compiled singly."""
+    return jnp.asarray(as_array(nnx.merge(quantizer, state)(x)))
 
 
 def _shared_names(model: nnx.Module, call: Call) -> dict[str, str]:

@@ -16,7 +16,7 @@ from jqinject.ops import Grid
 from jqinject.ops.groups import fitting_size
 from jqinject.program import Adapter, OpQuantizers, quantized_stack
 from jqinject.proxy import WeightQuantProxyFromInjector
-from jqinject.quant_tensor import as_array
+from jqinject.quant_tensor import QuantTensor, as_array
 from jqinject.recipes.solvers.solver import MatrixGrid
 from jqinject.recipes.stream.matrices import Moved, Places
 
@@ -82,9 +82,9 @@ class QuantizedParameter:
         axis = self.depth + groups.group_dim % (len(shape) - self.depth)
         return axis, fitting_size(groups.group_size, shape[axis])
 
-    def quantized(self, value: jax.Array) -> Any:
+    def quantized(self, value: jax.Array) -> QuantTensor:
         """A parameter as the quantizer would quantize it now: a QuantTensor. Nothing moves."""
-        return quantized_stack(nnx.clone(self.proxy, graph=True), value, self.depth)
+        return _quantized(*nnx.split(self.proxy, graph=True), value, self.depth)
 
     def nearest(self, value: jax.Array) -> jax.Array:
         """A parameter as the quantizer would round it now, float32."""
@@ -135,13 +135,11 @@ class QuantizedParameter:
         assert record is not None, "made by commit"
         record.set_value({name: self._reduced(vars(grid)[name], x) for name, x in record[...].items()})
         self.holder.weight.set_value(values.astype(self.value.dtype))
-        stored = self.measure(values)
-        for name in ("scale", "zero_point"):
-            if not bool(jnp.allclose(vars(stored)[name], vars(grid)[name], rtol=1e-6, atol=0)):
-                raise ValueError(
-                    f"{self.name}: numbers that share one scale were given several, by sites that are solved one after "
-                    "the other.\n  cure: scales='original' in the solver; or a quantizer with a scale for each channel"
-                )
+        if not bool(_agree(self.measure(values), grid)):
+            raise ValueError(
+                f"{self.name}: numbers that share one scale were given several, by sites that are solved one after "
+                "the other.\n  cure: scales='original' in the solver; or a quantizer with a scale for each channel"
+            )
 
     def _reduced(self, full: jax.Array, stored: jax.Array) -> jax.Array:
         """Scales of each number as the quantizer stores them: one for those that share it."""
@@ -154,6 +152,24 @@ class QuantizedParameter:
         shape = (*full.shape[: self.depth], *(1,) * (full.ndim - self.depth - len(inner)), *inner)
         first = full[tuple(slice(0, 1) if size == 1 else slice(None) for size in shape)]
         return first.reshape(stored.shape)
+
+
+@jax.jit
+def _agree(stored: MatrixGrid, chosen: MatrixGrid) -> jax.Array:
+    names = ("scale", "zero_point")
+    pairs = ((vars(stored)[name], vars(chosen)[name]) for name in names)
+    return jnp.array([jnp.allclose(*pair, rtol=1e-6, atol=0) for pair in pairs]).all()
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _quantized(
+    quantizer: nnx.GraphDef[WeightQuantProxyFromInjector],
+    state: nnx.State[str, object],
+    value: jax.Array,
+    depth: int,
+) -> QuantTensor:
+    """See `QuantizedParameter.quantized`: one program, where each operation would be compiled singly."""
+    return quantized_stack(nnx.merge(quantizer, state), value, depth)
 
 
 def quantized_parameters(model: nnx.Module) -> dict[str, QuantizedParameter]:

@@ -74,6 +74,53 @@ def test_solvers_leave_numbers_of_the_grid(solver: object) -> None:
         assert set(np.unique(tensor.int())) <= set(range(-3, 4))
 
 
+class CalledTwice(nnx.Module):
+    """Contracts one parameter with two inputs, the second of which is far larger."""
+
+    def __init__(self) -> None:
+        self.shared = nnx.Linear(64, 16, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        first, second = jnp.split(x, 2, axis=1)
+        return self.shared(first) + self.shared(second)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("solver", [GPTQ(), RTN()])
+def test_a_layer_that_is_called_twice_is_solved_with_both_inputs(solver: GPTQ | RTN) -> None:
+    rule = Rule(weight_quant=FORMATS["int4 channels"])
+    first, second = X / 100, jax.random.normal(jax.random.key(5), X.shape)
+    twice = Recipe(Solve(solver)).apply(
+        CalledTwice(), rule, [jnp.concatenate([first, second], 1)], progress=False
+    )
+    once = Recipe(Solve(solver)).apply(
+        CalledTwice().shared, rule, [jnp.concatenate([first, second])], progress=False
+    )
+    np.testing.assert_array_equal(twice.model.shared.quant_weight().value, once.model.quant_weight().value)
+    (here,), (there,) = twice.report.steps[0].sites, once.report.steps[0].sites
+    assert isinstance(here, Solved) and isinstance(there, Solved)
+    np.testing.assert_allclose([here.nearest, here.solved], [there.nearest, there.solved], rtol=1e-4)
+
+
+@pytest.mark.heavy
+def test_the_weights_of_a_recurrence_are_solved_with_the_states_of_all_its_steps() -> None:
+    floating = nnx.RNN(nnx.SimpleCell(16, 32, rngs=nnx.Rngs(0)))
+    rule = Rule(weight_quant=FORMATS["int4 channels"].let(bit_width=3))
+
+    def sequences(seed: int, length: int = 12) -> jax.Array:
+        x = jax.random.normal(jax.random.key(seed), (16, length, 16))
+        return x @ jax.random.normal(jax.random.key(99), (16, 16)) / 4
+
+    data, unseen = [sequences(1), sequences(2)], sequences(3)
+    solved, nearest = (
+        Recipe(Solve(solver)).apply(floating, rule, data, progress=False).model for solver in (GPTQ(), RTN())
+    )
+    assert relative_error(solved, floating, unseen) < 0.8 * relative_error(nearest, floating, unseen)
+    text = r"batch 1 .* other contractions .*dot_general0\[12\] instead of none.*\n  cure: .* sequences of one length"
+    with pytest.raises(ValueError, match=text):
+        Recipe(Solve(GPTQ())).apply(floating, rule, [sequences(1), sequences(2, 20)], progress=False)
+
+
 def wide(seed: int, rows: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), (rows, 256))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,8 @@ from jqinject.recipes.solvers.solver import Solver, spreads_errors
 from jqinject.recipes.stream.flat_program import Note
 from jqinject.recipes.stream.stream import Stream, Visit
 from jqinject.recipes.work import Work
+
+T = TypeVar("T")
 
 
 class Solving:
@@ -40,7 +44,7 @@ class Solving:
         self._float = original.astype(jnp.float32)
         self.values = self.original = self._float if update is None else self._float - update
         # One number for those of an axis that share a scale: it takes as much as the weight otherwise.
-        self._grid = jax.tree.map(shared, parameter.measure(self.values))
+        self._grid = shared(parameter.measure(self.values))
 
     def solve(
         self, visit: Visit, algorithms: Solve, journal: Journal, integers: tuple[int, bool] | None
@@ -65,7 +69,7 @@ class Solving:
         self.values = written(self.values, "values")
         grid = self._grid.spread(self.values.shape)
         scale, zero_point = written(grid.scale, "scale"), written(grid.zero_point, "zero_point")
-        self._grid = replace(grid, scale=shared(scale), zero_point=shared(zero_point))
+        self._grid = shared(replace(grid, scale=scale, zero_point=zero_point))
         visit.put(self.values)
         nearest, solved = float(chosen["nearest"]), float(chosen["solved"])
         unseen, short, samples = (int(chosen[name]) for name in ("unseen", "short", "samples"))
@@ -77,13 +81,13 @@ class Solving:
 
     def _chosen(self, visit: Visit, algorithms: Solve, integers: tuple[int, bool] | None) -> Arrays:
         site, parameter = visit.site, self.parameter
-        statistics = visit.statistics(*algorithms.collected)
+        statistics = visit.total_statistics(*algorithms.collected)
         matrices = site.weights(self.values)
         original = matrices if self.original is self.values else site.weights(self.original)
         floats = original if self._float is self.original else site.weights(self._float)
         reached = statistics.count > 0
         short = reached & (statistics.count < matrices.shape[-1]) & spreads_errors(algorithms.solver)
-        grid = jax.tree.map(lambda x: shared(site.weights(x)), self._grid.spread(self.values.shape))
+        grid = shared(jax.tree.map(site.weights, self._grid.spread(self.values.shape)))
         nearest = grid.nearest(matrices)
         quantizer, state = nnx.split(parameter.proxy, graph=True)
         static = quantizer, parameter.depth, parameter.grid, parameter.by_reciprocal, site.matrices.weight
@@ -109,12 +113,16 @@ class Solving:
         if not solution.complete and not bool(reached.all()):
             unsolved = solver.Solution(nearest, grid.scale, grid.zero_point)
             values, scale, zero_point = _where(reached, solution, unsolved)
+        scale, zero_point = shared((scale, zero_point))
+        error = partial(solver.output_error, weights=floats, statistics=statistics)
+        if "hessian" not in statistics.sums:
+            error = partial(visit.output_error, weights=floats)
         return {
             "values": values,
-            "scale": shared(scale),
-            "zero_point": shared(zero_point),
-            "nearest": solver.output_error(nearest - original, floats, statistics),
-            "solved": solver.output_error(values - original, floats, statistics),
+            "scale": scale,
+            "zero_point": zero_point,
+            "nearest": error(nearest - original),
+            "solved": error(values - original),
             "unseen": int((~reached).sum()),
             "short": int(short.sum()),
             "samples": int(jnp.where(short, statistics.count, jnp.inf).min()) if bool(short.any()) else 0,
@@ -131,18 +139,27 @@ def _where(own: jax.Array, here: solver.Solution, elsewhere: solver.Solution) ->
     return (jnp.where(own[:, None, None], *pair) for pair in pairs)
 
 
-def shared(x: jax.Array) -> jax.Array:
-    """An array with one number along axes where all are equal.
+def shared(x: T) -> T:
+    """Arrays with one number along axes where all are equal.
+
+    Args:
+        x: a pytree of them.
 
     Example:
         >>> shared(jnp.array([[[1.0, 1.0], [2.0, 2.0]]])).tolist()
         [[[1.0], [2.0]]]
     """
-    return x[tuple(slice(0, 1) if same else slice(None) for same in on_host(_same_along(x)))]
+    leaves, tree = jax.tree.flatten(x)
+    cut = ([slice(0, 1) if same else slice(None) for same in on_host(along)] for along in _same_along(leaves))
+    return tree.unflatten([leaf[tuple(places)] for leaf, places in zip(leaves, cut, strict=True)])
 
 
 @jax.jit
-def _same_along(x: jax.Array) -> jax.Array:
+def _same_along(arrays: list[jax.Array]) -> list[jax.Array]:
+    return [_same_in(x) for x in arrays]
+
+
+def _same_in(x: jax.Array) -> jax.Array:
     firsts = [jax.lax.slice_in_dim(x, 0, min(1, size), axis=axis) for axis, size in enumerate(x.shape)]
     return jnp.array([(x == first).all() & (x.size > 0) for first in firsts], bool)
 
@@ -201,8 +218,8 @@ class Solve:
 
     Sites are taken in the order in which they run. The inputs of a site come from the model whose earlier sites are
     solved and whose inputs are quantized as the rules say. Numbers and scales are committed: they survive loading,
-    cloning, freezing and training. A parameter that several sites contract is solved at the first. What no site
-    contracts is rounded to nearest, with a warning and in the report.
+    cloning, freezing and training. A parameter that several sites contract, as in a recurrence, is solved at the first
+    of them, with the inputs of all. What no site contracts is rounded to nearest, with a warning and in the report.
 
     GPTQ, GPFQ, Qronos and QEP make up for the error of one weight by the others. With fewer samples than columns they
     fit these samples alone, and may lose to rounding to nearest on all other data: `fallback` solves such matrices;
@@ -232,7 +249,7 @@ class Solve:
     def collected(self) -> tuple[str, ...]:
         """The names of the `Statistics` that sites are solved with."""
         further = () if self.fallback is None else self.fallback.statistics
-        return tuple(dict.fromkeys(("hessian", *self.solver.statistics, *further)))
+        return tuple(dict.fromkeys((*self.solver.statistics, *further)))
 
     def solution(self, problem: solver.Problem, short: jax.Array) -> solver.Solution:
         """Solve a problem, by the fallback where a matrix has too few samples.

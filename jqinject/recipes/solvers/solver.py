@@ -212,6 +212,7 @@ class MatrixGrid:
     grid: Grid = field(metadata={"static": True})
     by_reciprocal: bool = field(default=False, metadata={"static": True})
 
+    @jax.jit
     def nearest(self, x: jax.Array) -> jax.Array:
         """The nearest numbers of the grid."""
         return quantize_on_grid(x, self.grid, self.scale, self.zero_point, by_reciprocal=self.by_reciprocal)

@@ -120,6 +120,12 @@ class ContractionSite:
         """Contract other operands: a parameter, what it is contracted with, and further ones."""
         return self.step.run(*((weight, x) if self.place == 0 else (x, weight)), *rest)[0]
 
+    def same_as(self, site: "ContractionSite") -> bool:
+        """Whether another one contracts the same numbers of a parameter in the same layout."""
+        if self.path != site.path or self.matrices.weight != site.matrices.weight:
+            return False
+        return self.places.same_as(site.places)
+
     def weights(self, parameter: Any) -> Any:
         """The numbers of the parameter that are contracted here, as matrices `(stack, rows, columns)`."""
         return self.matrices.weight.matrices(self.places.taken(parameter))

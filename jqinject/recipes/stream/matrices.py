@@ -95,6 +95,12 @@ class Places:
                 return operand.reshape(parameter.shape)
         return parameter.reshape(-1).at[self._at].set(operand).reshape(parameter.shape)
 
+    def same_as(self, places: Places) -> bool:
+        """Whether others are the same, in the same shape."""
+        if self.scattered is None or places.scattered is None:
+            return (self.shape, self.start) == (places.shape, places.start)
+        return np.array_equal(self.scattered, places.scattered)
+
     def mark(self, taken: np.ndarray) -> bool:
         """Set the places of a flat array of flags; whether some was not set.
 

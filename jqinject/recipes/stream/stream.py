@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import operator
@@ -65,6 +66,14 @@ class Batch:
         for values in (self.floats, self.quantized):
             self.flat.forget(values.maps[0], self.at)
 
+    def copied(self) -> Batch:
+        """The call as far as it is, which goes on apart from this one."""
+        batch = copy.copy(self)
+        batch.floats, batch.quantized = (
+            ChainMap({**values.maps[0]}, self.flat.values) for values in (self.floats, self.quantized)
+        )
+        return batch
+
     def to_host(self) -> None:
         """Put what waits into the host's memory."""
         for values in (self.floats, self.quantized):
@@ -112,6 +121,7 @@ class Stream:
                 programs[key] = FlatProgram(program_of_call(model, Policy(), call))
             self.batches.append(Batch(programs[key], call))
         self.flat = self.batches[0].flat
+        _check_same_sites(self.batches)
 
     def __len__(self) -> int:
         """The number of sites."""
@@ -119,7 +129,18 @@ class Stream:
 
     def __iter__(self) -> Iterator[Visit]:
         """Every site in turn; after each, the values go on to the next."""
-        for index in range(len(self)):
+        for visit in self.visits(0):
+            yield visit
+            for batch in self.batches:
+                batch.flat.forget(batch.flat.values, batch.at)
+
+    def visits(self, start: int) -> Iterator[Visit]:
+        """Every site from one on in turn; what depends on parameters alone is kept.
+
+        Args:
+            start: index of a site that the values have not passed.
+        """
+        for index in range(start, len(self)):
             for batch in self.batches:
                 batch.run_to(batch.flat.sites[index].index)
             visit = Visit(self, index)
@@ -129,8 +150,12 @@ class Stream:
                 batch.leave()
                 if self.on_host:
                     batch.to_host()
-            for batch in self.batches:
-                batch.flat.forget(batch.flat.values, batch.at)
+
+    def copied(self) -> Stream:
+        """The stream as it is now, which goes on apart from this one."""
+        stream = copy.copy(self)
+        stream.batches = [batch.copied() for batch in self.batches]
+        return stream
 
     def transformed(self, site: ContractionSite, x: jax.Array) -> jax.Array:
         """The other operand of a site as the float model contracts it."""
@@ -178,6 +203,32 @@ class Visit:
         """The site in the program that a batch goes through: another one for each shape of the batches."""
         return batch.flat.sites[self.index]
 
+    def again(self) -> Iterator[Visit]:
+        """This visit, then those of the later sites that contract the same numbers: the steps of a recurrence.
+
+        Copies of the values go on to these, through the model as it is now; the stream stays where it is.
+        """
+        yield self
+        numbered = enumerate(self.stream.flat.sites)
+        later = [n for n, site in numbered if n > self.index and site.same_as(self.site)]
+        if later:
+            for visit in self.stream.copied().visits(self.index):
+                if visit.index in later:
+                    yield visit
+                if visit.index == later[-1]:
+                    return
+
+    def total_statistics(self, *names: str) -> Statistics:
+        """Sums over the inputs of all batches at this site, and at the later ones that contract the same numbers.
+
+        Args:
+            names: attributes of `Statistics`.
+
+        Raises:
+            ValueError: see `statistics`.
+        """
+        return functools.reduce(Statistics.merged, (visit.statistics(*names) for visit in self.again()))
+
     def statistics(self, *names: str) -> Statistics:
         """Sums over the inputs of all batches.
 
@@ -191,18 +242,53 @@ class Visit:
         def sums(batch: Batch) -> Statistics:
             site = self.site_in(batch)
             floats, quantized = self._operands(batch, site)
-            rest = [batch.floats[slot] for slot in site.step.inputs[2:]]
+            rest = self._rest(batch)
+            if not names:
+                shapes, own = jax.eval_shape(site.matrices.samples, floats, *rest)
+                if own is None:  # the count alone: no patches of a convolution's input
+                    return Statistics(jnp.full(shapes.shape[:1], shapes.shape[1], jnp.float32), {})
             samples, own = site.matrices.samples(floats, *rest)
             return Statistics.of(samples, site.matrices.samples(quantized, *rest)[0], names, own)
 
         total = functools.reduce(Statistics.merged, map(sums, self.stream.batches))
-        if not total.is_finite():
+        self._check_finite(total.is_finite())
+        return total
+
+    def _check_finite(self, finite: bool) -> None:
+        if not finite:
             raise ValueError(
                 f"{self.site.name} ({self.site.path}): its inputs in the calibration data hold nan or inf, or are "
                 "so large that their squares are.\n"
                 "  cure: find the batch with jnp.isfinite; a nan may also come from an earlier operation of the model"
             )
-        return total
+
+    def output_error(self, difference: jax.Array, weights: jax.Array) -> jax.Array:
+        """The mean squared error of the site's output, relative to the output, with the quantized model's inputs.
+
+        The same as `solver.output_error` of `total_statistics`, by contractions instead of a Hessian.
+
+        Args:
+            difference: of the weights, `(stack, rows, columns)`.
+            weights: likewise.
+
+        Raises:
+            ValueError: see `statistics`.
+        """
+        error = total = jnp.float32(0)
+        for visit in self.again():
+            for batch in visit.stream.batches:
+                error += visit._output_size(batch, difference)
+                total += visit._output_size(batch, weights)
+        self._check_finite(bool(jnp.isfinite(error + total)))
+        return error / jnp.where(total > 0, total, 1.0)
+
+    def _output_size(self, batch: Batch, weights: jax.Array) -> jax.Array:
+        """The squared norm of what other weights make of the quantized model's input."""
+        site = self.site_in(batch)
+        _, quantized = self._operands(batch, site)
+        operand = site.matrices.weight.array(weights).astype(batch.floats[site.weight].dtype)
+        output = site.contract(operand, quantized, *self._rest(batch))
+        return jnp.square(output.astype(jnp.float32)).sum()
 
     def contract(self, batch: Batch) -> None:
         """Contract the site's operands, in both models."""
@@ -239,8 +325,11 @@ class Visit:
         weight = batch.floats[site.weight]
         if parameter is not None:
             weight = site.places.taken(parameter).astype(weight.dtype)
-        rest = [batch.floats[slot] for slot in site.step.inputs[2:]]
-        return site.contract(weight, x, *rest)
+        return site.contract(weight, x, *self._rest(batch))
+
+    def _rest(self, batch: Batch) -> list[jax.Array]:
+        """What the site contracts beside its weight and its input: the sizes of groups of rows."""
+        return [batch.floats[slot] for slot in self.site_in(batch).step.inputs[2:]]
 
     def _operands(self, batch: Batch, site: ContractionSite) -> tuple[jax.Array, jax.Array]:
         x, y = batch.floats[site.activation], batch.quantized[site.activation]
@@ -248,6 +337,21 @@ class Visit:
         if quantize is None:
             return floats, floats if x is y else self.stream.transformed(site, y)
         return floats, quantize(site, y)
+
+
+def _check_same_sites(batches: Sequence[Batch]) -> None:
+    """Refuse calls that contract other parameters than the first, or the same ones in another order."""
+    expected = [(site.name, site.path) for site in batches[0].flat.sites]
+    for number, batch in enumerate(batches):
+        sites = [(site.name, site.path) for site in batch.flat.sites]
+        if sites != expected:
+            pairs = itertools.zip_longest(expected, sites, fillvalue=("none", ""))
+            first, differs = next((a, b) for a, b in pairs if a != b)
+            raise ValueError(
+                f"batch {number} of the calibration data runs other contractions than batch 0: {len(sites)} instead of "
+                f"{len(expected)}, of which the first to differ is {differs[0]} instead of {first[0]}.\n"
+                "  cure: batches for which the model does the same; for a recurrence, sequences of one length"
+            )
 
 
 def module_around(sites: Sequence[ContractionSite]) -> str:
