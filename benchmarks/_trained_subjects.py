@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Subject:
     unit: str
     timed: Batch
     edges: str
-    dynamic: Any = q.Int8DynamicActPerTensorFloat
+    dynamic: Any = q.ShiftedUint8DynamicActPerTensorFloat
     float_edges: bool = False
 
 
@@ -151,14 +152,14 @@ def in_batches(size: int, *arrays: np.ndarray) -> list[Batch]:
     return [tuple(jnp.asarray(x[start : start + size]) for x in arrays) for start in starts]
 
 
-def efficientnet_subject() -> Subject:
+def efficientnet_subject(name: str = "EfficientNet-Lite0", activation: Any = nnx.relu6) -> Subject:
     """Return the classifier: crops with the float model's class, of those where its probability is above a half."""
     from trained import efficientnet_lite0
 
     import jqinject
 
     size = efficientnet_lite0.SIZE
-    model = efficientnet_lite0.load()
+    model = efficientnet_lite0.load(activation)
     jqinject.fold_batch_norm(model, jnp.zeros((1, size, size, 3)))
     photographs = ("chelsea", "coffee", "rocket", "camera", "clock")
     others = ("stereo_motorcycle", "coins", "moon", "grass", "gravel", "brick", "astronaut", "page")
@@ -176,7 +177,7 @@ def efficientnet_subject() -> Subject:
         return 100 * float(np.mean(answers[0].argmax(1) == expected[: len(answers[0])]))
 
     return Subject(
-        "EfficientNet-Lite0",
+        name,
         model,
         in_batches(
             8, prepared(others, 1, 5)
@@ -307,6 +308,7 @@ def speaker_subject() -> Subject:
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "crepe": crepe_subject,
     "efficientnet": efficientnet_subject,
+    "efficientnet-relu": partial(efficientnet_subject, "EfficientNet-Lite0 with ReLU", nnx.relu),
     "mtcnn": mtcnn_subject,
     "speaker": speaker_subject,
 }

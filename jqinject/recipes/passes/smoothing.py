@@ -1,5 +1,6 @@
 """SmoothQuant and AWQ: scales of channels, from the inputs of sites into their weights."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from jqinject.recipes.passes.float_change import KeepOnline, Rescaling, largest_
 from jqinject.recipes.passes.solve import NotSolved, Solve, Solved
 from jqinject.recipes.quantized_parameter import QuantizedParameter, quantized_parameters
 from jqinject.recipes.solvers.scale_search import Clip
-from jqinject.recipes.solvers.solver import Checked, Expected, at_least, squared_errors
+from jqinject.recipes.solvers.solver import Checked, Expected, Statistics, at_least, squared_errors
 from jqinject.recipes.stream.flat_program import ContractionSite, Note
 from jqinject.recipes.stream.stream import Block, module_around
 from jqinject.recipes.transforms.factor_walk import factors_of
@@ -230,9 +231,12 @@ class AwqSearch:
         self.awq, self.rescaling, self.parameters = awq, rescaling, parameters
 
     def quantized(self, region: Region) -> list[tuple[ContractionSite, QuantizedParameter]]:
-        """The sites of a region whose weight a rule quantizes, each with its parameter."""
-        pairs = ((site, self.parameters.get(site.path)) for site in region.sinks)
-        return [(site, parameter) for site, parameter in pairs if parameter is not None]
+        """The sites of a region whose weight a rule quantizes, each with its parameter: of equal ones the first."""
+        firsts: list[ContractionSite] = []
+        for site in region.sinks:
+            if site.path in self.parameters and not any(map(site.same_as, firsts)):
+                firsts.append(site)
+        return [(site, self.parameters[site.path]) for site in firsts]
 
     def best(self, region: Region) -> np.ndarray:
         """The scales of a region with the least error of its sites."""
@@ -277,7 +281,8 @@ class AwqSearch:
         """The error of a region's sites with other parameters."""
         total = 0.0
         for site, _ in self.quantized(region):
-            statistics = self.rescaling.statistics[site.name]
+            equal = (self.rescaling.statistics[x.name] for x in region.sinks if site.same_as(x))
+            statistics = functools.reduce(Statistics.merged, equal)
             difference = site.weights(rounded[site.name] - self._value(site))
             if self.awq.error == "weights":
                 scaled = difference * statistics.mean("magnitude")[:, None]
@@ -291,11 +296,12 @@ class AwqSearch:
 
     def _rounded(self, region: Region, scales: np.ndarray) -> dict[str, jax.Array]:
         """The parameters of a region's sites rounded to nearest under scales, which are taken out again."""
-        rounded = {}
+        rounded: dict[str, jax.Array] = {}
         for site, parameter in self.quantized(region):
-            factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
-            rounded[site.name] = parameter.nearest(self._value(site) * factors) / factors
-        return rounded
+            if site.path not in rounded:
+                factors = jnp.asarray(factors_of(region.parameters[site.path], 1 / scales))
+                rounded[site.path] = parameter.nearest(self._value(site) * factors) / factors
+        return {site.name: rounded[site.path] for site in region.sinks if site.path in rounded}
 
     def _mean_magnitudes(self, region: Region) -> np.ndarray:
         relative = [

@@ -177,15 +177,23 @@ def by_region(
 ) -> Iterator[tuple[ContractionSite, R | str]]:
     """Yield the first site of each region with the region, and each site that has none with why.
 
+    A region has all sites of its parameters, so that one search is enough for those that contract the same numbers: the
+    steps of a recurrence.
+
     Args:
         flat: the program.
         find: from the program and a site to the region of its inputs, or why it has none.
     """
     taken: set[str] = set()
+    without: dict[ContractionSite, str] = {}
     for site in flat.sites:
         if site.name not in taken:
-            region = find(flat, site)
-            taken |= set() if isinstance(region, str) else {own.name for own in region.sites}
+            region = next((why for earlier, why in without.items() if site.same_as(earlier)), None)
+            region = find(flat, site) if region is None else region
+            if not isinstance(region, str):
+                taken |= {own.name for own in region.sites}
+            elif not any(map(site.same_as, without)):
+                without[site] = region
             yield site, region
 
 
