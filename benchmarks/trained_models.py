@@ -104,13 +104,18 @@ class Row:
         ]
         return [*edges, *turned, Rule(weight_quant=self.weight, input_quant=act)]
 
+    def quantize(self, model: Any, subject: Subject) -> Any:
+        """Return a model quantized by the rules; where all layers are rotated, that for the others takes none."""
+        inputs = subject.calibration[0]
+        return jqinject.quantize(model, self.rules(subject), inputs=inputs, allow_idle=self.rotated)
+
     def make(self, subject: Subject) -> Any:
         """Return the quantized model."""
         model = rotated(subject) if self.rotated else subject.model
         if self.passes:
             recipe = Recipe(*self.passes)
             return recipe.apply(model, self.rules(subject), subject.calibration, progress=False).model
-        quantized = jqinject.quantize(model, self.rules(subject), inputs=subject.calibration[0])
+        quantized = self.quantize(model, subject)
         quantized.eval()
         if self.act in STATIC or (self.few and self.act is not None and not subject.float_edges):
             jqinject.calibrate(quantized, subject.calibration, progress=False)
@@ -147,7 +152,7 @@ def rotated(subject: Subject) -> Any:
 def train(model: Any, subject: Subject) -> None:
     """Train a quantized model, in place, to answer as the float model does."""
     graphdef, state = nnx.split(subject.model)
-    teacher = jax.jit(lambda batch: jax.tree.leaves(nnx.merge(graphdef, state)(*batch)))
+    teacher = jax.jit(lambda state, batch: jax.tree.leaves(nnx.merge(graphdef, state)(*batch)))
     model.train()
     model.set_attributes(use_running_average=True, raise_if_not_found=False)
     rate = optax.cosine_decay_schedule(QAT_RATE, QAT_STEPS)
@@ -164,7 +169,7 @@ def train(model: Any, subject: Subject) -> None:
 
     for number in range(QAT_STEPS):
         batch = subject.training(number)
-        step(model, optimizer, batch, teacher(batch))
+        step(model, optimizer, batch, teacher(state, batch))
     model.eval()
 
 
@@ -234,7 +239,7 @@ def reloaded(served: Any, row: Row, subject: Subject) -> Any:
     """Save a frozen model, and load it into one that was built from the rules alone."""
 
     def build() -> Any:
-        model = jqinject.quantize(subject.model, row.rules(subject), inputs=subject.calibration[0])
+        model = row.quantize(subject.model, subject)
         model.eval()
         return jqinject.freeze(model, allow_uncalibrated=True)
 

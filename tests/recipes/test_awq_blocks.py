@@ -104,3 +104,30 @@ def test_a_module_alone_is_measured_by_its_sites() -> None:
         for error in ("block", "outputs")
     )
     np.testing.assert_array_equal(block, outputs)
+
+
+class AfterNorm(nnx.Module):
+    """Contracts one weight as often as it is told, each time with the same numbers but for their sign."""
+
+    def __init__(self, times: int) -> None:
+        self.norm = nnx.RMSNorm(32, rngs=nnx.Rngs(0))
+        self.fc = nnx.Linear(32, 8, use_bias=False, rngs=nnx.Rngs(1))
+        self.times = times
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.norm(x)
+        return sum(((-1) ** turn * self.fc((-1) ** turn * y) for turn in range(self.times)), jnp.zeros(()))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("error", ["outputs", "block"])
+def test_a_weight_that_is_contracted_thrice_has_the_scales_of_one_that_is_contracted_once(error: str) -> None:
+    x = jax.random.normal(jax.random.key(2), (64, 32)) * jnp.logspace(-1, 1, 32)
+    rule = Rule(weight_quant=Int8WeightPerChannelFloat.let(bit_width=3))
+    once, thrice = (
+        Recipe(AWQ(error=error), Solve(RTN())).apply(AfterNorm(times), rule, [x], progress=False).model  # pyright: ignore
+        for times in (1, 3)
+    )
+    assert float(jnp.ptp(jnp.log(once.norm.scale[...]))) > 0.1  # channels are scaled at all
+    np.testing.assert_allclose(thrice.norm.scale[...], once.norm.scale[...], rtol=1e-5)
+    np.testing.assert_allclose(thrice.fc.quant_weight().value, once.fc.quant_weight().value, rtol=1e-5)
