@@ -202,6 +202,7 @@ ROWS: dict[str, Row | Callable[[Subject], Any]] = {
     "the same, Equalize": Row(W8_TENSOR, A8, passes=(Equalize(), Solve(RTN())), only=DEPTHWISE),
     "the same, CorrectBiases": Row(W8_TENSOR, A8, passes=(Solve(RTN()), CorrectBiases()), only=DEPTHWISE),
     "the same, both": Row(W8_TENSOR, A8, passes=(Equalize(), Solve(RTN()), CorrectBiases()), only=DEPTHWISE),
+    "W8A8 GPTQ": Row(W8, A8, passes=(GPTQ_OR_RTN,)),
     "W4A16 RTN": Row(weight(4), few=True),
     "W4A16 GPTQ": Row(weight(4), passes=(GPTQ_OR_RTN,), few=True),
     "W4A16 AWQ": Row(weight(4), passes=(AWQ(), Solve(RTN())), few=True),

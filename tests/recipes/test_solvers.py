@@ -1,5 +1,6 @@
 """What is true of solvers whatever the data: identities between them, and what they refuse."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -60,11 +61,11 @@ def test_inputs_that_do_not_mix_give_rounding_to_nearest(solver: Any) -> None:
     np.testing.assert_allclose(values(solver, given), values(RTN(), given), rtol=1e-6)
 
 
-def by_the_paper(given: Problem, damping: float, damp_dead: bool) -> np.ndarray:
+def by_the_paper(given: Problem, damping: float, damp_dead: bool, zero_dead: bool) -> np.ndarray:
     """GPTQ column by column: Frantar et al., algorithm 1, with `damping` times the mean of the diagonal of H on it.
 
     H is `2 X X^T / n`. Inputs that were always 0 have 1 on its diagonal, which the mean counts with `damp_dead`, and
-    weights of 0.
+    weights of 0 with `zero_dead`, as in the paper's code.
     """
     solved = []
     sums, counts = np.float64(given.statistics.sums["hessian"]), np.float64(given.statistics.count)
@@ -74,7 +75,7 @@ def by_the_paper(given: Problem, damping: float, damp_dead: bool) -> np.ndarray:
         damp = damping * np.mean(alive if damp_dead else diagonal)
         hessian = 2 * gram / count + np.diag(alive - diagonal + damp)
         upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
-        scale, rows = np.abs(weights).max(axis=1) / 3, np.where(diagonal == 0, 0.0, weights)
+        scale, rows = np.abs(weights).max(axis=1) / 3, np.where((diagonal == 0) & zero_dead, 0.0, weights)
         for column in range(rows.shape[1]):
             rounded = np.clip(np.round(rows[:, column] / scale), -3, 3) * scale
             error = (rows[:, column] - rounded) / upper[column, column]
@@ -90,9 +91,26 @@ def by_the_paper(given: Problem, damping: float, damp_dead: bool) -> np.ndarray:
 def test_gptq_damps_by_a_share_of_the_mean_of_the_diagonal(damping: float, damp_dead: bool) -> None:
     alive = (jnp.arange(24) >= 12).astype(jnp.float32)
     given = problem(gram() / 30 * alive[:, None] * alive, rows=64)
-    solver = GPTQ(damping=damping, damp_dead=damp_dead)
-    expected = by_the_paper(given, damping, damp_dead)
-    np.testing.assert_allclose(values(solver, given), expected, rtol=1e-5, atol=1e-7)
+    for dead_inputs in ("nearest", "zero"):
+        solver = GPTQ(damping=damping, damp_dead=damp_dead, dead_inputs=dead_inputs)
+        expected = by_the_paper(given, damping, damp_dead, dead_inputs == "zero")
+        np.testing.assert_allclose(values(solver, given), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "solver",
+    [GPTQ(), GPTQ(act_order=True), GPFQ(), Qronos(), Qronos(act_order=True), QEP()],
+)
+def test_weights_of_inputs_that_were_always_0_are_rounded_to_nearest(solver: Any) -> None:
+    alive = (jnp.arange(24) % 3 > 0).astype(jnp.float32)  # the first one is dead
+    given = problem(gram() * alive[:, None] * alive, rows=64)
+    nearest, dead = values(RTN(), given), np.asarray(alive) == 0
+    np.testing.assert_array_equal(values(solver, given)[..., dead], nearest[..., dead])
+    zeroed = values(replace(solver, dead_inputs="zero"), given)
+    if isinstance(solver, QEP):  # what it leaves of them, its own solver rounds
+        zeroed = values(replace(solver, solver=GPTQ(dead_inputs="zero"), dead_inputs="zero"), given)
+    assert not zeroed[..., dead].any() and nearest[..., dead].any()
 
 
 @pytest.mark.heavy

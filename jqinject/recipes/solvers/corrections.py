@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.recipes.solvers import accumulator, greedy, solver
-from jqinject.recipes.solvers.solver import Problem, Solution, Solver, Statistics, at_least
+from jqinject.recipes.solvers.solver import DeadInputs, Problem, Solution, Solver, Statistics, at_least
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ class QEP:
         solver: what rounds the result.
         factor: how much of the correction; 0 for none.
         damping: `d`, as a share of the mean of `H`'s diagonal.
+        dead_inputs: see `GPTQ`.
 
     Source: Arai and Ichikawa, "Quantization Error Propagation", 2025.
 
@@ -133,6 +134,7 @@ class QEP:
     solver: Solver = field(default_factory=greedy.GPTQ)
     factor: float = 0.5
     damping: float = 0.01
+    dead_inputs: DeadInputs = "nearest"
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -141,25 +143,28 @@ class QEP:
 
     def __call__(self, problem: Problem) -> Solution:
         """See `Solver`."""
-        corrected = corrected_weights(problem.weights, problem.statistics, self.factor, self.damping)
+        options = self.factor, self.damping, self.dead_inputs
+        corrected = corrected_weights(problem.weights, problem.statistics, *options)
         greedy.check_factor(corrected, self.damping)
         return self.solver(replace(problem, weights=corrected))
 
 
-@jax.jit
-def corrected_weights(weights: jax.Array, sums: Statistics, factor: float, damping: float) -> jax.Array:
-    """The weights of `QEP`; those of inputs that were always 0 become 0.
+@partial(jax.jit, static_argnums=4)
+def corrected_weights(
+    weights: jax.Array, sums: Statistics, factor: float, damping: float, dead_inputs: DeadInputs
+) -> jax.Array:
+    """The weights of `QEP`; those of inputs that were always 0 are not corrected.
 
     Args:
         weights: `(stack, rows, columns)`.
         sums: with `H` and `G`.
-        factor, damping: see `QEP`.
+        factor, damping, dead_inputs: see `QEP`.
     """
     hessian, cross = sums.mean("hessian"), sums.mean("cross")
     diagonal = solver.diagonal_of(hessian)
-    full, alive = solver.without_dead_inputs(hessian, weights)
+    full, weights = solver.with_dead_inputs(hessian, weights, dead_inputs)
     factorized = jnp.linalg.cholesky(solver.on_diagonal(full, damping * jnp.mean(diagonal, axis=1)))
-    target = solver.matmul(alive, cross - hessian)
+    target = solver.matmul(weights, cross - hessian)
     half = jax.lax.linalg.triangular_solve(factorized, target, left_side=False, lower=True, transpose_a=True)
     correction = jax.lax.linalg.triangular_solve(factorized, half, left_side=False, lower=True)
-    return jnp.where((diagonal == 0)[:, None], 0.0, alive + factor * correction)
+    return jnp.where((diagonal == 0)[:, None], weights, weights + factor * correction)

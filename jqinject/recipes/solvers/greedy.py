@@ -46,7 +46,7 @@ class GPTQ(accumulator.Bounded):
     """Rounds column by column, and spreads each error over the columns that are still to come.
 
     It minimizes `tr((Q - W) H (Q - W)^T)` greedily, with `H` twice the mean of `y y^T` over the inputs `y` of the
-    quantized model. Columns of inputs that were always 0 become 0.
+    quantized model.
 
     Args:
         block_size: columns that are rounded before the others get their errors; the result does not depend on it.
@@ -55,6 +55,8 @@ class GPTQ(accumulator.Bounded):
         scales: when scales are measured, see `ScaleRule`.
         damp_dead: whether inputs that were always 0 count, with 1, in the mean that the damping is a share of: yes as
             in Brevitas and llm-compressor, no as in Qwix.
+        dead_inputs: what becomes of the weights of inputs that were always 0: they are rounded to nearest, as other
+            data may reach them; or they become 0 ("zero"), as in the paper's code, Brevitas, llm-compressor and Qwix.
         singular: what happens to a matrix whose damped Hessian is not positive definite: "refuse", or "nearest" to
             round it to nearest, as llm-compressor does.
         accumulator_bits: of a signed accumulator that no sum of products may overflow (AXE); the inputs must be
@@ -68,7 +70,7 @@ class GPTQ(accumulator.Bounded):
     Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2022.
 
     Differs from Brevitas: scales are those of the original weights (there, by default, of the column that is being
-    rounded, which is then its own maximum, so that nothing is spread).
+    rounded, which is then its own maximum, so that nothing is spread); and see `dead_inputs`.
 
     Example:
         >>> GPTQ(act_order=True).damping
@@ -81,6 +83,7 @@ class GPTQ(accumulator.Bounded):
     act_order: bool = False
     scales: ScaleRule = "original"
     damp_dead: bool = True
+    dead_inputs: solver.DeadInputs = "nearest"
     singular: Literal["refuse", "nearest"] = "refuse"
     accumulator_bits: accumulator.Bits = None
     tile_size: accumulator.TileSize = None
@@ -96,7 +99,7 @@ class GPTQ(accumulator.Bounded):
     def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
         raw = 2 * problem.statistics.mean("hessian")
-        weights, order, factor = _prepared(raw, problem.weights, self.damping, self.act_order, self.damp_dead)
+        weights, order, factor = _prepared(self, raw, problem.weights)
         if self.singular == "nearest":
             usable = jnp.isfinite(factor).all(axis=(1, 2), keepdims=True)
             factor = jnp.where(usable, factor, jnp.eye(factor.shape[-1], dtype=factor.dtype))
@@ -105,14 +108,12 @@ class GPTQ(accumulator.Bounded):
         return columns.solution(*columns.rounded(factor, self.block_size, self.scales, problem.group_size))
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _prepared(
-    raw: jax.Array, weights: jax.Array, damping: float, act_order: bool, damp_dead: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The weights without dead inputs, the order of the columns, and the factor of the inverse in this order."""
-    hessian, weights = solver.without_dead_inputs(raw, weights)
-    order = solver.by_importance(hessian, act_order)
-    damp = damping * jnp.mean(solver.diagonal_of(hessian if damp_dead else raw), axis=1)
+@partial(jax.jit, static_argnums=0)
+def _prepared(gptq: GPTQ, raw: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The weights that are rounded, the order of the columns, and the factor of the inverse in this order."""
+    hessian, weights = solver.with_dead_inputs(raw, weights, gptq.dead_inputs)
+    order = solver.by_importance(hessian, gptq.act_order)
+    damp = gptq.damping * jnp.mean(solver.diagonal_of(hessian if gptq.damp_dead else raw), axis=1)
     damped = solver.on_diagonal(hessian, damp)
     return weights, order, solver.inverse_factor(solver.both_ordered(damped, order))
 
@@ -140,6 +141,7 @@ class GPFQ(accumulator.Bounded):
     Args:
         act_order: round columns with large inputs first.
         scales: see `ScaleRule`; "original" or "live".
+        dead_inputs: see `GPTQ`.
         accumulator_bits, tile_size: see `GPTQ`.
 
     Raises:
@@ -149,12 +151,13 @@ class GPFQ(accumulator.Bounded):
 
     Example:
         >>> GPFQ()
-        GPFQ(act_order=False, scales='original', accumulator_bits=None, tile_size=None)
+        GPFQ(act_order=False, scales='original', dead_inputs='nearest', accumulator_bits=None, tile_size=None)
     """
 
     statistics = ("hessian", "cross")
     act_order: bool = False
     scales: ScaleRule = "original"
+    dead_inputs: solver.DeadInputs = "nearest"
     accumulator_bits: accumulator.Bits = None
     tile_size: accumulator.TileSize = None
 
@@ -170,10 +173,8 @@ class GPFQ(accumulator.Bounded):
         """See `Solver`."""
         hessian, cross = problem.statistics.mean("hessian"), problem.statistics.mean("cross").mT
         order = solver.by_importance(hessian, self.act_order)
-        live, weights = self.scales == "live", problem.weights
-        if live:
-            _, weights = solver.without_dead_inputs(hessian, weights)
-        columns = InOrder.of(self, problem, weights, order, live)
+        _, weights = solver.with_dead_inputs(hessian, problem.weights, self.dead_inputs)
+        columns = InOrder.of(self, problem, weights, order, self.scales == "live")
         hessian, cross = (solver.both_ordered(x, order) for x in (hessian, cross))
         return columns.solution(*_in_order(columns, hessian, cross))
 
@@ -200,7 +201,7 @@ def _in_order(columns: InOrder, hessian: jax.Array, cross: jax.Array) -> _Rounde
         target = target - solver.matmul(done, jnp.where(before, of_hessian, 0.0).mT)
         own, shared = (jax.lax.dynamic_slice_in_dim(x, place, 1, -1) for x in (of_hessian, of_cross))
         now = jax.lax.dynamic_slice_in_dim(working, place, 1, -1)
-        target = jnp.where(own > 0, (shared * now + target) / jnp.where(own > 0, own, 1.0), 0.0)
+        target = jnp.where(own > 0, (shared * now + target) / jnp.where(own > 0, own, 1.0), now)
         working = jax.lax.dynamic_update_slice_in_dim(working, target, place, -1)
         if not is_live:
             near, room = accumulator.rounded(target, columns.grid.from_column(place, 1), place, room)
@@ -225,32 +226,36 @@ class Qronos(accumulator.Bounded):
         block_size: see `GPTQ`.
         act_order: round columns with large inputs first.
         damping: `d`, as a share of the largest eigenvalue of `H`.
+        dead_inputs: see `GPTQ`.
         accumulator_bits, tile_size: see `GPTQ`.
 
     Source: Zhang et al., "Qronos: Correcting the Past by Shaping the Future in Post-Training Quantization", 2025.
 
     Example:
-        >>> Qronos()
-        Qronos(block_size=128, act_order=False, damping=1e-06, accumulator_bits=None, tile_size=None)
+        >>> Qronos(act_order=True).damping
+        1e-06
     """
 
     statistics = ("hessian", "cross")
     block_size: Annotated[int, solver.at_least(1)] = 128
     act_order: bool = False
     damping: solver.Share = 1e-6
+    dead_inputs: solver.DeadInputs = "nearest"
     accumulator_bits: accumulator.Bits = None
     tile_size: accumulator.TileSize = None
 
     def __call__(self, problem: solver.Problem) -> solver.Solution:
         """See `Solver`."""
         raw, cross = (problem.statistics.mean(name) for name in self.statistics)
-        hessian, weights = solver.without_dead_inputs(raw, problem.weights)
+        hessian, weights = solver.with_dead_inputs(raw, problem.weights, self.dead_inputs)
         order = solver.by_importance(hessian, self.act_order)
+        dead = solver.ordered((solver.diagonal_of(raw) == 0)[:, None], order)
         columns = InOrder.of(self, problem, weights, order)
         hessian, cross = solver.both_ordered(hessian, order), solver.both_ordered(cross, order)
         weights, original, grid = columns.weights, columns.original, columns.grid
         before = solver.matmul(weights[..., 1:], hessian[:, 1:, :1])
         first = (solver.matmul(original, cross[..., :1]) - before) / hessian[:, :1, :1]
+        first = jnp.where(dead[..., :1], weights[..., :1], first)
         head, room = accumulator.rounded(first, grid.from_column(0, 1), 0, columns.room)
         damp = self.damping * jnp.linalg.eigvalsh(hessian)[:, -1]
         root = solver.inverse_factor(solver.on_diagonal(hessian, damp))
@@ -258,6 +263,7 @@ class Qronos(accumulator.Bounded):
         rest = inverted[:, 1:, 1:] - inverted[:, 1:, :1] * inverted[:, :1, 1:] / inverted[:, :1, :1]
         target = solver.matmul(original, solver.on_diagonal(cross, damp)[..., 1:])
         corrected = solver.matmul(target - head * hessian[:, :1, 1:], rest)
+        corrected = jnp.where(dead[..., 1:], weights[..., 1:], corrected)
         factor = jnp.linalg.cholesky(rest, upper=True)
         check_factor(factor, self.damping)
         later = None if room is None else replace(room, tiles=room.tiles[:, 1:])

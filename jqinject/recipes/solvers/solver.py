@@ -273,10 +273,17 @@ def both_ordered(matrices: jax.Array, order: jax.Array) -> jax.Array:
     return ordered(jnp.take_along_axis(matrices, order[:, :, None], axis=1), order)
 
 
-def without_dead_inputs(hessian: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A Hessian with 1 on its diagonal for inputs that were always 0, and weights of 0 for these."""
+#: What becomes of the weights of inputs that were always 0 in the calibration data.
+DeadInputs = Literal["nearest", "zero"]
+
+
+def with_dead_inputs(
+    hessian: jax.Array, weights: jax.Array, dead_inputs: DeadInputs
+) -> tuple[jax.Array, jax.Array]:
+    """A Hessian with 1 on its diagonal for inputs that were always 0, and weights as they are, or 0, for these."""
     dead = diagonal_of(hessian) == 0
-    return on_diagonal(hessian, dead.astype(hessian.dtype)), jnp.where(dead[:, None], 0.0, weights)
+    full = on_diagonal(hessian, dead.astype(hessian.dtype))
+    return full, weights if dead_inputs == "nearest" else jnp.where(dead[:, None], 0.0, weights)
 
 
 def inverse_factor(hessian: jax.Array) -> jax.Array:

@@ -102,13 +102,13 @@ def solver_of(algorithm: str, act_order: bool, scales: Any, blocks: int | None, 
     if algorithm == "gpfq":
         if blocks is not None:
             raise CannotDrive(f"GPFQ has no blocks, got {blocks}")
-        return GPFQ(act_order=act_order, scales=scales)
+        return GPFQ(act_order=act_order, scales=scales, dead_inputs="zero")
     size = -(-columns // (blocks or 1))
     if algorithm == "gptq":
-        return GPTQ(act_order=act_order, scales=scales, block_size=size)
+        return GPTQ(act_order=act_order, scales=scales, block_size=size, dead_inputs="zero")
     if scales != "original":
         raise CannotDrive(f"Qronos measures scales once, got {scales!r}")
-    return Qronos(act_order=act_order, block_size=size)
+    return Qronos(act_order=act_order, block_size=size, dead_inputs="zero")
 
 
 class Recorder:

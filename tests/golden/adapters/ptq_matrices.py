@@ -163,6 +163,7 @@ def compressor_of(config: dict[str, Any]) -> Compressor:
             block_size=given.take("block_size", 128),
             damping=given.take("percdamp", 0.01),
             singular="nearest",
+            dead_inputs="zero",
         )
         strategy, group_size = given.choose("strategy", STRATEGIES), given.take("group_size", None)
         symmetric = given.choose("symmetric", {True: True, False: False})
@@ -232,6 +233,7 @@ def qwix_gptq_of(config: dict[str, Any]) -> QwixGptq:
             damping=given.take("percdamp"),
             scales="block",
             damp_dead=False,
+            dead_inputs="zero",
         )
         return QwixGptq(given.take("bits"), given.take("group_size"), solver)
 
@@ -269,7 +271,7 @@ def qep_of(config: dict[str, Any]) -> Callable[[Any], QEP]:
         given.take("seed")
         said(given, "hessian", {"H = Xq Xq^T, delta = (X - Xq) Xq^T": None})
         factor, damping = given.take("correction_factor"), given.take("damping_factor")
-    return lambda solver: QEP(solver, factor=factor, damping=damping)
+    return lambda solver: QEP(solver, factor=factor, damping=damping, dead_inputs="zero")
 
 
 def qep(case: dict[str, Any], inputs: Arrays) -> dict[str, Any]:
