@@ -292,7 +292,8 @@ def times(results: list[Result], subject: Subject, rounds: int) -> dict[str, Tim
     """Return the time of a compiled call of each model."""
     calls = {}
     for result in results:
-        answer = jqinject.compiled(result.served, *subject.timed)
+        changing = nnx.Any(nnx.Cache, nnx.RngState)  # `nnx.RNN` draws a key for its first state, which is 0
+        answer = jqinject.compiled(result.served, *subject.timed, changing=changing)
         calls[result.name] = lambda answer=answer: jax.block_until_ready(answer(*subject.timed))
     return interleaved(calls, rounds=rounds)
 
