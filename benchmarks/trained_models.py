@@ -292,8 +292,11 @@ def times(results: list[Result], subject: Subject, rounds: int) -> dict[str, Tim
     """Return the time of a compiled call of each model."""
     calls = {}
     for result in results:
-        changing = nnx.Any(nnx.Cache, nnx.RngState)  # `nnx.RNN` draws a key for its first state, which is 0
-        answer = jqinject.compiled(result.served, *subject.timed, changing=changing)
+        # `nnx.RNN` draws a key for its first state, which is 0.
+        draws = bool(nnx.state(result.served, nnx.RngState))
+        answer = jqinject.compiled(
+            result.served, *subject.timed, **({"changing": nnx.RngState} if draws else {})
+        )
         calls[result.name] = lambda answer=answer: jax.block_until_ready(answer(*subject.timed))
     return interleaved(calls, rounds=rounds)
 
