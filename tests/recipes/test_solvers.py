@@ -108,9 +108,9 @@ def test_weights_of_inputs_that_were_always_0_are_rounded_to_nearest(solver: Any
     nearest, dead = values(RTN(), given), np.asarray(alive) == 0
     np.testing.assert_array_equal(values(solver, given)[..., dead], nearest[..., dead])
     zeroed = values(replace(solver, dead_inputs="zero"), given)
-    if isinstance(solver, QEP):  # what it leaves of them, its own solver rounds
-        zeroed = values(replace(solver, solver=GPTQ(dead_inputs="zero"), dead_inputs="zero"), given)
     assert not zeroed[..., dead].any() and nearest[..., dead].any()
+    with pytest.raises(ValueError, match="dead_inputs must be 'nearest' or 'zero', got 'none'"):
+        replace(solver, dead_inputs="none")
 
 
 @pytest.mark.heavy

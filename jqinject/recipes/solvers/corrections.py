@@ -110,7 +110,7 @@ def largest_eigenvalue(matrices: jax.Array, power_steps: int | None) -> jax.Arra
 
 
 @dataclass(frozen=True)
-class QEP:
+class QEP(solver.Checked):
     """Corrects the weights for what quantization has done to their inputs, then solves.
 
     `W + factor * W (G - H) (H + d I)^-1`, with `H` the mean of `y y^T`, `G` the mean of `x y^T` over inputs `x` of the

@@ -265,7 +265,8 @@ class Visit:
     def output_error(self, difference: jax.Array, weights: jax.Array) -> jax.Array:
         """The mean squared error of the site's output, relative to the output, with the quantized model's inputs.
 
-        The same as `solver.output_error` of `total_statistics`, by contractions instead of a Hessian.
+        As `solver.output_error` of `total_statistics`, by contractions instead of a Hessian; in a stack each sample
+        counts alike, where that counts each matrix alike.
 
         Args:
             difference: of the weights, `(stack, rows, columns)`.
