@@ -53,12 +53,14 @@ if _typing.TYPE_CHECKING:
     from jqinject.model import merge_lora as merge_lora
     from jqinject.model import quantization_status_manager as quantization_status_manager
     from jqinject.model import quantize as quantize
+    from jqinject.model import quantize_function as quantize_function
     from jqinject.model import quantized_cache as quantized_cache
     from jqinject.model import reassemble as reassemble
     from jqinject.model import report as report
     from jqinject.model import rules_report as rules_report
     from jqinject.model import unfreeze as unfreeze
     from jqinject.model import value_and_grad as value_and_grad
+    from jqinject.program import FunctionModel as FunctionModel
     from jqinject.quant_tensor import FloatQuantTensor as FloatQuantTensor
     from jqinject.quant_tensor import IntQuantTensor as IntQuantTensor
     from jqinject.recipes import calibrate_batch_norm as calibrate_batch_norm
@@ -74,6 +76,7 @@ __version__ = "0.3.0"
 __all__ = [
     "DependencyError",
     "FloatQuantTensor",
+    "FunctionModel",
     "GatheredWarning",
     "IntQuantTensor",
     "LossyMergeWarning",
@@ -105,6 +108,7 @@ __all__ = [
     "post_training_quantize",
     "quantization_status_manager",
     "quantize",
+    "quantize_function",
     "quantized_cache",
     "reassemble",
     "report",
@@ -144,12 +148,14 @@ _PLACES = {
     "post_training_quantize": "jqinject.recipes",
     "quantization_status_manager": "jqinject.model",
     "quantize": "jqinject.model",
+    "quantize_function": "jqinject.model",
     "quantized_cache": "jqinject.model",
     "reassemble": "jqinject.model",
     "report": "jqinject.model",
     "rules_report": "jqinject.model",
     "unfreeze": "jqinject.model",
     "value_and_grad": "jqinject.model",
+    "FunctionModel": "jqinject.program",
     "FloatQuantTensor": "jqinject.quant_tensor",
     "IntQuantTensor": "jqinject.quant_tensor",
 }

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "jqinject"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
-    "": 189,
+    "": 193,
     "catalogue": 428,
     "core": 4507,
     "demo": 356,
@@ -23,19 +23,19 @@ CODE_LINES = {
     "export": 615,
     "formats": 3356,
     "inject": 1308,
-    "model": 5008,
+    "model": 5020,
     "native": 253,
     "nn": 3431,
     "odml": 288,
     "ops": 1782,
     "optim": 270,
-    "program": 2901,
+    "program": 3008,
     "proxy": 883,
     "quant": 1752,
     "quant_tensor": 1180,
     "recipes": 4543,
 }
-NUMBER_OF_FILES = 331
+NUMBER_OF_FILES = 332
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {

@@ -26,6 +26,7 @@ from jqinject.model.lora.merging import merge_lora as merge_lora
 from jqinject.model.quantizing.check_rules import LowCoverageWarning as LowCoverageWarning
 from jqinject.model.quantizing.quantize_model import initialize as initialize
 from jqinject.model.quantizing.quantize_model import quantize as quantize
+from jqinject.model.quantizing.quantize_model import quantize_function as quantize_function
 from jqinject.model.quantizing.rules import Rule as Rule
 from jqinject.model.quantizing.rules_report import RulesReport as RulesReport
 from jqinject.model.quantizing.rules_report import rules_report as rules_report

@@ -16,6 +16,9 @@ from jqinject.program.class_swap import ClassMixin as ClassMixin
 from jqinject.program.class_swap import derived_class as derived_class
 from jqinject.program.class_swap import intercept as intercept
 from jqinject.program.class_swap import original_class as original_class
+from jqinject.program.function_model import Function as Function
+from jqinject.program.function_model import FunctionModel as FunctionModel
+from jqinject.program.function_model import FunctionState as FunctionState
 from jqinject.program.model import OpQuantizers as OpQuantizers
 from jqinject.program.model import QuantizedProgram as QuantizedProgram
 from jqinject.program.model import find_sites as find_sites

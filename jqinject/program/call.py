@@ -25,6 +25,7 @@ from jqinject.core.state import RecordPart, flat_parts
 from jqinject.dot import FrozenParam, LowBitCache, is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
 from jqinject.program.class_swap import original_class
+from jqinject.program.function_model import FunctionModel
 from jqinject.program.jaxpr import Body
 from jqinject.program.kept_state import STATE, KeptState, mark_state, place_at
 from jqinject.program.policy import HELD, dotted
@@ -126,6 +127,8 @@ class Call:
         """The names of the parameters that the positional arguments are for."""
         count = len(self.args)
         function = getattr(type(model), self.method) if isinstance(self.method, str) else self.method
+        if isinstance(model, FunctionModel) and self.method == CALL:
+            function = model.function
         try:
             parameters = list(inspect.signature(function).parameters.values())[1:]
         except (TypeError, ValueError):

@@ -94,7 +94,7 @@ def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> contextlib.A
         is_leaf: whether a module is not looked into.
 
     Returns:
-        A context in which Linen modules, wrapped by `nnx.bridge.ToNNX`, leave the same marks.
+        A context in which Linen modules, wrapped by `nnx.bridge.ToNNX` or called by a function, leave the same marks.
     """
     mark_modules(model, is_leaf)
 
@@ -104,8 +104,7 @@ def scopes(model: nnx.Module, is_leaf: Callable[[object], bool]) -> contextlib.A
         path = "+" + ".".join(context.module.path)
         return _in_scope(path, region_of(context.module, is_leaf), context.module, call, *args, **kwargs)
 
-    has_linen = any(isinstance(node, nnx.bridge.ToNNX) for _, node in nnx.iter_modules(model, graph=True))
-    return linen.intercept_methods(named) if has_linen else contextlib.nullcontext()
+    return linen.intercept_methods(named)
 
 
 def _in_scope(

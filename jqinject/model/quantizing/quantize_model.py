@@ -95,7 +95,8 @@ def quantize(
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"quantize takes an NNX module, got {type(model).__name__}.\n"
-            "  cure: a Linen module goes through nnx.bridge.ToNNX(module, rngs=...).lazy_init(x)"
+            "  cure: quantize_function(f, params, rules, inputs=(x,)), for f(params, x) of any library: "
+            "lambda params, x: linen_module.apply(params, x); lambda params, x: params(x) of an Equinox module"
         )
     calls = rule_policy.traced_calls(model, rule_policy.call_with(inputs), methods, "quantize")
     if isinstance(rules, Provider) and not isinstance(rules, type):
@@ -116,6 +117,51 @@ def quantize(
     quantized = planned_model(model, plan, rngs) if abstract else _quantized(model, index, plan, rngs)
     check_rules.warn_of_low_coverage(index, quantized, plan)
     return quantized
+
+
+def quantize_function(
+    function: program.Function,
+    params: object,
+    rules: Rule | Iterable[Rule] | Provider,
+    *,
+    inputs: Iterable[object] | Mapping[str, object],
+    allow_idle: bool = False,
+    rngs: nnx.Rngs | None = None,
+) -> program.FunctionModel:
+    """Quantize a function of parameters: Equinox modules, Linen's and Haiku's `apply`, plain JAX.
+
+    The function is traced, and every contraction with a parameter, and every look-up in one, is quantized by the first
+    rule that matches the path of the parameter in `params` (`layers.0.weight`), of what holds it, or of the Linen
+    module that contracts it. The result is an NNX module, for calibration, recipes, freezing, LoRA, reports and export
+    like any other; as a pure function it is `model.apply(model.state, *inputs)`, which returns outputs and state. A
+    recipe takes the float model, `FunctionModel(function, params)`.
+
+    Args:
+        function: f(params, *inputs), pure.
+        params: a pytree; its floating-point arrays are the parameters.
+        rules: the first that matches wins.
+        inputs: further arguments of the function, arrays or `jax.ShapeDtypeStruct`s: a tuple, or a dict of keywords.
+        allow_idle: allow rules that match nothing.
+        rngs: for quantizers that draw random numbers.
+
+    Returns:
+        A model in training mode; `model.eval()` and `model.train()` switch, and choose what `model.apply` does.
+
+    Raises:
+        TypeError, ValueError: see `FunctionModel` and `quantize`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jqinject.quant import Int8WeightPerChannelFloat
+        >>> rule = Rule(weight_quant=Int8WeightPerChannelFloat)
+        >>> params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
+        >>> model = quantize_function(lambda p, x: x @ p["w"] + p["b"], params, rule, inputs=(jnp.ones((3, 4)),))
+        >>> y, state = jax.jit(model.apply)(model.state, jnp.ones((3, 4)))
+        >>> y.shape, state.params["w"].shape
+        ((3, 2), (4, 2))
+    """
+    model = program.FunctionModel(function, params)
+    return quantize(model, rules, inputs=inputs, allow_idle=allow_idle, rngs=rngs)
 
 
 def planned_model(model: Model, plan: QuantizationPlan, rngs: nnx.Rngs | None = None) -> Model:
