@@ -1,6 +1,6 @@
 """`FunctionModel`: a pure function of parameters as an NNX module, and back: models of other libraries."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jqinject.core.component import hidden_method
+from jqinject.inject.errors import did_you_mean
 from jqinject.program.kept_state import node_at
 from jqinject.program.policy import HELD, dotted
 from jqinject.program.tracked_value import Path
@@ -175,13 +176,38 @@ class FunctionModel(nnx.Module):
             state: as `state`.
 
         Raises:
-            ValueError: the state has another structure than the model; nothing is changed then.
+            ValueError: the state has another structure or other shapes than the model; nothing is changed then.
         """
-        for path, value in self._structure.arrays_of(state.params).items():
+        arrays, own = self._structure.arrays_of(state.params), self.state
+        _check_like(_by_name(self._structure.arrays_of(own.params)), _by_name(arrays))
+        _check_like(own.quantizers, state.quantizers)
+        for path, value in arrays.items():
             node_at(self, path).set_raw_value(value)
         quantizers = vars(self).get(HELD)
         if quantizers is not None:
             nnx.update(quantizers, state.quantizers)
+
+
+def _by_name(arrays: Mapping[Path, object]) -> dict[str, object]:
+    return {dotted(path): leaf for path, leaf in arrays.items()}
+
+
+def _check_like(own: Mapping[str, object], arrays: Mapping[str, object]) -> None:
+    """Refuse arrays of other names or shapes than the model's own."""
+    expected, actual = _shapes(own), _shapes(arrays)
+    for name in sorted({*expected, *actual}):
+        if expected.get(name) != actual.get(name):
+            shapes = [str(shapes.get(name, "nothing")) for shapes in (actual, expected)]
+            hint = did_you_mean(name, expected.keys() - actual.keys()) if name not in expected else ""
+            raise ValueError(
+                f"FunctionModel: {name}{hint and f', {hint}'}: the state has {shapes[0]}, the model {shapes[1]}.\n"
+                "  cure: a state like model.state, with arrays of the same shapes"
+            )
+
+
+def _shapes(tree: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree.leaves_with_path(dict(tree))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): jnp.shape(leaf) for path, leaf in leaves}
 
 
 def _is_float(leaf: object) -> bool:

@@ -333,6 +333,17 @@ ERRORS = {
         ValueError,
         "FunctionModel: these parameters have another structure than the model's: ",
     ),
+    "a parameter of another shape": (
+        lambda: quantized().update(quantized().state._replace(params={**PARAMS, "b.out": X})),
+        ValueError,
+        "FunctionModel: b_out: the state has (6, 8), the model (4,).\n"
+        "  cure: a state like model.state, with arrays of the same shapes",
+    ),
+    "an unknown quantizer": (
+        lambda: quantized().update(quantized().state._replace(quantizers={"scale": X})),
+        ValueError,
+        "FunctionModel: scale: the state has (6, 8), the model nothing.",
+    ),
     "a Linen module": (
         lambda: jqinject.quantize(Decoder(), EVERYWHERE, inputs=(X,)),
         TypeError,
