@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +138,7 @@ def reassemble_held(holders: Iterable[Holders]) -> ReassemblyReport:
     return ReassemblyReport(tuple(done), tuple(replaced))
 
 
+Result = TypeVar("Result")
 SHOWN = 50
 COMMITTED = ("record", "scale")
 
@@ -192,7 +193,7 @@ def load_state(model: object, state: object, *, missing: nnx.filterlib.Filter = 
     """
     index = ModelIndex(model)
     _refuse_traced(index.variables)
-    report = _all_or_nothing(
+    report = all_or_nothing(
         index, lambda: _checked(model, state, missing, _committed_as(state, model, index))
     )
     if report.transformed:
@@ -209,17 +210,40 @@ def load_state(model: object, state: object, *, missing: nnx.filterlib.Filter = 
 
 def _checked(model: object, state: object, missing: nnx.filterlib.Filter, index: ModelIndex) -> LoadReport:
     """Load a state that fits; raises before it writes otherwise."""
+    flat, forms = entries_of.flat_entries(state), entries_of.other_forms(state, index)
+    return load_checked(model, checked_entries(flat, index, missing, forms), index)
+
+
+def checked_entries(
+    flat: entries_of.Entries,
+    index: ModelIndex,
+    missing: nnx.filterlib.Filter,
+    problems: Iterable[entries_of.Problem] = (),
+    caller: str = "load_state",
+) -> entries_of.Entries:
+    """The entries of a state that fits, with what components complete.
+
+    Args:
+        flat: path -> array.
+        index: of the model.
+        missing: a filter for Variables that need not be there.
+        problems: what else is wrong with the state.
+        caller: the calling function's name, for the error text.
+
+    Raises:
+        ValueError: the state does not fit.
+    """
     by_path = index.by_path
-    flat = entries_of.unwrapped(entries_of.flat_entries(state), by_path)
-    _refuse(*entries_of.ill_formed(flat, by_path))
+    flat = entries_of.unwrapped(flat, by_path)
+    refuse(*entries_of.ill_formed(flat, by_path), caller)
     entries = entries_of.with_checkpoint_defaults(index, flat)
-    if _holds_adapters_alone(entries, by_path):
+    if holds_adapters_alone(entries, by_path):
         missing = nnx.Any(missing, nnx.Not(nnx.LoRAParam))
-    _refuse([*entries_of.unfit(entries, index, missing), *entries_of.other_forms(state, index)])
+    refuse([*entries_of.unfit(entries, index, missing), *problems], caller=caller)
     stored = {path: value for path, value in entries.items() if path in flat}
     contradictions = [*entries_of.contradictions(entries, by_path)]
-    _refuse(contradictions or [*entries_of.never_right(index, stored)])
-    return _load(model, entries, index)
+    refuse(contradictions or [*entries_of.never_right(index, stored)], caller=caller)
+    return entries
 
 
 def _committed_as(state: object, model: object, index: ModelIndex) -> ModelIndex:
@@ -257,18 +281,29 @@ def _make_constant(quantizer: Quantizer) -> bool:
     return True
 
 
-def _refuse(problems: list[entries_of.Problem], cure: str = "") -> None:
+def refuse(problems: list[entries_of.Problem], cure: str = "", caller: str = "load_state") -> None:
+    """Raise a ValueError that lists what is wrong with a state, if anything is."""
     if not problems:
         return
     shown = [f"  {place_name(path)}: {problem}" for path, problem in problems[:SHOWN]]
     more = [f"  ... and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
     raise ValueError(
-        f"load_state: the state does not fit the model, nothing was changed ({len(problems)} "
+        f"{caller}: the state does not fit the model, nothing was changed ({len(problems)} "
         f"problem{'s' if len(problems) > 1 else ''}):\n" + "\n".join([*shown, *more]) + cure
     )
 
 
-def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> LoadReport:
+def load_checked(
+    model: object, entries: entries_of.Entries, index: ModelIndex, *, copies: bool = False
+) -> LoadReport:
+    """Write entries that were checked, and re-assemble the quantizers that depend on them.
+
+    Args:
+        model: the model.
+        entries: path -> array.
+        index: of the model.
+        copies: whether arrays of JAX are copied, else shared with the state.
+    """
     by_path, transformed = index.by_path, tuple(entries_of.transformed_inputs(index, entries))
     chosen = {by_path[path].path: value for path, value in entries.items()}
     cast = {
@@ -278,7 +313,7 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
     }
     weights = {path: value for path, value in chosen.items() if not by_path[path].in_quantizer}
     for path, value in weights.items():
-        write(by_path[path].variable, value)
+        write(by_path[path].variable, value.copy() if copies and isinstance(value, jax.Array) else value)
     affected = proxies_beside(index, [by_path[path].variable for path in weights])
     report = reassemble_held(holders for holders in affected if holders.proxy.depends_on_layers())
     unchanged = tuple(
@@ -301,7 +336,7 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
     proxies = tuple(f"{path}." for path in (*report.reassembled, *unchanged))
     names = (place_name(entry.path) for entry in entries_of.not_in(entries, index))
     absent = tuple(name for name in names if not name.startswith(proxies))
-    of_adapters = _holds_adapters_alone(entries, by_path)
+    of_adapters = holds_adapters_alone(entries, by_path)
     return LoadReport(
         **vars(report),
         loaded=tuple(place_name(path) for path in chosen),
@@ -315,7 +350,7 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
     )
 
 
-def _holds_adapters_alone(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> bool:
+def holds_adapters_alone(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> bool:
     """Whether a state has numbers for low-rank adapters, and for nothing else of the model."""
     kinds = {type(by_path[path].variable) for path in entries if path in by_path}
     return bool(kinds) and all(issubclass(kind, nnx.LoRAParam) for kind in kinds)
@@ -354,7 +389,7 @@ def _refuse_traced(targets: list[VariableEntry]) -> None:
             )
 
 
-def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadReport:
+def all_or_nothing(index: ModelIndex, load: Callable[[], Result]) -> Result:
     """Run `load`; if it raises, restore everything."""
     values = [(entry.variable, entry.variable.get_value()) for entry in index.variables]
     ranges = (node for _, node in index.places if isinstance(node, RangeScaling))
