@@ -38,7 +38,7 @@ class Block(nnx.Module):
 
 
 class Mixed(nnx.Module):
-    """A tied table, two parameters of one shape, a stack that is scanned, layers of Flax, and a gain that stays float."""
+    """A tied table, two parameters of one shape, a scanned stack, a layer of Flax, and a gain that stays float."""
 
     def __init__(self, seed: int = 0, sharded: bool = False) -> None:
         rngs = nnx.Rngs(seed)
@@ -63,7 +63,9 @@ class Mixed(nnx.Module):
 def rounded(model: Any) -> Any:
     """A model whose matrices are bfloat16 numbers."""
     for _, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        leaf.set_value(leaf.get_value().astype(BF16).astype(jnp.float32) if leaf.ndim > 1 else leaf.get_value())
+        leaf.set_value(
+            leaf.get_value().astype(BF16).astype(jnp.float32) if leaf.ndim > 1 else leaf.get_value()
+        )
     return model
 
 
@@ -132,7 +134,9 @@ def test_codes_are_those_of_the_trainer(weight_quant: Any) -> None:
 
 
 def site(trainer: Any, name: str) -> Any:
-    (sites,) = [node.weight_sites() for _, node in nnx.iter_modules(trainer) if isinstance(node, OpQuantizers)]
+    (sites,) = [
+        node.weight_sites() for _, node in nnx.iter_modules(trainer) if isinstance(node, OpQuantizers)
+    ]
     jqinject.reassemble(trainer)  # binds the sites
     return sites[name]
 
@@ -167,8 +171,12 @@ def test_payloads_are_overwritten_and_equal_weights_share_a_program(int8: Any) -
     # table; up and gate; layer.kernel; blocks.w
     assert refreshing._compiled.cache_info().currsize == 4
     assert not any(x.is_deleted() for x in jax.tree.leaves(state)), "the trainer keeps its arrays"
-    assert int8.gain.get_raw_value() is not state["gain"].get_raw_value(), "a copy, which the trainer may donate"
-    entry, param = next((entry, param) for entry, param in refreshing.FloatIndex(int8).frozen if param is int8.up)
+    assert int8.gain.get_raw_value() is not state["gain"].get_raw_value(), (
+        "a copy, which the trainer may donate"
+    )
+    entry, param = next(
+        (entry, param) for entry, param in refreshing.FloatIndex(int8).frozen if param is int8.up
+    )
     how = refreshing._How(None, False)
     weight = refreshing._Weight(refreshing.FloatIndex(int8), entry, param, {("up",): state["up"][...]}, how)
     program = refreshing._compiled(weight._program)
@@ -219,7 +227,7 @@ def test_a_compiled_model_answers_with_the_new_weights_and_is_not_traced_again()
     with pytest.raises(ValueError) as error:
         refresh(model, nnx.state(Mixed(6)))
     assert str(error.value) == (
-        "refresh: the numbers of table are gone: another model that shared them was refreshed.\n"
+        "refresh: the numbers of blocks.w are gone: another model that shared them was refreshed.\n"
         "  cure: refresh one of the models that share arrays; of a compiled one, answer.model() is a model with its "
         "present weights"
     )
@@ -264,7 +272,7 @@ def test_learned_scales_come_from_the_trainer_or_are_refused() -> None:
     assert str(error.value) == (
         "refresh: the state does not fit the model, nothing was changed (1 problem):\n"
         "  kernel: has scales that Learned learned or collected, and the state does not hold "
-        "weight_quant.tensor_quant.scaling_impl.value and weight_quant.tensor_quant.scaling_impl.record.counter.\n"
+        "weight_quant.tensor_quant.scaling_impl.record.counter, weight_quant.tensor_quant.scaling_impl.value.\n"
         "    cure: the trainer's model or its whole state (nnx.state(trainer)), not weights alone; or scales='kept'"
     )
     assert all((numbers_of(served)[name] == x).all() for name, x in before.items())
@@ -276,7 +284,12 @@ def test_learned_scales_come_from_the_trainer_or_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "weight_quant",
-    [q.Int8WeightPerChannelFloat, q.ShiftedUint8WeightPerChannelFloat, q.Int4WeightPerGroupAbsMax.let(group_size=8), Learned],
+    [
+        q.Int8WeightPerChannelFloat,
+        q.ShiftedUint8WeightPerChannelFloat,
+        q.Int4WeightPerGroupAbsMax.let(group_size=8),
+        Learned,
+    ],
     ids=["int8", "zero points", "groups", "learned"],
 )
 def test_scales_that_are_kept(weight_quant: Any) -> None:
@@ -297,7 +310,9 @@ def test_scales_that_are_kept(weight_quant: Any) -> None:
 
 def test_a_layer_whose_op_quantizes_its_kernel() -> None:
     def make(seed: int) -> nnx.Linear:
-        op = QDotGeneral(Scheme.let(fprop_lhs=q.Int8DynamicActPerRowAbsMax, fprop_rhs=q.Int8WeightPerChannelAbsMax))
+        op = QDotGeneral(
+            Scheme.let(fprop_lhs=q.Int8DynamicActPerRowAbsMax, fprop_rhs=q.Int8WeightPerChannelAbsMax)
+        )
         return nnx.Linear(16, 8, dot_general=op, rngs=nnx.Rngs(seed))
 
     served, floats = freeze(make(0)), nnx.Linear(16, 8, rngs=nnx.Rngs(1))
@@ -357,8 +372,8 @@ HEAD = "refresh: the state does not fit the model, nothing was changed (1 proble
         ({"kernel": FITS["kernel"].astype(int)}, "kernel: has dtype int64, the model needs float32"),
         (
             {"kernel": FITS["kernel"] * np.nan},
-            "kernel: has nan or inf as bfloat16, which have no low-bit value.\n    cure: skip updates whose gradient is "
-            "not finite (optax.apply_if_finite)",
+            "kernel: has nan or inf as bfloat16, which have no low-bit value.\n    cure: skip updates whose gradient "
+            "is not finite (optax.apply_if_finite)",
         ),
     ],
     ids=["unknown", "missing", "shape", "dtype", "nan"],
@@ -369,7 +384,11 @@ def test_states_that_do_not_fit(change: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError) as error:
         refresh(served, {**FITS, **change}, source_dtype=BF16)
     assert str(error.value) == HEAD + text
-    assert not payload.is_deleted() and served.kernel.numbers["value"] is payload and (served.bias[...] == 0).all()
+    assert (
+        not payload.is_deleted()
+        and served.kernel.numbers["value"] is payload
+        and (served.bias[...] == 0).all()
+    )
 
 
 def committed() -> Any:
@@ -391,7 +410,9 @@ class Pair(nnx.Module):
 
 def stored() -> Any:
     layer = small()
-    layer.kernel = FrozenParam.of(IntQuantTensor.from_int(jnp.ones((16, 8), jnp.int8), jnp.ones((1, 8))), (0,))
+    layer.kernel = FrozenParam.of(
+        IntQuantTensor.from_int(jnp.ones((16, 8), jnp.int8), jnp.ones((1, 8))), (0,)
+    )
     return layer
 
 
@@ -427,7 +448,10 @@ def test_committed_codes_follow_a_trainer_that_has_them() -> None:
 
 
 def test_a_shared_scale_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"first.kernel: has scales that \w+ measures of several weights together.\n    cure: a q"):
+    with pytest.raises(
+        ValueError,
+        match=r"first.kernel: has scales that \w+ measures of several weights together.\n    cure: a q",
+    ):
         refresh(shared(), {"first": FITS, "second": FITS})
 
 
@@ -452,9 +476,11 @@ def test_wrong_arguments() -> None:
         refresh(small(), FITS, scales="learned")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="refresh: source_dtype is int8; expected a float dtype"):
         refresh(small(), FITS, source_dtype=jnp.int8)
-    with pytest.raises(TypeError, match="refresh takes an nnx.State, a nested dict of arrays or a module, got str"):
+    with pytest.raises(
+        TypeError, match=r"refresh takes an nnx.State, a nested dict of arrays or a module, got str"
+    ):
         refresh(small(), "weights.safetensors")
     with pytest.raises(TypeError, match="refresh takes an NNX module, got dict"):
         refresh({}, FITS)  # type: ignore[type-var]
-    with pytest.raises(ValueError, match="refresh writes arrays, and kernel holds ShapeDtypeStruct"):
+    with pytest.raises(ValueError, match="refresh writes arrays, and bias holds ShapeDtypeStruct"):
         refresh(nnx.eval_shape(small), FITS)

@@ -25,7 +25,15 @@ from jqinject.model.frozen_weights import (
 )
 from jqinject.model.state import checkpoint_entries as entries_of
 from jqinject.model.state import loading
-from jqinject.model.walk import ModelIndex, Path, PlainArray, VariableEntry, check_module, is_finite, place_name
+from jqinject.model.walk import (
+    ModelIndex,
+    Path,
+    PlainArray,
+    VariableEntry,
+    check_module,
+    is_finite,
+    place_name,
+)
 from jqinject.nn.base.slots import WEIGHT
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.nn.freeze_layer import CUT, number_of_slices, requantized
@@ -84,8 +92,8 @@ def refresh(
     call of the model is not traced again. Caches stay as they are: begin new ones for new weights. No call of the model
     may run meanwhile.
 
-    `freeze` keeps the static part of a weight's quantizer, so nothing has to be declared again. What a quantizer learned
-    or collected comes from the state: learned scales are taken if it holds them (a trained model, or its whole state),
+    `freeze` keeps the static part of a weight's quantizer, so nothing is declared again. What a quantizer learned or
+    collected comes from the state: learned scales are taken if it holds them (a trained model, or its whole state),
     else refused. Averaged ranges of inputs that the state holds become constants again.
 
     Source: the weight sync of vLLM, SGLang and verl; there, quantized layers are loaded again.
@@ -153,7 +161,9 @@ class _How(NamedTuple):
         array = value if isinstance(value, jax.Array) else np.asarray(value)
         if self.source is not None and array.dtype != self.source:
             array = array.astype(self.source)
-        return array if jnp.promote_types(array.dtype, target) == target else array.astype(target)
+        source, own = jnp.finfo(array.dtype), jnp.finfo(target)
+        holds = own.nmant >= source.nmant and own.maxexp >= source.maxexp and own.minexp <= source.minexp
+        return array if holds else array.astype(target)
 
 
 class FloatIndex(ModelIndex):
@@ -171,7 +181,12 @@ class FloatIndex(ModelIndex):
             if isinstance(node, FrozenParam):
                 paths[id(node)].append(path)
         return [
-            (VariableEntry(nnx.Param(zeros_without_memory(param.shape, param.dtype)), paths[id(param)], False), param)
+            (
+                VariableEntry(
+                    nnx.Param(zeros_without_memory(param.shape, param.dtype)), paths[id(param)], False
+                ),
+                param,
+            )
             for param in self.frozen_parameters.values()
         ]
 
@@ -198,7 +213,8 @@ class FloatIndex(ModelIndex):
         present = {path for entry in self._own for path in entry.paths}
         for entry, param in self.frozen:
             bases, requantizer = self.bases(entry), requantizer_of(param)
-            for inner in ModelIndex(requantizer.proxy()).variables if requantizer is not None else ():
+            has_state = requantizer is not None and requantizer.dropped
+            for inner in ModelIndex(requantizer.proxy()).variables if has_state else ():
                 paths = [(*base, *inner.path) for base in bases]
                 if not (isinstance(inner.variable, nnx.RngState) or present & {*paths}):
                     kind = kind_of(inner.variable)
@@ -259,7 +275,7 @@ def _refreshed(
 
 
 def _entries_of_model(trainer: ModelIndex, index: FloatIndex) -> entries_of.Entries:
-    """The arrays of a trainer's model, under all paths that the served one has; without those of gradient quantizers."""
+    """The arrays of a trainer's model, under the paths of the served one; without those of gradient quantizers."""
     entries: entries_of.Entries = {}
     for entry in trainer.variables:
         paths = [path for path in entry.paths if path in index.by_path]
@@ -269,9 +285,11 @@ def _entries_of_model(trainer: ModelIndex, index: FloatIndex) -> entries_of.Entr
 
 
 def _check_concrete(index: FloatIndex, flat: Mapping[Path, object]) -> None:
-    """Refuse tracers, abstract models, and payloads that another model's refresh has taken."""
+    """Refuse tracers, abstract models, and payloads that another model's refresh has own."""
     if is_traced([*flat.values()]):
-        raise ValueError("refresh writes arrays, and the state holds tracers.\n  cure: call it outside of jit")
+        raise ValueError(
+            "refresh writes arrays, and the state holds tracers.\n  cure: call it outside of jit"
+        )
     for path, node in index.first_places.items():
         leaves = jax.tree.leaves(node.get_raw_value()) if isinstance(node, nnx.Variable) else []
         for leaf in leaves:
@@ -296,7 +314,8 @@ def _refuse_transforms(index: FloatIndex, trainer: ModelIndex | None, entries: M
         return
     raise ValueError(
         "refresh: the state holds weights and no quantizers, as a float model's does, and this model's weights are "
-        f"stored for transforms of their inputs: {listed(tuple(names))}. With other weights it computes something else.\n"
+        f"stored for transforms of their inputs: {listed(tuple(names))}. With other weights it computes something "
+        "else.\n"
         "  cure: the recipe that made this model, on a float model with that state, and freeze; or the trainer's model "
         "itself, if its quantizers have these transforms"
     )
@@ -333,7 +352,7 @@ class _Program(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _compiled(program: _Program) -> jax.stages.Wrapped:
-    """The program as a compiled function, which overwrites the payload that it is given."""
+    """The program as a compiled function, which overwrites the payload that it is source."""
 
     def numbers(
         payload: jax.Array, weight: jax.Array, state: object, stored: Numbers
@@ -349,7 +368,9 @@ def _compiled(program: _Program) -> jax.stages.Wrapped:
     return jax.jit(numbers, donate_argnums=0, keep_unused=True, out_shardings=(shardings, None))
 
 
-def _one_by_one(function: Callable[..., tuple[Numbers, jax.Array]], *args: object) -> tuple[Numbers, jax.Array]:
+def _one_by_one(
+    function: Callable[..., tuple[Numbers, jax.Array]], *args: object
+) -> tuple[Numbers, jax.Array]:
     return jax.lax.map(lambda arguments: function(*arguments), args)
 
 
@@ -472,6 +493,8 @@ def _state_of(
     if requantizer.known_input is None:
         why = "is quantized for the format of its input, which is not static"
         raise _Refused(why, "freeze the trainer's model once more")
+    if not requantizer.dropped:
+        return nnx.State({})
     proxy, absent = requantizer.proxy(), list[Path]()
     index, name = ModelIndex(proxy), proxy.binding.base.__name__
     kinds = [dropped.kind for dropped in requantizer.dropped if dropped.kind is not None]
@@ -511,7 +534,11 @@ def _placed(value: jax.Array | np.ndarray, sharding: jax.sharding.Sharding) -> j
     """An array with a sharding, each device with its part only; as it is if it has it."""
     if len(sharding.device_set) == 1:
         value = jnp.asarray(value)
-    return value if isinstance(value, jax.Array) and value.sharding == sharding else jax.device_put(value, sharding)
+    return (
+        value
+        if isinstance(value, jax.Array) and value.sharding == sharding
+        else jax.device_put(value, sharding)
+    )
 
 
 def _kind(x: jax.Array | jax.ShapeDtypeStruct) -> str:
