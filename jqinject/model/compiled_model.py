@@ -200,15 +200,12 @@ class CompiledModel(Generic[Model]):
                 returned. Arrays that it overwrites are lost to other models that share them.
         """
         model = self._merged(self._read, self._changing)
-        before = [*map(id, self._changing)]
         try:
             return change(model)
         finally:
             leaves = self._leaves(model)
             assert leaves is not None, "arrays are other ones, not the structure"
-            pairs = zip(before, leaves, strict=False)
-            self._changing = tuple(x if id(x) == old else jnp.array(x) for old, x in pairs)
-            self._read = tuple(map(jnp.asarray, leaves[self._count :]))
+            self._changing, self._read = tuple(leaves[: self._count]), tuple(leaves[self._count :])
 
     @property
     def programs(self) -> tuple[str, ...]:

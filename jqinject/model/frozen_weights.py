@@ -7,13 +7,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jqinject.dot import READS_WHOLE, FrozenParam, QuantMode
-from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.model.walk import ModelIndex, Path
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
@@ -25,6 +23,7 @@ from jqinject.program import HELD, OpQuantizers, change_class, class_swap, dotte
 from jqinject.proxy import map_stack, stack_of
 
 WeightHolder = QuantWeightLayer | ParameterSite
+Geometry = layer_geometry.LayerGeometry
 
 
 # Flax's layers whose contraction may be a quantized op: ours declare the attribute that holds it, and the axes.
@@ -42,7 +41,7 @@ def op_slot(layer: object) -> str | None:
     return next(names, None)
 
 
-def geometry_of(layer: object) -> layer_geometry.LayerGeometry:
+def geometry_of(layer: object) -> Geometry:
     """Where a Flax layer whose contraction may be a quantized op has which axes."""
     declared = next(declared for kind, declared in DECLARED.items() if isinstance(layer, kind))
     return vars(declared)["geometry"].fget(layer)
@@ -131,11 +130,7 @@ def frozen_kernel(layer: Any) -> FrozenParam | None:
 
 
 def numbers_by_op(
-    op: QuantizedOp,
-    geometry: layer_geometry.LayerGeometry,
-    dtype: DTypeLike | None,
-    kernel: jax.Array,
-    mask: jax.Array | None,
+    op: QuantizedOp, geometry: Geometry, dtype: DTypeLike | None, kernel: jax.Array, mask: jax.Array | None
 ) -> FrozenParam:
     """The low-bit numbers of a Flax layer's kernel by its op.
 
@@ -150,33 +145,6 @@ def numbers_by_op(
     last = geometry.sums if geometry.summed else ()
     numbers, form = op.frozen_rhs(masked.astype(dtype or kernel.dtype), geometry.sums, last)
     return FrozenParam.holding(numbers, replace(form, value_dtype=np.dtype(kernel.dtype)))
-
-
-def requantized_by_op(
-    graphdef: nnx.GraphDef[QuantizedOp],
-    geometry: layer_geometry.LayerGeometry,
-    dtype: DTypeLike | None,
-    form: FrozenForm,
-    state: tuple[nnx.State[object, object], jax.Array | None],
-    kernel: jax.Array,
-    stored: object,
-) -> tuple[dict[str, jax.Array], jax.Array]:
-    """As `jqinject.nn.freeze_layer.requantized`, by the op of a Flax layer.
-
-    Args:
-        graphdef: of the op.
-        geometry, dtype, kernel: see `numbers_by_op`.
-        form: of the present numbers.
-        state: of the op, and the layer's mask.
-        stored: empty.
-
-    Raises:
-        ValueError: the numbers would have another form.
-    """
-    frozen = numbers_by_op(nnx.merge(graphdef, state[0]), geometry, dtype, kernel, state[1])
-    if frozen.form != form:
-        raise ValueError(f"its numbers would be {frozen.form}, and they are {form}")
-    return frozen.numbers, jnp.bool_(True)
 
 
 def unfreeze_op(layer: object) -> None:

@@ -5,7 +5,7 @@ NumPy's is read in slices too, so that no device holds all of it.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from jqinject.core._protocols import block_width, grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
 from jqinject.dot.frozen.frozen_form import FrozenForm
-from jqinject.dot.frozen.frozen_numbers import ScaleForms, scale_of
+from jqinject.dot.frozen.frozen_numbers import Numbers, ScaleForms, scale_of
 from jqinject.nn.requantizer import REQUANTIZER, Axes, Requantizer
 from jqinject.ops import packing
 from jqinject.ops.cut import Cut, cut_in_place
@@ -29,6 +29,7 @@ from jqinject.proxy import Committed, beside_weights, map_stack, stack_of
 from jqinject.quant_tensor import QuantTensor, is_concrete, is_quantized
 
 SLICED_FROM = 2**20  # bytes
+State = nnx.State[object, object]
 
 
 def numbers_of(layer: Any, sliced_from: int = SLICED_FROM) -> Any:
@@ -70,9 +71,7 @@ def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM
         # Numbers that are not the quantizer's own raise its error.
         frozen = frozen if usable else _eager_numbers(layer, _axes(layer))
     form = replace(frozen.form, block_width=block_width(layer.weight_quant.tensor_quant))
-    known_input = (None,) if stack and layer.weight_quant.requires_quant_input else _known_input(layer)
-    requantizer = Requantizer.of(layer, _axes(layer, stack), known_input)
-    metadata = {**layer.weight.get_metadata(), REQUANTIZER: requantizer}
+    metadata = {**layer.weight.get_metadata(), REQUANTIZER: Requantizer.of(layer, _axes(layer, stack))}
     return dot.FrozenParam.holding(frozen.numbers, form, metadata)
 
 
@@ -101,12 +100,7 @@ def compiled_numbers(
 
 
 def requantized(
-    requantizer: Requantizer,
-    slices: int,
-    form: FrozenForm,
-    state: nnx.State[object, object],
-    weight: jax.Array,
-    stored: Mapping[str, jax.Array],
+    requantizer: Requantizer, slices: int, form: FrozenForm, state: State, weight: jax.Array, stored: Numbers
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """New numbers of one frozen weight, as `frozen_param` makes them, and whether they are what the quantizer made.
 
@@ -123,24 +117,32 @@ def requantized(
         TypeError: scales stay, and the quantizer does not round to nearest on a grid that it knows.
         ValueError: the numbers would have another form.
     """
-    graphdef, known_input = requantizer.graphdef, requantizer.known_input or ()
+    graphdef = requantizer.graphdef
     if stored:
         proxy = nnx.merge(graphdef, state)
         committed = Committed.of(proxy.tensor_quant, weight)
         committed.record.set_value(stored_record(stored, form, committed.record[...]))
         proxy._hold(committed)
         graphdef, state = nnx.split(proxy, graph=True)
-    frozen, valid = compiled_numbers(state, weight, known_input, graphdef, requantizer.axes, slices)
+    frozen, valid = compiled_numbers(state, weight, (), graphdef, requantizer.axes, slices)
+    numbers = numbers_of_form(frozen, form)
+    return {name: x for name, x in numbers.items() if not stored or name in CUT}, valid
+
+
+def numbers_of_form(frozen: object, form: FrozenForm) -> dict[str, jax.Array]:
+    """The numbers of a frozen weight, which have to be of a form.
+
+    Raises:
+        ValueError: they are of another.
+    """
     if not isinstance(frozen, dot.FrozenParam):
-        raise ValueError("its bit width is learned, and the payload's dtype would follow it")
+        raise ValueError("its bit width is learned, and the payload's dtype follows it")
     if replace(frozen.form, block_width=form.block_width) != form:
         raise ValueError(f"its numbers would be {frozen.form}, and they are {form}")
-    return {name: x for name, x in frozen.numbers.items() if not stored or name in CUT}, valid
+    return frozen.numbers
 
 
-def stored_record(
-    numbers: Mapping[str, jax.Array], form: FrozenForm, like: Mapping[str, jax.Array]
-) -> dict[str, jax.Array]:
+def stored_record(numbers: Numbers, form: FrozenForm, like: Numbers) -> dict[str, jax.Array]:
     """Scales and zero points of frozen numbers as the record of a committed quantizer.
 
     Args:

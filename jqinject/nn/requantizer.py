@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.typing import PathParts
 
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.cut import Cut
-from jqinject.proxy import IntegerFormat, WeightQuantProxyFromInjector
+from jqinject.proxy import WeightQuantProxyFromInjector
 
 #: Metadata of a `FrozenParam`: its `Requantizer`.
 REQUANTIZER = "requantizer"
@@ -48,24 +49,10 @@ def zeros_without_memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray 
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-class DroppedState(NamedTuple):
-    """A Variable of a quantizer, or an array that it holds, whose numbers freezing drops.
-
-    Attributes:
-        path: in the proxy.
-        kind: of Variable; None for an array.
-        arrays: name (empty unless it is a record), shape and dtype of each array.
-    """
-
-    path: tuple[str | int, ...]
-    kind: type[nnx.Variable[object]] | None
-    arrays: tuple[tuple[str, tuple[int, ...], np.dtype], ...]
-
-    def stand_in(self) -> object:
-        """The same with zeros that take no memory."""
-        zeros = {name: zeros_without_memory(shape, dtype) for name, shape, dtype in self.arrays}
-        value = zeros.get("", zeros)
-        return value if self.kind is None else self.kind(value)
+#: Name (empty unless it is one of a record), shape and dtype of an array.
+ArrayFacts = tuple[str, tuple[int, ...], np.dtype]
+#: Path, kind (None for an array without one) and arrays of a Variable.
+VariableFacts = tuple[PathParts, type[nnx.Variable[object]] | None, tuple[ArrayFacts, ...]]
 
 
 @final
@@ -75,61 +62,46 @@ class Requantizer:
 
     Attributes:
         graphdef: of the weight's proxy, in evaluation mode.
-        dropped: what the proxy learned or collected.
+        dropped: what the proxy learned or collected, which freezing dropped.
         axes: how the weight is stored.
         ndim: the axes of one weight; a weight with more of them is a stack.
-        known_input: the format of the input that the weight is quantized for, if it is; None if that is not static.
     """
 
     graphdef: nnx.GraphDef[WeightQuantProxyFromInjector]
-    dropped: tuple[DroppedState, ...]
+    dropped: tuple[VariableFacts, ...]
     axes: Axes
     ndim: int
-    known_input: tuple[IntegerFormat, ...] | None
 
     @classmethod
-    def of(
-        cls, layer: QuantWeightLayer[object] | ParameterSite, axes: Axes, known_input: tuple[object, ...]
-    ) -> Self:
-        """That of a layer or a site whose weight is about to be frozen.
-
-        Args:
-            layer: the layer, or a stack of layers; or the site.
-            axes: how the weight is stored.
-            known_input: the format of its input, if the weight is quantized for it.
-        """
+    def of(cls, layer: QuantWeightLayer[object] | ParameterSite, axes: Axes) -> Self:
+        """That of a layer or a site (or a stack of layers) whose weight is about to be frozen."""
         proxy = nnx.clone(layer.weight_quant, graph=True)
         proxy.set_attributes(use_running_average=True, deterministic=True, raise_if_not_found=False)
         graphdef, state = nnx.split(proxy, graph=True)
         dropped = []
         for path, leaf in nnx.to_flat_state(state):
-            value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+            kind, value = (
+                (type(leaf), leaf.get_raw_value()) if isinstance(leaf, nnx.Variable) else (None, leaf)
+            )
             arrays = value.items() if isinstance(value, dict) else [("", value)]
-            facts = tuple((name, tuple(x.shape), x.dtype) for name, x in arrays)
-            dropped.append(DroppedState(path, type(leaf) if isinstance(leaf, nnx.Variable) else None, facts))
-        formats = tuple(
-            x for x in known_input if isinstance(x, IntegerFormat) and isinstance(x.bit_width, int)
-        )
-        is_static = len(formats) == len(known_input)
-        return cls(graphdef, tuple(dropped), axes, layer.weight_ndim, formats if is_static else None)
+            dropped.append((path, kind, tuple((name, tuple(x.shape), x.dtype) for name, x in arrays)))
+        return cls(graphdef, tuple(dropped), axes, layer.weight_ndim)
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.graphdef, self.dropped, self.axes, self.ndim, self.known_input))
+        return hash((self.graphdef, self.dropped, self.axes, self.ndim))
 
     def __hash__(self) -> int:  # NNX hashes the metadata of all Variables in each call of a compiled function
         return self._hash
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        return self
-
     def __reduce__(self) -> tuple[object, ...]:
-        return Requantizer, (self.graphdef, self.dropped, self.axes, self.ndim, self.known_input)
-
-    def __repr__(self) -> str:
-        return "Requantizer(...)"
+        return Requantizer, (self.graphdef, self.dropped, self.axes, self.ndim)
 
     def proxy(self) -> WeightQuantProxyFromInjector:
         """The proxy, with zeros in the place of what freezing dropped."""
-        stand_ins = {state.path: state.stand_in() for state in self.dropped}
-        return nnx.merge(self.graphdef, nnx.from_flat_state(stand_ins))
+        state: dict[PathParts, object] = {}
+        for path, kind, arrays in self.dropped:
+            zeros = {name: zeros_without_memory(shape, dtype) for name, shape, dtype in arrays}
+            value = zeros.get("", zeros)
+            state[path] = value if kind is None else kind(value)
+        return nnx.merge(self.graphdef, nnx.from_flat_state(state))

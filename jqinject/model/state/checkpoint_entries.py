@@ -118,7 +118,7 @@ def problem_of(value: object, target: jax.Array | jax.ShapeDtypeStruct) -> str |
     if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
         return f"is not an array: got {type(value).__name__}"
     if not is_concrete(value):
-        return "is a tracer: call load_state outside of jit"
+        return "is a tracer: load it outside of jit"
     shape = np.shape(value)
     if shape != target.shape:
         return f"has shape {shape}, the model needs {tuple(target.shape)}"

@@ -13,6 +13,7 @@ from flax import nnx
 from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import is_low_bit_cache
 from jqinject.model.state import checkpoint_entries as entries_of
+from jqinject.model.state.checkpoint_entries import Entries, Problem
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, is_finite, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.program import listed
@@ -139,11 +140,12 @@ def reassemble_held(holders: Iterable[Holders]) -> ReassemblyReport:
 
 
 Result = TypeVar("Result")
+Filter, LOAD = nnx.filterlib.Filter, "load_state"
 SHOWN = 50
 COMMITTED = ("record", "scale")
 
 
-def load_state(model: object, state: object, *, missing: nnx.filterlib.Filter = False) -> LoadReport:
+def load_state(model: object, state: object, *, missing: Filter = False) -> LoadReport:
     """Load weights into a model and re-assemble its quantizers from them.
 
     In this order: quantizers for which the state has committed scales (`jqinject.recipes`) are committed too; weights
@@ -208,19 +210,15 @@ def load_state(model: object, state: object, *, missing: nnx.filterlib.Filter = 
     return report
 
 
-def _checked(model: object, state: object, missing: nnx.filterlib.Filter, index: ModelIndex) -> LoadReport:
+def _checked(model: object, state: object, missing: Filter, index: ModelIndex) -> LoadReport:
     """Load a state that fits; raises before it writes otherwise."""
     flat, forms = entries_of.flat_entries(state), entries_of.other_forms(state, index)
     return load_checked(model, checked_entries(flat, index, missing, forms), index)
 
 
 def checked_entries(
-    flat: entries_of.Entries,
-    index: ModelIndex,
-    missing: nnx.filterlib.Filter,
-    problems: Iterable[entries_of.Problem] = (),
-    caller: str = "load_state",
-) -> entries_of.Entries:
+    flat: Entries, index: ModelIndex, missing: Filter, problems: Iterable[Problem] = (), caller: str = LOAD
+) -> Entries:
     """The entries of a state that fits, with what components complete.
 
     Args:
@@ -281,7 +279,7 @@ def _make_constant(quantizer: Quantizer) -> bool:
     return True
 
 
-def refuse(problems: list[entries_of.Problem], cure: str = "", caller: str = "load_state") -> None:
+def refuse(problems: list[Problem], cure: str = "", caller: str = LOAD) -> None:
     """Raise a ValueError that lists what is wrong with a state, if anything is."""
     if not problems:
         return
@@ -293,9 +291,7 @@ def refuse(problems: list[entries_of.Problem], cure: str = "", caller: str = "lo
     )
 
 
-def load_checked(
-    model: object, entries: entries_of.Entries, index: ModelIndex, *, copies: bool = False
-) -> LoadReport:
+def load_checked(model: object, entries: Entries, index: ModelIndex, *, copies: bool = False) -> LoadReport:
     """Write entries that were checked, and re-assemble the quantizers that depend on them.
 
     Args:
@@ -312,8 +308,12 @@ def load_checked(
         if getattr(value, "dtype", by_path[path].variable.dtype) != by_path[path].variable.dtype
     }
     weights = {path: value for path, value in chosen.items() if not by_path[path].in_quantizer}
+
+    def owned(value: object) -> object:
+        return value.copy() if copies and isinstance(value, jax.Array) else value
+
     for path, value in weights.items():
-        write(by_path[path].variable, value.copy() if copies and isinstance(value, jax.Array) else value)
+        write(by_path[path].variable, owned(value))
     affected = proxies_beside(index, [by_path[path].variable for path in weights])
     report = reassemble_held(holders for holders in affected if holders.proxy.depends_on_layers())
     unchanged = tuple(
@@ -332,7 +332,7 @@ def load_checked(
                     f"load_state: after re-assembly from the loaded weights {place_name(path)} {why}; nothing was "
                     "changed"
                 )
-            write(now[path].variable, value)
+            write(now[path].variable, owned(value))
     proxies = tuple(f"{path}." for path in (*report.reassembled, *unchanged))
     names = (place_name(entry.path) for entry in entries_of.not_in(entries, index))
     absent = tuple(name for name in names if not name.startswith(proxies))
