@@ -140,7 +140,8 @@ def reassemble_held(holders: Iterable[Holders]) -> ReassemblyReport:
 
 
 Result = TypeVar("Result")
-Filter, LOAD = nnx.filterlib.Filter, "load_state"
+Filter = nnx.filterlib.Filter
+LOAD = "load_state"
 SHOWN = 50
 COMMITTED = ("record", "scale")
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from jqinject.core import GradSlot, GradStat, Quantizer, RangeScaling
 from jqinject.core.state import kind_of
-from jqinject.model.compiled_model import CompiledModel
+from jqinject.model.compiled_model import CompiledModel, Model
 from jqinject.model.frozen_weights import frozen_with_masters
 from jqinject.model.state import checkpoint_entries as entries_of
 from jqinject.model.state import loading
@@ -21,8 +21,6 @@ from jqinject.model.state.weight_sync import FloatIndex, How, Refused, WeightSyn
 from jqinject.model.walk import ModelIndex, check_module, place_name
 from jqinject.program import listed
 from jqinject.quant_tensor import is_concrete
-
-Scales = Literal["measured", "kept"]
 
 
 @dataclass(frozen=True)
@@ -40,15 +38,12 @@ class RefreshReport(loading.LoadReport):
         return [f"quantized {count} weight{'' if count == 1 else 's'} again", *super()._lines()]
 
 
-Model = TypeVar("Model", bound=nnx.Module)
-
-
 def refresh(
     served: Model | CompiledModel[Model],
     float_state: object,
     *,
     source_dtype: DTypeLike | None = None,
-    scales: Scales = "measured",
+    scales: Literal["measured", "kept"] = "measured",
     missing: nnx.filterlib.Filter = False,
 ) -> RefreshReport:
     """Write new float weights into a frozen model, in place: `refresh(served, nnx.state(trainer))` after each step.
@@ -130,10 +125,9 @@ def _refreshed(model: nnx.Module, *, state: object, how: How, missing: nnx.filte
         if any(path in entries for path in entry.paths):
             try:
                 weights.append(WeightSync(index, entry, param, entries, how))
-            except Refused as problem:
-                problems.append((entry.path, str(problem)))
             except (TypeError, ValueError) as error:
-                problems.append((entry.path, f"cannot be quantized again: {error}"))
+                why = "" if isinstance(error, Refused) else "cannot be quantized again: "
+                problems.append((entry.path, f"{why}{error}"))
     loading.refuse(problems, caller="refresh")
     if weights:
         _refuse_transforms(index, trainer, entries)
@@ -145,8 +139,7 @@ def _refreshed(model: nnx.Module, *, state: object, how: How, missing: nnx.filte
     masters = {id(param): holder.master for holder, param in frozen_with_masters(index)}
     for weight in weights:
         weight.quantize(payloads[id(weight.param.numbers["value"])] > 1, masters.get(id(weight.param)))
-    not_loaded = (entry for entry in entries_of.not_in(entries, index) if not entry.in_quantizer)
-    absent = tuple(place_name(entry.path) for entry in not_loaded)
+    absent = tuple(place_name(x.path) for x in entries_of.not_in(entries, index) if not x.in_quantizer)
     alone = loading.holds_adapters_alone(entries, index.by_path)
     facts = {**vars(loaded), "missing": () if alone else absent, "base": absent if alone else ()}
     return RefreshReport(**facts, quantized=tuple(place_name(weight.path) for weight in weights))
@@ -168,8 +161,8 @@ def _check_concrete(index: FloatIndex) -> None:
     for path, leaf in ((path, x) for path, node in variables for x in jax.tree.leaves(node.get_raw_value())):
         if not isinstance(leaf, jax.Array | np.ndarray) or not is_concrete(leaf):
             raise ValueError(
-                f"refresh writes arrays, and {place_name(path)} holds {type(leaf).__name__}.\n  cure: a model with "
-                "numbers in it, outside of jit; load_frozen, or freeze and load_state, make one of an abstract model"
+                f"refresh writes arrays, and {place_name(path)} holds {type(leaf).__name__}.\n"
+                "  cure: a model with numbers in it, outside of jit"
             )
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise ValueError(

@@ -1,6 +1,5 @@
 """How `refresh` quantizes one frozen weight again. Next: `refresh` checks a state and goes from weight to weight."""
 
-from collections import defaultdict
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from jqinject.core import QuantParam, QuantStat
 from jqinject.core.state import kind_of
 from jqinject.dot import FrozenParam, is_low_bit_cache
 from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_numbers import Numbers
 from jqinject.dot.schemes.quantized_op import QuantizedOp
 from jqinject.model.frozen_weights import (
     Geometry,
@@ -28,17 +28,17 @@ from jqinject.model.state.checkpoint_entries import Entries, with_checkpoint_def
 from jqinject.model.walk import ModelIndex, Path, PlainArray, VariableEntry, is_finite, place_name
 from jqinject.nn.base.slots import WEIGHT
 from jqinject.nn.base.weight_layer import QuantWeightLayer
-from jqinject.nn.freeze_layer import CUT, number_of_slices, numbers_of_form, requantized
+from jqinject.nn.freeze_layer import CUT, State, number_of_slices, numbers_of_form, requantized
 from jqinject.nn.requantizer import REQUANTIZER, Requantizer, zeros_without_memory
 from jqinject.ops.processes import Bound, on_host
 from jqinject.program import HELD, QuantizedProgram, listed
 from jqinject.proxy import write
 
-Numbers = dict[str, jax.Array]
-State = nnx.State[object, object]
 Shardings = tuple[tuple[str, jax.sharding.Sharding | None], ...]
 #: Graphdef of an op, geometry of its layer, and the dtype in which this contracts.
 OpFacts = tuple[nnx.GraphDef[QuantizedOp], Geometry, DTypeLike | None]
+#: State of an op, and the mask of its layer.
+OpState = tuple[State, jax.Array | None]
 #: Variables of quantizers, unlike the weights of layers, which some of them hold too.
 OF_QUANTIZERS = (QuantParam, QuantStat, nnx.RngState)
 
@@ -53,14 +53,12 @@ class FloatIndex(ModelIndex):
     @cached_property
     def frozen(self) -> list[tuple[VariableEntry, FrozenParam]]:
         """The frozen weights, each with its entry."""
-        paths = defaultdict[int, list[Path]](list)
+        frozen: dict[int, tuple[VariableEntry, FrozenParam]] = {}
         for path, node in self.places:
             if isinstance(node, FrozenParam):
-                paths[id(node)].append(path)
-        params = self.frozen_parameters.values()
-        floats = [nnx.Param(zeros_without_memory(param.shape, param.dtype)) for param in params]
-        entries = [VariableEntry(x, paths[id(param)], False) for x, param in zip(floats, params, strict=True)]
-        return list(zip(entries, params, strict=True))
+                like = nnx.Param(zeros_without_memory(node.shape, node.dtype))
+                frozen.setdefault(id(node), (VariableEntry(like, [], False), node))[0].paths.append(path)
+        return list(frozen.values())
 
     @cached_property
     def stand_ins(self) -> list[VariableEntry]:
@@ -123,13 +121,11 @@ class How(NamedTuple):
         By operations of their own: within a program XLA may leave out a conversion to fewer bits and back.
         """
         array = value if isinstance(value, jax.Array) else np.asarray(value)
-        return array.astype(self.source or target).astype(target)
+        return array.astype(self.source or target, copy=False).astype(target, copy=False)
 
 
 @lru_cache(maxsize=1024)
-def compiled_program(
-    numbers: Bound, depth: int, one_by_one: bool, shardings: Shardings
-) -> jax.stages.Wrapped:
+def sync_program(numbers: Bound, depth: int, one_by_one: bool, shardings: Shardings) -> jax.stages.Wrapped:
     """A compiled function that quantizes a weight, shared by weights that are alike; it overwrites their payloads.
 
     Args:
@@ -176,11 +172,8 @@ class WeightSync:
         self.param, self.path, self.how = param, entry.path, how
         self.value = next(entries[path] for path in entry.paths if path in entries)
         if not is_finite(how.rounded(self.value, param.dtype)):
-            raise Refused(
-                f"has nan or inf{'' if how.source is None else f' as {how.source}'}, which have no low-bit value.\n"
-                "    cure: skip updates whose gradient is not finite (optax.apply_if_finite)"
-            )
-        parents = [index.nodes[path[:-1]] for path in entry.paths]
+            raise Refused(f"has nan or inf as {how.source or param.dtype}.\n    cure: optax.apply_if_finite")
+        parents = [index.nodes.get(path[:-1]) for path in entry.paths]
         self._layer = next((parent for parent in parents if isinstance(parent, KernelInOp)), None)
         slices, stored = number_of_slices(param.nbytes, param.sharding), self._stored()
         if self._layer is None:
@@ -188,10 +181,7 @@ class WeightSync:
             depth = param.ndim - requantizer.ndim
             numbers = Bound(requantized, (requantizer, 1 if depth else slices, param.form))
         elif how.keeps_scales:
-            raise Refused(
-                "is quantized by the scheme of its layer's op, which measures the scales of what it gets.\n"
-                "    cure: scales='measured'"
-            )
+            raise Refused("has scales that its layer's op measures.\n    cure: scales='measured'")
         else:
             graphdef, geometry = nnx.graphdef(quantized_op(self._layer), graph=True), geometry_of(self._layer)
             depth = param.ndim - geometry.ndim
@@ -199,7 +189,7 @@ class WeightSync:
             numbers = Bound(_requantized_by_op, (facts, param.form))
         placed = ((name, x.sharding) for name, x in sorted(param.numbers.items()) if name not in stored)
         shardings = tuple((name, None if isinstance(x, SingleDeviceSharding) else x) for name, x in placed)
-        self.program = compiled_program(numbers, depth, slices > 1, shardings)
+        self.program = sync_program(numbers, depth, slices > 1, shardings)
         like = jax.ShapeDtypeStruct(param.shape, param.dtype, sharding=param.sharding)
         self.program.trace(*self.arguments(param.numbers["value"], like))
 
@@ -225,22 +215,18 @@ class WeightSync:
         weight = _placed(self.how.rounded(self.value, param.dtype), param.sharding)
         payload = jnp.copy(numbers["value"]) if shares_payload else numbers["value"]
         new, valid = jax.block_until_ready(self.program(*self.arguments(payload, weight)))
-        param.set_value({**numbers, **new})
-        if master is not None:
-            write(master, weight.copy())
-        if not bool(valid):
+        param.set_value({**numbers, **(new if valid else {"value": new["value"]})})
+        if not valid:
             raise ValueError(
                 f"refresh: {place_name(self.path)}: its quantizer made values that are not its integers times the "
-                "scale; its codes, and the weights after it, are as they were.\n  cure: values on the quantizer's grid"
+                "scale; this weight and those after it are as they were.\n  cure: values on the quantizer's grid"
             )
+        if master is not None:
+            write(master, weight.copy())
 
 
 def _requantized_by_op(
-    facts: OpFacts,
-    form: FrozenForm,
-    state: tuple[State, jax.Array | None],
-    kernel: jax.Array,
-    stored: Numbers,
+    facts: OpFacts, form: FrozenForm, state: OpState, kernel: jax.Array, stored: Numbers
 ) -> tuple[Numbers, jax.Array]:
     """As `requantized`, by the op of a Flax layer, with the layer's mask."""
     graphdef, geometry, dtype = facts
@@ -259,22 +245,17 @@ def _quantizer_of(
     requantizer = requantizer_of(param)
     if requantizer is None:
         raise Refused(
-            "came in low bits, so how float values become such numbers is not known.\n    cure: serve "
-            "freeze(quantize(model, rules)) of a float model, which remembers it"
+            "came in low bits, without a quantizer.\n    cure: freeze(quantize(float_model, rules))"
         )
     proxy = requantizer.proxy()
     name = proxy.binding.base.__name__
     if proxy.requires_quant_input:
         raise Refused(
-            f"is quantized by {name} for the format of its input, which is not known here.\n"
-            "    cure: freeze the trainer's model once more"
+            f"is quantized by {name} for its input's format.\n    cure: freeze the trainer once more"
         )
     kinds = [kind for _, kind, _ in requantizer.dropped if kind is not None]
     if not keeps_scales and not all(issubclass(kind, OF_QUANTIZERS) for kind in kinds):
-        raise Refused(
-            f"has scales that {name} measures of several weights together.\n"
-            "    cure: a quantizer for each layer; or scales='kept'"
-        )
+        raise Refused(f"shares its scales ({name}).\n    cure: a quantizer for each layer; or scales='kept'")
     below = [(base, path) for base in bases for path in entries if path[: len(base)] == base]
     index, absent = ModelIndex(proxy), list[Path]()
     own = with_checkpoint_defaults(index, {path[len(base) :]: entries[path] for base, path in below})
@@ -287,9 +268,8 @@ def _quantizer_of(
             absent.append((*(bases or [()])[0], *entry.path))
     if absent and not keeps_scales and proxy.committed:
         raise Refused(
-            "holds codes that a solver chose (committed), and new weights would only be rounded to nearest.\n"
-            "    cure: the recipe once more, on the float model with this state, and freeze; or scales='kept', which "
-            "rounds to nearest on the solver's scales"
+            "holds codes that a solver chose, which rounding to nearest would not choose.\n    cure: the recipe and "
+            "freeze once more; or scales='kept', which rounds to nearest on the solver's scales"
         )
     if absent and not keeps_scales:
         raise Refused(
@@ -303,5 +283,6 @@ def _quantizer_of(
 def _placed(value: jax.Array | np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     """An array with a sharding, each device with its part only; as it is if it has it."""
     array = jnp.asarray(value) if len(sharding.device_set) == 1 else value
-    has_it = isinstance(array, jax.Array) and array.sharding == sharding
-    return array if has_it else jax.device_put(array, sharding)
+    if isinstance(array, jax.Array) and array.sharding == sharding:
+        return array
+    return jax.device_put(array, sharding)
