@@ -195,8 +195,9 @@ class WeightSync:
 
     def _stored(self) -> Numbers:
         """The present numbers that stay."""
-        numbers = self.param.numbers if self.how.keeps_scales else {}
-        return {name: x for name, x in numbers.items() if name not in CUT}
+        return {
+            name: x for name, x in self.param.numbers.items() if self.how.keeps_scales and name not in CUT
+        }
 
     def arguments(self, payload: jax.Array, weight: jax.Array | jax.ShapeDtypeStruct) -> tuple[object, ...]:
         """Those of the program: payload, state of the quantizer, weight, and the numbers that stay."""
