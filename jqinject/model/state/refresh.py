@@ -17,7 +17,7 @@ from jqinject.model.compiled_model import CompiledModel, Model
 from jqinject.model.frozen_weights import frozen_with_masters
 from jqinject.model.state import checkpoint_entries as entries_of
 from jqinject.model.state import loading
-from jqinject.model.state.weight_sync import FloatIndex, How, Refused, WeightSync
+from jqinject.model.state.weight_sync import FloatIndex, How, Unfit, WeightSync
 from jqinject.model.walk import ModelIndex, check_module, place_name
 from jqinject.program import listed
 from jqinject.quant_tensor import is_concrete
@@ -126,8 +126,8 @@ def _refreshed(model: nnx.Module, *, state: object, how: How, missing: nnx.filte
             try:
                 weights.append(WeightSync(index, entry, param, entries, how))
             except (TypeError, ValueError) as error:
-                why = "" if isinstance(error, Refused) else "cannot be quantized again: "
-                problems.append((entry.path, f"{why}{error}"))
+                why = "" if isinstance(error, Unfit) else "cannot be quantized again: "
+                problems.append((entry.path, why + str(error)))
     loading.refuse(problems, caller="refresh")
     if weights:
         _refuse_transforms(index, trainer, entries)

@@ -108,7 +108,7 @@ class How(NamedTuple):
     """How weights are quantized.
 
     Attributes:
-        source: the dtype that they are rounded to first; None for none.
+        source: the dtype that they are rounded to first; None for no rounding.
         keeps_scales: whether scales and zero points stay.
     """
 
@@ -149,7 +149,7 @@ def sync_program(numbers: Bound, depth: int, one_by_one: bool, shardings: Shardi
     return jax.jit(requantize, donate_argnums=0, keep_unused=True, out_shardings=(dict(shardings), None))
 
 
-class Refused(ValueError):
+class Unfit(ValueError):
     """What speaks against quantizing a weight, with its cure."""
 
 
@@ -172,7 +172,7 @@ class WeightSync:
         self.param, self.path, self.how = param, entry.path, how
         self.value = next(entries[path] for path in entry.paths if path in entries)
         if not is_finite(how.rounded(self.value, param.dtype)):
-            raise Refused(f"has nan or inf as {how.source or param.dtype}.\n    cure: optax.apply_if_finite")
+            raise Unfit(f"has nan or inf as {how.source or param.dtype}.\n    cure: optax.apply_if_finite")
         parents = [index.nodes.get(path[:-1]) for path in entry.paths]
         self._layer = next((parent for parent in parents if isinstance(parent, KernelInOp)), None)
         slices, stored = number_of_slices(param.nbytes, param.sharding), self._stored()
@@ -181,7 +181,7 @@ class WeightSync:
             depth = param.ndim - requantizer.ndim
             numbers = Bound(requantized, (requantizer, 1 if depth else slices, param.form))
         elif how.keeps_scales:
-            raise Refused("has scales that its layer's op measures.\n    cure: scales='measured'")
+            raise Unfit("has scales that its layer's op measures.\n    cure: scales='measured'")
         else:
             graphdef, geometry = nnx.graphdef(quantized_op(self._layer), graph=True), geometry_of(self._layer)
             depth = param.ndim - geometry.ndim
@@ -195,9 +195,8 @@ class WeightSync:
 
     def _stored(self) -> Numbers:
         """The present numbers that stay."""
-        return {
-            name: x for name, x in self.param.numbers.items() if self.how.keeps_scales and name not in CUT
-        }
+        stays = self.how.keeps_scales
+        return {name: x for name, x in self.param.numbers.items() if stays and name not in CUT}
 
     def arguments(self, payload: jax.Array, weight: jax.Array | jax.ShapeDtypeStruct) -> tuple[object, ...]:
         """Those of the program: payload, state of the quantizer, weight, and the numbers that stay."""
@@ -241,22 +240,18 @@ def _quantizer_of(
     """How a frozen weight is quantized, and the state of its quantizer, from the entries of a state.
 
     Raises:
-        Refused: that is not known.
+        Unfit: that is not known.
     """
     requantizer = requantizer_of(param)
     if requantizer is None:
-        raise Refused(
-            "came in low bits, without a quantizer.\n    cure: freeze(quantize(float_model, rules))"
-        )
+        raise Unfit("came in low bits, without a quantizer.\n    cure: freeze(quantize(float_model, rules))")
     proxy = requantizer.proxy()
     name = proxy.binding.base.__name__
     if proxy.requires_quant_input:
-        raise Refused(
-            f"is quantized by {name} for its input's format.\n    cure: freeze the trainer once more"
-        )
+        raise Unfit(f"is quantized by {name} for its input's format.\n    cure: freeze the trainer once more")
     kinds = [kind for _, kind, _ in requantizer.dropped if kind is not None]
     if not keeps_scales and not all(issubclass(kind, OF_QUANTIZERS) for kind in kinds):
-        raise Refused(f"shares its scales ({name}).\n    cure: a quantizer for each layer; or scales='kept'")
+        raise Unfit(f"shares its scales ({name}).\n    cure: a quantizer for each layer; or scales='kept'")
     below = [(base, path) for base in bases for path in entries if path[: len(base)] == base]
     index, absent = ModelIndex(proxy), list[Path]()
     own = with_checkpoint_defaults(index, {path[len(base) :]: entries[path] for base, path in below})
@@ -268,12 +263,12 @@ def _quantizer_of(
         elif not issubclass(kind_of(entry.variable), nnx.RngState):
             absent.append((*(bases or [()])[0], *entry.path))
     if absent and not keeps_scales and proxy.committed:
-        raise Refused(
+        raise Unfit(
             "holds codes that a solver chose, which rounding to nearest would not choose.\n    cure: the recipe and "
             "freeze once more; or scales='kept', which rounds to nearest on the solver's scales"
         )
     if absent and not keeps_scales:
-        raise Refused(
+        raise Unfit(
             f"has scales that {name} learned or collected, and the state does not hold "
             f"{listed(tuple(map(place_name, absent)))}.\n    cure: the trainer's model or its whole state "
             "(nnx.state(trainer)), not weights alone; or scales='kept'"
