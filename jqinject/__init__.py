@@ -56,6 +56,7 @@ if _typing.TYPE_CHECKING:
     from jqinject.model import quantize_function as quantize_function
     from jqinject.model import quantized_cache as quantized_cache
     from jqinject.model import reassemble as reassemble
+    from jqinject.model import refresh as refresh
     from jqinject.model import report as report
     from jqinject.model import rules_report as rules_report
     from jqinject.model import unfreeze as unfreeze
@@ -111,6 +112,7 @@ __all__ = [
     "quantize_function",
     "quantized_cache",
     "reassemble",
+    "refresh",
     "report",
     "rules_report",
     "this",
@@ -151,6 +153,7 @@ _PLACES = {
     "quantize_function": "jqinject.model",
     "quantized_cache": "jqinject.model",
     "reassemble": "jqinject.model",
+    "refresh": "jqinject.model",
     "report": "jqinject.model",
     "rules_report": "jqinject.model",
     "unfreeze": "jqinject.model",

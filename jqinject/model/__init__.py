@@ -36,6 +36,8 @@ from jqinject.model.state.loading import LoadReport as LoadReport
 from jqinject.model.state.loading import ReassemblyReport as ReassemblyReport
 from jqinject.model.state.loading import load_state as load_state
 from jqinject.model.state.loading import reassemble as reassemble
+from jqinject.model.state.refresh import RefreshReport as RefreshReport
+from jqinject.model.state.refresh import refresh as refresh
 from jqinject.model.status import quantization_status_manager as quantization_status_manager
 from jqinject.model.train.autodiff import grad as grad
 from jqinject.model.train.autodiff import value_and_grad as value_and_grad

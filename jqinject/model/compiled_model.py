@@ -6,7 +6,7 @@ checks are made where JAX traces this function: Python runs it only for argument
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, Generic, Literal, TypeVar, final
 
 import jax
@@ -27,6 +27,7 @@ DIFFERENCES = ("a cache of another kind", "another dtype", "another number of ax
 
 
 Model = TypeVar("Model", bound=nnx.Module)
+Result = TypeVar("Result")
 Filter = nnx.filterlib.Filter
 Arrays = tuple[jax.Array, ...]
 Shapes = Literal["any", "given"]
@@ -190,6 +191,21 @@ class CompiledModel(Generic[Model]):
                     "  cure: a model of the same sizes; or jqinject.compiled(model, ...) of this one"
                 )
         self._read, self._changing = read, changing
+
+    def rewrite(self, change: Callable[[Model], Result]) -> Result:
+        """Let a function write other arrays into the Variables of the model, with which later calls go on.
+
+        Args:
+            change: takes a model that shares all arrays, caches too, and changes it in place; what it returns is
+                returned. Arrays that it overwrites are lost to other models that share them.
+        """
+        model = self._merged(self._read, self._changing)
+        try:
+            return change(model)
+        finally:
+            leaves = self._leaves(model)
+            assert leaves is not None, "arrays are other ones, not the structure"
+            self._changing, self._read = tuple(leaves[: self._count]), tuple(leaves[self._count :])
 
     @property
     def programs(self) -> tuple[str, ...]:

@@ -46,6 +46,9 @@ def freeze(
     array (`layer.embedding[ids]`, `layer.kernel.T`) it is the dequantized numbers, and a look-up dequantizes only the
     rows that it reads. Assigning an array to it raises.
 
+    The static part of a weight's quantizer stays in the metadata of the `FrozenParam`, so that `jqinject.refresh` can
+    quantize other weights likewise.
+
     Orbax saves `nnx.as_pure(nnx.state(model))`; `load_state` fills the abstract model
     `nnx.eval_shape(lambda: jqinject.freeze(make_model()))` with what it restores.
 

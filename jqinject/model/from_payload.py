@@ -17,6 +17,7 @@ from jqinject.model.walk import ModelIndex, Path, place_name
 from jqinject.nn.base.parameter_site import ParameterSite, PlannedParameter
 from jqinject.nn.base.slots import WEIGHT, make_proxy
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.freeze_layer import stored_record
 from jqinject.program import QuantizedProgram
 from jqinject.quant.minifloat.blocks import Fp8e4m3ConstScales
 
@@ -129,18 +130,15 @@ def _two_levels(numbers: Mapping[str, jax.Array]) -> dict[str, object] | None:
 
 def _keep_scales(layer: WeightHolder, frozen: FrozenParam, path: str) -> None:
     """Commit a quantizer to the scales and zero points of frozen numbers."""
-    numbers, grid, proxy = frozen.numbers, frozen.form.grid, layer.weight_quant
+    numbers, proxy = frozen.numbers, layer.weight_quant
     proxy.commit(layer)
-    record, chosen = dict(proxy.record[...]), {"scale": scale_of(numbers)}
-    if "zero_point" in record and "zero_point" in numbers:
-        offset = 2 ** (grid.bit_width - 1) if grid.signed else 0
-        chosen["zero_point"] = numbers["zero_point"].astype(np.float32) + offset
-    for name, value in chosen.items():
-        try:
-            record[name] = jnp.broadcast_to(value, record[name].shape).astype(np.float32)
-        except ValueError:
-            raise ValueError(
-                f"unfreeze: {path} has scales of {tuple(value.shape)}, its quantizer {tuple(record[name].shape)}.\n"
-                "  cure: load_state of a float checkpoint, into a model that was not frozen"
-            ) from None
-    proxy.record.set_value(record)
+    record = proxy.record[...]
+    try:
+        chosen = stored_record(numbers, frozen.form, record)
+    except ValueError:
+        shapes = tuple(scale_of(numbers).shape), tuple(record["scale"].shape)
+        raise ValueError(
+            f"unfreeze: {path} has scales of {shapes[0]}, its quantizer {shapes[1]}.\n"
+            "  cure: load_state of a float checkpoint, into a model that was not frozen"
+        ) from None
+    proxy.record.set_value({name: x.astype(np.float32) for name, x in chosen.items()})

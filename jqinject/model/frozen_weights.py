@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from jqinject.dot import READS_WHOLE, FrozenParam, QuantMode
 from jqinject.dot.schemes.quantized_op import QuantizedOp
@@ -17,10 +18,12 @@ from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.nn.base import layer_geometry, placed_contraction, slots
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.nn.base.weight_layer import QuantWeightLayer
+from jqinject.nn.requantizer import REQUANTIZER
 from jqinject.program import HELD, OpQuantizers, change_class, class_swap, dotted, quantized_stack
 from jqinject.proxy import map_stack, stack_of
 
 WeightHolder = QuantWeightLayer | ParameterSite
+Geometry = layer_geometry.LayerGeometry
 
 
 # Flax's layers whose contraction may be a quantized op: ours declare the attribute that holds it, and the axes.
@@ -38,7 +41,7 @@ def op_slot(layer: object) -> str | None:
     return next(names, None)
 
 
-def geometry_of(layer: object) -> layer_geometry.LayerGeometry:
+def geometry_of(layer: object) -> Geometry:
     """Where a Flax layer whose contraction may be a quantized op has which axes."""
     declared = next(declared for kind, declared in DECLARED.items() if isinstance(layer, kind))
     return vars(declared)["geometry"].fget(layer)
@@ -118,16 +121,30 @@ def frozen_kernel(layer: Any) -> FrozenParam | None:
 
     def frozen(layers: tuple[Any, ...], _: object) -> FrozenParam:
         (layer,) = layers
-        kernel, mask = layer.kernel[...], vars(layer).get("mask")  # of a convolution
-        masked = kernel if mask is None else kernel * mask
-        last = geometry.sums if geometry.summed else ()
-        of_op = vars(layer)[op_slot(layer)]
-        numbers, form = of_op.frozen_rhs(masked.astype(layer.dtype or kernel.dtype), geometry.sums, last)
-        return FrozenParam.holding(numbers, replace(form, value_dtype=np.dtype(kernel.dtype)))
+        mask = vars(layer).get("mask")  # of a convolution
+        return numbers_by_op(vars(layer)[op_slot(layer)], geometry, layer.dtype, layer.kernel[...], mask)
 
     stored = map_stack(frozen, (layer,), kernel.shape[: kernel.ndim - geometry.ndim])
     change_class(layer, class_swap.derived_class(type(layer), KernelInOp))
     return FrozenParam.holding(stored.numbers, stored.form, kernel.get_metadata())
+
+
+def numbers_by_op(
+    op: QuantizedOp, geometry: Geometry, dtype: DTypeLike | None, kernel: jax.Array, mask: jax.Array | None
+) -> FrozenParam:
+    """The low-bit numbers of a Flax layer's kernel by its op.
+
+    Args:
+        op: the op.
+        geometry: of the layer.
+        dtype: in which the layer contracts; None for that of the kernel.
+        kernel: float.
+        mask: multiplies the kernel of a convolution; None without one.
+    """
+    masked = kernel if mask is None else kernel * mask
+    last = geometry.sums if geometry.summed else ()
+    numbers, form = op.frozen_rhs(masked.astype(dtype or kernel.dtype), geometry.sums, last)
+    return FrozenParam.holding(numbers, replace(form, value_dtype=np.dtype(kernel.dtype)))
 
 
 def unfreeze_op(layer: object) -> None:
@@ -199,13 +216,13 @@ def freeze_weight(
 
 def without_masters(index: ModelIndex) -> dict[Path, FrozenParam]:
     """The frozen weights whose float numbers were not kept, each under its first path."""
-    restorable = {id(frozen) for _, frozen in _kept(index)}
+    restorable = {id(frozen) for _, frozen in frozen_with_masters(index)}
     return {path: node for path, node in index.frozen_parameters.items() if id(node) not in restorable}
 
 
 def restore_masters(index: ModelIndex) -> None:
     """Put the float weights that were kept back in their places."""
-    for holder, frozen in _kept(index):
+    for holder, frozen in frozen_with_masters(index):
         master = holder.master
         del holder.master
         if isinstance(holder, ParameterSite):
@@ -217,7 +234,7 @@ def restore_masters(index: ModelIndex) -> None:
                 change_class(holder, type(holder)._made_from[0])
 
 
-def _kept(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
+def frozen_with_masters(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
     """The layers and sites that keep the float weight of a frozen one, with this."""
     for path, site in index.sites:
         if site.master is not None:
@@ -229,7 +246,8 @@ def _kept(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
 
 def float_param(frozen: FrozenParam, value: jax.Array) -> nnx.Variable[Any]:
     """A float parameter for the place of a frozen one, with its metadata."""
-    metadata = {k: v for k, v in frozen.get_metadata().items() if k not in ("form", READS_WHOLE)}
+    own = ("form", READS_WHOLE, REQUANTIZER)
+    metadata = {name: fact for name, fact in frozen.get_metadata().items() if name not in own}
     return nnx.Param.from_metadata(value, metadata)
 
 

@@ -19,7 +19,9 @@ from jqinject import core, dot
 from jqinject.core._protocols import block_width, grid_of, groups_of
 from jqinject.core.component import Component, node_class, parts_of
 from jqinject.core.views import DynamicOverSubChannelBlockView, OverSubChannelBlockView
-from jqinject.dot.frozen.frozen_numbers import ScaleForms
+from jqinject.dot.frozen.frozen_form import FrozenForm
+from jqinject.dot.frozen.frozen_numbers import Numbers, ScaleForms, scale_of
+from jqinject.nn.requantizer import REQUANTIZER, Axes, Requantizer
 from jqinject.ops import packing
 from jqinject.ops.cut import Cut, cut_in_place
 from jqinject.ops.groups import fitting_size
@@ -27,25 +29,7 @@ from jqinject.proxy import Committed, beside_weights, map_stack, stack_of
 from jqinject.quant_tensor import QuantTensor, is_concrete, is_quantized
 
 SLICED_FROM = 2**20  # bytes
-
-
-class Axes(NamedTuple):
-    """What is static in how a weight is stored.
-
-    Attributes:
-        summed: the axes that contractions sum over, stored last.
-        of_sums: the axes along which a contraction of integers needs sums; None if it needs none.
-        cut: the groups, if they cross shards; else None.
-    """
-
-    summed: tuple[int, ...]
-    of_sums: tuple[int, ...] | None
-    cut: Cut | None = None
-
-    @property
-    def uncut(self) -> tuple[int, ...]:
-        """The axes that no slices are cut along: sums are taken over them."""
-        return (*self.summed, *(self.of_sums or ()))
+State = nnx.State[object, object]
 
 
 def numbers_of(layer: Any, sliced_from: int = SLICED_FROM) -> Any:
@@ -87,7 +71,8 @@ def frozen_param(layer: Any, numbers: Any = None, sliced_from: int = SLICED_FROM
         # Numbers that are not the quantizer's own raise its error.
         frozen = frozen if usable else _eager_numbers(layer, _axes(layer))
     form = replace(frozen.form, block_width=block_width(layer.weight_quant.tensor_quant))
-    return dot.FrozenParam.holding(frozen.numbers, form, layer.weight.get_metadata())
+    metadata = {**layer.weight.get_metadata(), REQUANTIZER: Requantizer.of(layer, _axes(layer, stack))}
+    return dot.FrozenParam.holding(frozen.numbers, form, metadata)
 
 
 @partial(jax.jit, static_argnums=(3, 4, 5))
@@ -112,6 +97,71 @@ def compiled_numbers(
     if slices > 1 and not known_input and axes.cut is None:
         sliced = in_slices(make, proxy, weight, slices, axes.uncut)
     return make(proxy, weight) if sliced is None else sliced
+
+
+def requantized(
+    requantizer: Requantizer, slices: int, form: FrozenForm, state: State, weight: jax.Array, stored: Numbers
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """New numbers of one frozen weight, as `frozen_param` makes them, and whether they are what the quantizer made.
+
+    Args:
+        requantizer: of the weight.
+        slices: see `slices_of`.
+        form: of the weight's present numbers.
+        state: what its quantizer learned or collected.
+        weight: the new float values.
+        stored: the present numbers if their scales and zero points stay, of which payload and sums are then returned;
+            empty to measure them.
+
+    Raises:
+        TypeError: scales stay, and the quantizer does not round to nearest on a grid that it knows.
+        ValueError: the numbers would have another form.
+    """
+    graphdef = requantizer.graphdef
+    if stored:
+        proxy = nnx.merge(graphdef, state)
+        committed = Committed.of(proxy.tensor_quant, weight)
+        committed.record.set_value(stored_record(stored, form, committed.record[...]))
+        proxy._hold(committed)
+        graphdef, state = nnx.split(proxy, graph=True)
+    frozen, valid = compiled_numbers(state, weight, (), graphdef, requantizer.axes, slices)
+    numbers = numbers_of_form(frozen, form)
+    return {name: x for name, x in numbers.items() if not stored or name in CUT}, valid
+
+
+def numbers_of_form(frozen: object, form: FrozenForm) -> dict[str, jax.Array]:
+    """The numbers of a frozen weight, which have to be of a form.
+
+    Raises:
+        ValueError: they are of another.
+    """
+    if not isinstance(frozen, dot.FrozenParam):
+        raise ValueError("its bit width is learned, and the payload's dtype follows it")
+    if replace(frozen.form, block_width=form.block_width) != form:
+        raise ValueError(f"its numbers would be {frozen.form}, and they are {form}")
+    return frozen.numbers
+
+
+def stored_record(numbers: Numbers, form: FrozenForm, like: Numbers) -> dict[str, jax.Array]:
+    """Scales and zero points of frozen numbers as the record of a committed quantizer.
+
+    Args:
+        numbers, form: the frozen numbers.
+        like: a record of the quantizer.
+
+    Raises:
+        ValueError: they have other shapes.
+    """
+    record = {**like, "scale": scale_of(numbers)}
+    if "zero_point" in like and "zero_point" in numbers:
+        offset = 2 ** (form.grid.bit_width - 1) if form.grid.signed else 0
+        record["zero_point"] = numbers["zero_point"].astype(np.float32) + offset
+
+    def fitted(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        sizes, own = ([size for size in sizes if size > 1] for sizes in (shape, x.shape))
+        return x.reshape(shape) if sizes == own else jnp.broadcast_to(x, shape)
+
+    return {name: fitted(x, like[name].shape) for name, x in record.items()}
 
 
 def _axes(layer: Any, stack: tuple[int, ...] = ()) -> Axes:
@@ -164,9 +214,14 @@ def slices_of(weight: object, sliced_from: int) -> int:
     """How many slices a weight is frozen in: 1 below so many bytes, for abstract weights, and on several devices."""
     if not (isinstance(weight, jax.Array) and is_concrete(weight)):
         return 1
-    if weight.nbytes < sliced_from or len(weight.sharding.device_set) > 1:
+    return number_of_slices(weight.nbytes, weight.sharding, sliced_from)
+
+
+def number_of_slices(nbytes: int, sharding: jax.sharding.Sharding, sliced_from: int = SLICED_FROM) -> int:
+    """How many slices a weight of so many bytes is frozen in; see `slices_of`."""
+    if nbytes < sliced_from or len(sharding.device_set) > 1:
         return 1
-    slices = max(FEWEST, weight.nbytes // BYTES_OF_SLICE)
+    slices = max(FEWEST, nbytes // BYTES_OF_SLICE)
     return min(1 << slices.bit_length() - 1, MOST)
 
 

@@ -102,7 +102,7 @@ def test_tracers_in_the_state_are_refused():
     def outside(kernel):  # the model is real, the state is not
         jqinject.load_state(model, {"one": {"kernel": kernel}}, missing=...)
 
-    with pytest.raises(ValueError, match=r"one\.kernel: is a tracer: call load_state outside of jit"):
+    with pytest.raises(ValueError, match=r"one\.kernel: is a tracer: load it outside of jit"):
         outside(ZEROS)
     jax.tree.map(np.testing.assert_array_equal, numbers(model), before)
 

@@ -23,15 +23,18 @@ from jqinject.program import OpQuantizers
 from jqinject.quant_tensor import is_concrete
 
 LIST = "a list of numbers"
+#: Path -> array.
+Entries = dict[Path, Any]
 #: The path of an entry, and what is wrong with it.
 Problem = tuple[Path, str]
 
 
-def flat_entries(state: object) -> dict[Path, Any]:
+def flat_entries(state: object, caller: str = "load_state") -> Entries:
     """The arrays of a state by path.
 
     Args:
         state: an `nnx.State`, nested mappings and sequences of arrays, or a module.
+        caller: the calling function's name, for the error text.
 
     Raises:
         TypeError: it is none of these.
@@ -42,7 +45,7 @@ def flat_entries(state: object) -> dict[Path, Any]:
         of_file = isinstance(state, str | os.PathLike)
         cure = "nnx.state(model), or nnx.to_pure_dict(nnx.state(model))"
         raise TypeError(
-            "load_state takes an nnx.State, a nested dict of arrays or a module, "
+            f"{caller} takes an nnx.State, a nested dict of arrays or a module, "
             f"got {type(state).__name__}.\n  cure: {'jqinject.formats.load(model, path)' if of_file else cure}"
         )
     return dict(_flatten(state, ()))
@@ -99,7 +102,7 @@ def ill_formed(
     return problems, "\n  cure: numpy.asarray(...) of each list" if LIST in pieces.values() else ""
 
 
-def unwrapped(entries: Mapping[Path, object], paths: Collection[Path]) -> dict[Path, Any]:
+def unwrapped(entries: Mapping[Path, object], paths: Collection[Path]) -> Entries:
     """Entries with `{"value": ...}` unwrapped: Orbax restores Variables this way without a target."""
 
     def unwrap(path: Path) -> Path:
@@ -115,7 +118,7 @@ def problem_of(value: object, target: jax.Array | jax.ShapeDtypeStruct) -> str |
     if not isinstance(value, jax.Array | np.ndarray | np.generic | int | float):
         return f"is not an array: got {type(value).__name__}"
     if not is_concrete(value):
-        return "is a tracer: call load_state outside of jit"
+        return "is a tracer: load it outside of jit"
     shape = np.shape(value)
     if shape != target.shape:
         return f"has shape {shape}, the model needs {tuple(target.shape)}"
@@ -133,7 +136,7 @@ class HasCheckpointDefaults(Protocol):
     def complete_state(self, entries: dict[str, object]) -> dict[str, object]: ...
 
 
-def with_checkpoint_defaults(index: ModelIndex, entries: dict[Path, Any]) -> dict[Path, Any]:
+def with_checkpoint_defaults(index: ModelIndex, entries: Entries) -> Entries:
     """The entries, with those of each component completed by it.
 
     Args:
@@ -253,8 +256,12 @@ def transformed_inputs(index: ModelIndex, entries: Mapping[Path, object]) -> Ite
         entries: of the state, by path.
     """
     of_quantizers = any(index.by_path[path].in_quantizer for path in entries)
-    if of_quantizers or not any(entry.in_quantizer for entry in index.variables):
-        return
+    if not of_quantizers and any(entry.in_quantizer for entry in index.variables):
+        yield from quantizers_with_transforms(index)
+
+
+def quantizers_with_transforms(index: ModelIndex) -> Iterator[str]:
+    """Find the quantizers of inputs with a transform before them, for which weights are stored."""
     for path, node in index.places:
         if isinstance(node, QuantWeightLayer):
             if node.input_quant is not None and vars(node.input_quant).get("pre_transform") is not None:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from flax import nnx
 from jqinject.core import Quantizer, RangeScaling
 from jqinject.dot import is_low_bit_cache
 from jqinject.model.state import checkpoint_entries as entries_of
+from jqinject.model.state.checkpoint_entries import Entries, Problem
 from jqinject.model.walk import Holders, ModelIndex, Path, VariableEntry, is_finite, place_name
 from jqinject.nn.base.parameter_site import ParameterSite
 from jqinject.program import listed
@@ -138,11 +139,14 @@ def reassemble_held(holders: Iterable[Holders]) -> ReassemblyReport:
     return ReassemblyReport(tuple(done), tuple(replaced))
 
 
+Result = TypeVar("Result")
+Filter = nnx.filterlib.Filter
+LOAD = "load_state"
 SHOWN = 50
 COMMITTED = ("record", "scale")
 
 
-def load_state(model: object, state: object, *, missing: nnx.filterlib.Filter = False) -> LoadReport:
+def load_state(model: object, state: object, *, missing: Filter = False) -> LoadReport:
     """Load weights into a model and re-assemble its quantizers from them.
 
     In this order: quantizers for which the state has committed scales (`jqinject.recipes`) are committed too; weights
@@ -192,7 +196,7 @@ def load_state(model: object, state: object, *, missing: nnx.filterlib.Filter = 
     """
     index = ModelIndex(model)
     _refuse_traced(index.variables)
-    report = _all_or_nothing(
+    report = all_or_nothing(
         index, lambda: _checked(model, state, missing, _committed_as(state, model, index))
     )
     if report.transformed:
@@ -207,19 +211,38 @@ def load_state(model: object, state: object, *, missing: nnx.filterlib.Filter = 
     return report
 
 
-def _checked(model: object, state: object, missing: nnx.filterlib.Filter, index: ModelIndex) -> LoadReport:
+def _checked(model: object, state: object, missing: Filter, index: ModelIndex) -> LoadReport:
     """Load a state that fits; raises before it writes otherwise."""
+    flat, forms = entries_of.flat_entries(state), entries_of.other_forms(state, index)
+    return load_checked(model, checked_entries(flat, index, missing, forms), index)
+
+
+def checked_entries(
+    flat: Entries, index: ModelIndex, missing: Filter, problems: Iterable[Problem] = (), caller: str = LOAD
+) -> Entries:
+    """The entries of a state that fits, with what components complete.
+
+    Args:
+        flat: path -> array.
+        index: of the model.
+        missing: a filter for Variables that need not be there.
+        problems: what else is wrong with the state.
+        caller: the calling function's name, for the error text.
+
+    Raises:
+        ValueError: the state does not fit.
+    """
     by_path = index.by_path
-    flat = entries_of.unwrapped(entries_of.flat_entries(state), by_path)
-    _refuse(*entries_of.ill_formed(flat, by_path))
+    flat = entries_of.unwrapped(flat, by_path)
+    refuse(*entries_of.ill_formed(flat, by_path), caller)
     entries = entries_of.with_checkpoint_defaults(index, flat)
-    if _holds_adapters_alone(entries, by_path):
+    if holds_adapters_alone(entries, by_path):
         missing = nnx.Any(missing, nnx.Not(nnx.LoRAParam))
-    _refuse([*entries_of.unfit(entries, index, missing), *entries_of.other_forms(state, index)])
+    refuse([*entries_of.unfit(entries, index, missing), *problems], caller=caller)
     stored = {path: value for path, value in entries.items() if path in flat}
     contradictions = [*entries_of.contradictions(entries, by_path)]
-    _refuse(contradictions or [*entries_of.never_right(index, stored)])
-    return _load(model, entries, index)
+    refuse(contradictions or [*entries_of.never_right(index, stored)], caller=caller)
+    return entries
 
 
 def _committed_as(state: object, model: object, index: ModelIndex) -> ModelIndex:
@@ -257,18 +280,27 @@ def _make_constant(quantizer: Quantizer) -> bool:
     return True
 
 
-def _refuse(problems: list[entries_of.Problem], cure: str = "") -> None:
+def refuse(problems: list[Problem], cure: str = "", caller: str = LOAD) -> None:
+    """Raise a ValueError that lists what is wrong with a state, if anything is."""
     if not problems:
         return
     shown = [f"  {place_name(path)}: {problem}" for path, problem in problems[:SHOWN]]
     more = [f"  ... and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
     raise ValueError(
-        f"load_state: the state does not fit the model, nothing was changed ({len(problems)} "
+        f"{caller}: the state does not fit the model, nothing was changed ({len(problems)} "
         f"problem{'s' if len(problems) > 1 else ''}):\n" + "\n".join([*shown, *more]) + cure
     )
 
 
-def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> LoadReport:
+def load_checked(model: object, entries: Entries, index: ModelIndex, *, copies: bool = False) -> LoadReport:
+    """Write entries that were checked, and re-assemble the quantizers that depend on them.
+
+    Args:
+        model: the model.
+        entries: path -> array.
+        index: of the model.
+        copies: whether arrays of JAX are copied, else shared with the state.
+    """
     by_path, transformed = index.by_path, tuple(entries_of.transformed_inputs(index, entries))
     chosen = {by_path[path].path: value for path, value in entries.items()}
     cast = {
@@ -277,8 +309,12 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
         if getattr(value, "dtype", by_path[path].variable.dtype) != by_path[path].variable.dtype
     }
     weights = {path: value for path, value in chosen.items() if not by_path[path].in_quantizer}
+
+    def owned(value: object) -> object:
+        return value.copy() if copies and isinstance(value, jax.Array) else value
+
     for path, value in weights.items():
-        write(by_path[path].variable, value)
+        write(by_path[path].variable, owned(value))
     affected = proxies_beside(index, [by_path[path].variable for path in weights])
     report = reassemble_held(holders for holders in affected if holders.proxy.depends_on_layers())
     unchanged = tuple(
@@ -297,11 +333,11 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
                     f"load_state: after re-assembly from the loaded weights {place_name(path)} {why}; nothing was "
                     "changed"
                 )
-            write(now[path].variable, value)
+            write(now[path].variable, owned(value))
     proxies = tuple(f"{path}." for path in (*report.reassembled, *unchanged))
     names = (place_name(entry.path) for entry in entries_of.not_in(entries, index))
     absent = tuple(name for name in names if not name.startswith(proxies))
-    of_adapters = _holds_adapters_alone(entries, by_path)
+    of_adapters = holds_adapters_alone(entries, by_path)
     return LoadReport(
         **vars(report),
         loaded=tuple(place_name(path) for path in chosen),
@@ -315,7 +351,7 @@ def _load(model: object, entries: Mapping[Path, Any], index: ModelIndex) -> Load
     )
 
 
-def _holds_adapters_alone(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> bool:
+def holds_adapters_alone(entries: Mapping[Path, object], by_path: Mapping[Path, VariableEntry]) -> bool:
     """Whether a state has numbers for low-rank adapters, and for nothing else of the model."""
     kinds = {type(by_path[path].variable) for path in entries if path in by_path}
     return bool(kinds) and all(issubclass(kind, nnx.LoRAParam) for kind in kinds)
@@ -354,7 +390,7 @@ def _refuse_traced(targets: list[VariableEntry]) -> None:
             )
 
 
-def _all_or_nothing(index: ModelIndex, load: Callable[[], LoadReport]) -> LoadReport:
+def all_or_nothing(index: ModelIndex, load: Callable[[], Result]) -> Result:
     """Run `load`; if it raises, restore everything."""
     values = [(entry.variable, entry.variable.get_value()) for entry in index.variables]
     ranges = (node for _, node in index.places if isinstance(node, RangeScaling))
