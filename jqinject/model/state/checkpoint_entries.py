@@ -257,7 +257,7 @@ def transformed_inputs(index: ModelIndex, entries: Mapping[Path, object]) -> Ite
         return
     for path, node in index.places:
         if isinstance(node, QuantWeightLayer):
-            if node.input_quant is not None and vars(node.input_quant).get("pre_transform") is not None:
+            if node.input_quant is not None and _stays_transformed(node.input_quant):
                 yield place_name((*path, "input_quant"))
         elif isinstance(node, OpQuantizers):
             for name, proxy in node.held.items():
@@ -265,8 +265,14 @@ def transformed_inputs(index: ModelIndex, entries: Mapping[Path, object]) -> Ite
                 twin = f"{stem}_{'lhs' if side == 'rhs' else 'rhs'}"
                 # Of a product of two activations both operands are transformed, and no weight.
                 alone = side in ("lhs", "rhs") and twin not in node.held
-                if alone and vars(proxy).get("pre_transform") is not None:
+                if alone and _stays_transformed(proxy):
                     yield name
+
+
+def _stays_transformed(quantizer: object) -> bool:
+    """Whether what is quantized is transformed, and a weight has to be stored for it."""
+    attributes = vars(quantizer)
+    return attributes.get("pre_transform") is not None and not attributes.get("undo_transform")
 
 
 def unfit(
