@@ -298,7 +298,9 @@ class Hadamard(Transform):
         self.factor_dtype = None if factor_dtype is None else np.dtype(factor_dtype)
         if seed is not None:
             if signs is not None:
-                raise ValueError(f"Hadamard: seed = {seed!r} draws signs, and others are given.\n  cure: one of both")
+                raise ValueError(
+                    f"Hadamard: seed = {seed!r} draws signs, and others are given.\n  cure: one of both"
+                )
             self.seed = check.integer(seed, "Hadamard", "seed")
 
     def __call__(self, x: jax.Array) -> jax.Array:

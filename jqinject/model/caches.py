@@ -116,9 +116,9 @@ def _quantized(proxy: ActQuantProxyFromInjector, array: Any, site: Site, name: s
         )
     if proxy.has_range() is False:
         raise ValueError(
-            f"quantized_cache: the quantizer of {name} ({proxy.binding.base.__name__}) has a static range that never "
-            "saw data.\n  cure: jqinject.calibrate(model, batches) first; or cache_quant=Int8DynamicActPerRowFloat, "
-            "whose scales come from the rows"
+            f"quantized_cache: the quantizer of {site.name} ({proxy.binding.base.__name__}) has a static range that "
+            "never saw data.\n  cure: jqinject.calibrate(model, batches) first; or "
+            "cache_quant=Int8DynamicActPerRowFloat, whose scales come from the rows"
         )
     encode = _encoding(proxy, array.ndim - len(site.shape))
     return (

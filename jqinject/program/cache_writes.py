@@ -118,9 +118,14 @@ def _write(step: OperationRun, cache: Tracked, quantizer: object, new: Sequence[
             "written, which has one scale.\n  cure: a layout with the features last, written as a whole; or a rule "
             f"that keeps it float, Rule({cache.cache!r}), before the others"
         )
-    low_bits, shape = cache.value if isinstance(cache.value, LowBitCache) else None, shape_of(inputs[new[0]])
-    facts = {"cache_ndim": cache.cache_ndim, "is_stored": low_bits is not None}
-    site = Site(cache.cache, quantizer, shape=shape, **facts)
+    low_bits = cache.value if isinstance(cache.value, LowBitCache) else None
+    site = Site(
+        cache.cache,
+        quantizer,
+        shape=shape_of(inputs[new[0]]),
+        cache_ndim=cache.cache_ndim,
+        is_stored=low_bits is not None,
+    )
     run.add(site)
     rounded = {place: run.quantizers.quantize(site, inputs[place].array) for place in new}
     if low_bits is None or type(run.quantizers) is quantizers.Quantizers:

@@ -36,8 +36,10 @@ def contraction(step: OperationRun) -> list[Tracked]:
     weight = among if run.policy.follows_parameters else None
     read = next((x.weight_path for x in (lhs, rhs) if x.weight_path), ())
     choice, name = step.choose(() if weight is None else step.inputs[weight].weight_path, read)
-    quantizes = [choice is not None and bool(choice.scheme or _declared(choice, *pair, place))
-                 for place, pair in enumerate(((lhs, rhs), (rhs, lhs)))]
+    quantizes = [
+        choice is not None and bool(choice.scheme or _declared(choice, *pair, place))
+        for place, pair in enumerate(((lhs, rhs), (rhs, lhs)))
+    ]
     (lhs, rhs), undo = cache_writes.opened_to_contract(eqn, (lhs, rhs), quantizes)
     if run.policy.flattens_weights and _is_flattened(step, rhs):
         outputs = rhs.value.shape[1:]  # of a weight with two axes, its output then reshaped

@@ -162,10 +162,10 @@ ROTATION = Chain((Hadamard(seed=0), Hadamard(seed=1)))
 class TurboQuant4Act(LloydMaxDynamicActPerRowFloat):
     """TurboQuant: rows are rotated, quantized to the best numbers for a normal distribution, and rotated back; 4 bits.
 
-    For a row `x` of d numbers (the last axis) and a rotation `R`: `y = R^-1 (n table[argmin |R x sqrt(d) / n - table|] /
-    sqrt(d))`, with the norm `n = |x|`. Stored are the codes, and the root mean square `n / sqrt(d)` in float32. The
-    distortion `E |x - y|^2 / |x|^2` is that of a normal distribution, for any x: 0.1175, 0.0345 and 0.0095 at 2, 3 and
-    4 bits. It is meant for caches of keys and values, `Rule(cache_quant=TurboQuant4Act)`; any activation may have it.
+    For a row `x` of d numbers (the last axis) and a rotation `R`: `y = s R^-1 table[argmin |R x / s - table|]`, with
+    the root mean square `s = |x| / sqrt(d)`. Stored are the codes, and `s` in float32. The distortion `E |x - y|^2 /
+    |x|^2` is that of a normal distribution, for any x: 0.1175, 0.0345 and 0.0095 at 2, 3 and 4 bits. It is meant
+    for caches of keys and values, `Rule(cache_quant=TurboQuant4Act)`; any activation may have it.
 
     Declare `bit_width`, 1 to 8, or another `pre_transform`: `Hadamard(block_size, seed=...)` in blocks, for numbers of
     features that have no Hadamard matrix.

@@ -36,7 +36,13 @@ class Learned(NF4Quant, Int8ActPerTensorFloat):
 
 
 X = jax.random.normal(jax.random.key(0), (6, 32))
-DYNAMIC = (NF4DynamicActPerRowFloat, Groups, LloydMaxDynamicActPerRowFloat, TurboQuant4Act, QuestActPerRowFloat)
+DYNAMIC = (
+    NF4DynamicActPerRowFloat,
+    Groups,
+    LloydMaxDynamicActPerRowFloat,
+    TurboQuant4Act,
+    QuestActPerRowFloat,
+)
 
 
 def nearest(x: np.ndarray, table: TableGrid, scale: np.ndarray) -> np.ndarray:
@@ -75,7 +81,6 @@ def test_layers_contract_the_numbers_of_the_table(quantizer: type[ExtendedInject
     elif quantizer is NF4DynamicActPerRowFloat or quantizer is Groups:
         largest = jnp.abs(rounded) == jnp.abs(X)  # its own gradient is the scale's too
         gradient, through = (jnp.where(largest, 0.0, g) for g in (gradient, through))
-        gradient = jnp.where(jnp.abs(X) == jnp.abs(X).max(-1, keepdims=True), 0.0, gradient)
     np.testing.assert_allclose(gradient, through, rtol=1e-4, atol=1e-5)
     layer.eval()
     before = layer(X)
@@ -95,7 +100,9 @@ def test_other_places_for_quantizers() -> None:
         input_quant=LloydMaxDynamicActPerRowFloat,
         output_quant=NF4DynamicActPerRowFloat,
     )
-    model = nnx.Sequential(nnx.Linear(32, 16, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(16, 4, rngs=nnx.Rngs(1)))
+    model = nnx.Sequential(
+        nnx.Linear(32, 16, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(16, 4, rngs=nnx.Rngs(1))
+    )
     quantized = quantize(model, rule)
     first = quantized.layers[0]
     inner = QuantIdentity(LloydMaxDynamicActPerRowFloat)(X) @ first.quant_weight().value + first.bias[...]

@@ -139,8 +139,9 @@ class CodebookQuant(quantizer.Quantizer):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
     `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; ties go to the lower number; nan
-    stays nan; where the scale is 0, so is `y`. The gradient goes straight through to `x` where `x / s` is within the table's range, else as
-    `tensor_clamp_impl` decides; with a `gradient_mask_impl` to `x` alone, where the mask is True.
+    stays nan; where the scale is 0, so is `y`. The gradient goes straight through to `x` where `x / s` is within the
+    table's range, else as `tensor_clamp_impl` decides; with a `gradient_mask_impl` to `x` alone, where the mask is
+    True.
 
     Args:
         scaling_impl: the scale.

@@ -51,9 +51,7 @@ class LowBitCache(LowBitArray):
     transform: Transform | None = field(default=None, metadata={"static": True})
 
     @classmethod
-    def of(
-        cls, x: Any, has_zero_point: bool = False, transform: Transform | None = None
-    ) -> "LowBitCache":
+    def of(cls, x: Any, has_zero_point: bool = False, transform: Transform | None = None) -> "LowBitCache":
         """The rows of a quantized array.
 
         Args:

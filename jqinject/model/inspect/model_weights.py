@@ -163,7 +163,10 @@ class ModelWeights:
         own = layer.input_quant if isinstance(layer, QuantWeightLayer) else None
         proxy = self.between.get(site) if site else own
         attributes = {} if proxy is None else vars(proxy)
-        transform, back = attributes.get("pre_transform"), " and back" * attributes.get("undo_transform", False)
+        transform, back = (
+            attributes.get("pre_transform"),
+            " and back" * attributes.get("undo_transform", False),
+        )
         return "" if transform is None else f"the input goes through {name_of_transform(transform)}{back}"
 
     def range_of_loop(self, site: str, steps: int) -> str:
