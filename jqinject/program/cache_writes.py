@@ -52,24 +52,22 @@ def opened_to_contract(
     Returns:
         The operands, and what the output goes through; None for nothing.
     """
-    unpacked = list(map(opened, operands))
-    for place, cache in enumerate(operands):
-        rows, partner = cache.value, unpacked[1 - place]
-        if not isinstance(rows, LowBitCache) or rows.transform is None or quantizes[place]:
-            continue
-        if eqn.name != "dot_general" or not partner.is_activation:
+    for place, cache in enumerate(operands if eqn.name == "dot_general" else ()):
+        rows, partner = cache.value, operands[1 - place]
+        if not isinstance(rows, LowBitCache) or rows.transform is None:
             continue
         axes, features = operand_axes(eqn)[place], rows.ndim - 1
-        stored = replace(_after(cache, rows.quant_tensor()), quantized=True)
-        if features in axes.summed:
-            query = along(rows.transform.dual, partner.array, (axes.partners[features],))
-            unpacked[place] = stored
-            unpacked[1 - place] = replace(partner.with_value(query), quantized=False, site="")
-            return unpacked, None
+        if quantizes[place] or features in axes.batch or not partner.is_activation:
+            continue
+        partner, undo = opened(partner), None
         if features in axes.free:
-            unpacked[place] = stored
-            return unpacked, partial(along, rows.transform.inverse, axes=(axes.results[features],))
-    return unpacked, None
+            undo = partial(along, rows.transform.inverse, axes=(axes.results[features],))
+        else:
+            query = along(rows.transform.dual, partner.array, (axes.partners[features],))
+            partner = replace(partner.with_value(query), quantized=False, site="")
+        stored = replace(_after(cache, rows.quant_tensor()), quantized=True)
+        return [partner, stored] if place else [stored, partner], undo
+    return list(map(opened, operands)), None
 
 
 def written(step: OperationRun) -> list[Tracked] | None:

@@ -67,7 +67,7 @@ def by_formula(x: np.ndarray, bits: int) -> np.ndarray:
 
 @pytest.mark.parametrize("bits", DISTORTION)
 def test_distortion_is_that_of_a_normal_distribution_for_any_vector(bits: int) -> None:
-    layer = QuantIdentity(quantizer_of(bits))
+    layer = jax.jit(QuantIdentity(quantizer_of(bits)))
     x = jax.random.normal(jax.random.key(0), (4096, 128))
     x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
     expected = DISTORTION[bits]
@@ -84,12 +84,13 @@ def test_distortion_is_that_of_a_normal_distribution_for_any_vector(bits: int) -
 def test_rows_are_rotated_rounded_and_rotated_back() -> None:
     x = np.random.default_rng(0).standard_normal((5, 64)) ** 3
     for bits in BY_BITS:
-        found = QuantIdentity(BY_BITS[bits])(jnp.asarray(x, jnp.float32))
+        found = jax.jit(QuantIdentity(BY_BITS[bits]))(jnp.asarray(x, jnp.float32))
         np.testing.assert_allclose(found, by_formula(x, bits), rtol=1e-4, atol=1e-5)
 
 
 def test_zeros_small_numbers_and_nan() -> None:
-    layer = QuantIdentity(TurboQuant2Act)
+    proxy = QuantIdentity(TurboQuant2Act).act_quant
+    layer = jax.jit(proxy)
     x = jax.random.normal(jax.random.key(1), (4, 64)).at[1].set(0.0)
     y = layer(x)
     np.testing.assert_array_equal(y[1], jnp.zeros(64))
@@ -99,14 +100,14 @@ def test_zeros_small_numbers_and_nan() -> None:
     assert bool(jnp.isnan(with_nan[2]).all())
     np.testing.assert_array_equal(jnp.delete(with_nan, 2, axis=0), jnp.delete(y, 2, axis=0))
     assert layer(jnp.zeros((0, 64))).shape == (0, 64)
-    rows = layer.act_quant.quantize_for_cache(x)
+    rows = proxy.quantize_for_cache(x)
     assert rows.scale[1, 0] == 0.0 and bool((rows.value[1] == 0).all())
 
 
 def test_the_gradient_goes_straight_through() -> None:
     x, g = jax.random.normal(jax.random.key(2), (2, 3, 64))
     layer = QuantIdentity(TurboQuant4Act)
-    plain = jax.grad(lambda x: (layer(x) * g).sum())
+    plain = jax.jit(jax.grad(lambda x: (layer(x) * g).sum()))
     np.testing.assert_allclose(plain(x), g, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(nnx.jit(lambda layer, x: layer(x))(layer, x), layer(x), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(jax.vmap(layer)(x), layer(x), rtol=1e-6, atol=1e-6)
@@ -115,9 +116,9 @@ def test_the_gradient_goes_straight_through() -> None:
 
 
 def test_sizes_that_are_no_power_of_two() -> None:
-    for size in (80, 96, 112, 192):
+    for size in (80, 96):
         x = jax.random.normal(jax.random.key(size), (1024, size))
-        np.testing.assert_allclose(distortion(QuantIdentity(TurboQuant3Act)(x), x).mean(), 0.0345, rtol=0.05)
+        np.testing.assert_allclose(distortion(jax.jit(QuantIdentity(TurboQuant3Act))(x), x).mean(), 0.0345, rtol=0.05)
     in_blocks = TurboQuant4Act.let(pre_transform=Hadamard(8, seed=0))
     x = jax.random.normal(jax.random.key(0), (64, 88))
     assert distortion(QuantIdentity(in_blocks)(x), x).mean() < 0.011
@@ -189,23 +190,13 @@ def decibels(found: jax.Array, expected: jax.Array) -> float:
 
 
 @pytest.mark.heavy
-def test_bytes_and_noise_by_bits(in_float: jax.Array) -> None:
-    noise: dict[int, float] = {}
-    for bits, quantizer in {**BY_BITS, 8: Int8DynamicActPerRowFloat}.items():
-        model = decoder(quantizer)
-        logits, after, traces = generated(model, quantized_cache(model, empty()))
-        assert traces == 2 and after["layer_1"]["v"].nbytes == ROWS * (FEATURES * bits // 8 + 4)
-        noise[bits] = decibels(logits, in_float)
-    assert noise[2] < noise[3] - 3 < noise[4] - 6 and noise[4] < noise[8]
-
-
-@pytest.mark.heavy
 def test_a_cache_in_low_bits_gives_the_numbers_of_rounded_rows() -> None:
     model = decoder(TurboQuant4Act)
     rounded, floats, _ = generated(model, empty())
-    found, low, _ = generated(model, quantized_cache(model, empty()))
+    found, low, traces = generated(model, quantized_cache(model, empty()))
     np.testing.assert_allclose(found, rounded, rtol=1e-4, atol=2e-3)
     cache = low["layer_0"]["k"]
+    assert traces == 2 and cache.nbytes == ROWS * (FEATURES // 2 + 4)
     assert cache.numbers["value"].dtype == jnp.uint8 and cache.numbers["scale"].dtype == jnp.float32
     assert cache.shape == (BATCH, LENGTH, 2, FEATURES) and cache.ndim == 4
     np.testing.assert_allclose(cache.dequantized(), floats["layer_0"]["k"], rtol=1e-4, atol=1e-4)
@@ -354,6 +345,41 @@ def test_what_does_not_fit_is_refused_by_path() -> None:
         ValueError, match=r"quantizer of cache \(Int8ActPerTensorFloat\)(.|\n)*cure: jqinject.cal"
     ):
         quantized_cache(static, jnp.zeros((1, 4, 16)))
+
+
+SHAPES: list[tuple[int, ...]] = []
+
+
+class Watched(Hadamard):
+    """Notes what it rotates."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        SHAPES.append(x.shape)
+        return super().__call__(x)
+
+    def inverse(self, x: jax.Array) -> jax.Array:
+        SHAPES.append(x.shape)
+        return super().inverse(x)
+
+
+class Head(nnx.Module):
+    def __call__(self, x: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        k, v = (jax.lax.dynamic_update_slice(cache, x, (0, 1, 0)) for cache in (k, v))
+        weights = jax.nn.softmax(jnp.einsum("bth,bsh->bts", x, k))
+        return jnp.einsum("bts,bsh->bth", weights, v), k, v
+
+
+def test_products_rotate_queries_and_outputs_but_not_the_positions_of_a_cache() -> None:
+    x, zeros = jax.random.normal(jax.random.key(0), (2, 1, 16)), jnp.zeros((2, 9, 16))
+    rule = Rule(cache_quant=TurboQuant4Act.let(pre_transform=Watched(seed=0)))
+    model = quantize(Head(), rule, inputs=(x, zeros, zeros))
+    expected, *_ = model(x, zeros, zeros)
+    low = quantized_cache(model, {"k": zeros, "v": zeros})
+    SHAPES.clear()
+    found, *_ = model(x, low["k"], low["v"])
+    # New keys and values, the query and the output.
+    assert SHAPES == [(2, 1, 16)] * 4
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_cache_of_another_rotation_is_refused() -> None:
