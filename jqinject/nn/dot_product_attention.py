@@ -15,7 +15,7 @@ from jqinject.dot.tensors.choice import OF_KINDS, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.nn import base
 from jqinject.nn.base import keywords
-from jqinject.proxy import restored
+from jqinject.proxy import ActQuantProxyFromInjector, restored
 from jqinject.quant_tensor import AnyQuantTensor, Operand, as_array
 
 Q_SCALED, K_TRANSPOSED, V = base.act_slot("q_scaled_"), base.act_slot("k_transposed_"), base.act_slot("v_")
@@ -104,18 +104,20 @@ def attention(
     return restored(of_value, out) if _undoes(of_value) else out
 
 
-def rows_of(proxy: Any, x: jax.Array) -> Any:
+def rows_of(proxy: ActQuantProxyFromInjector | None, x: jax.Array) -> Operand:
     """Keys or values through their quantizer, as `attention` takes them and a cache stores them.
 
     Args:
         proxy: the quantizer, or None.
         x: (*batch, keys, kv_heads, features).
     """
-    return proxy.quantize_for_cache(x) if _undoes(proxy) else base.through(proxy, x)
+    if proxy is None or not _undoes(proxy):
+        return base.through(proxy, x)
+    return proxy.quantize_for_cache(x)
 
 
-def _undoes(proxy: Any) -> bool:
-    return base.is_on(proxy) and proxy.undo_transform
+def _undoes(proxy: ActQuantProxyFromInjector | None) -> bool:
+    return proxy is not None and proxy.undo_transform and proxy.is_quant_enabled
 
 
 def _weights(

@@ -78,7 +78,7 @@ class ActQuantProxyFromInjector(FlowProxy):
         """
         return self._quantized(x) if self.is_quant_enabled else x
 
-    def quantize_for_cache(self, x: Operand) -> Any:
+    def quantize_for_cache(self, x: Operand) -> Operand:
         """Quantize rows as a cache in low bits stores them: after the `pre_transform`, which stays.
 
         Args:

@@ -431,7 +431,7 @@ def declare_transform(
             value = variable.get_value()
             variable.set_value(jnp.broadcast_to(value, (*stack, *value.shape)))
     attributes["pre_transform"] = transform
-    if UNDO_TRANSFORM in proxy.reads and proxy.binding.declares(UNDO_TRANSFORM):
+    if proxy.role == "activation" and proxy.binding.declares(UNDO_TRANSFORM):
         undo = proxy.binding.resolve(UNDO_TRANSFORM, trace=trace, **handed)
         if not isinstance(undo, bool):
             raise TypeError(f"{name}: {UNDO_TRANSFORM} has to be True or False, got {undo!r:.80}")

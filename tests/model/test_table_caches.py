@@ -118,7 +118,9 @@ def test_the_gradient_goes_straight_through() -> None:
 def test_sizes_that_are_no_power_of_two() -> None:
     for size in (80, 96):
         x = jax.random.normal(jax.random.key(size), (1024, size))
-        np.testing.assert_allclose(distortion(jax.jit(QuantIdentity(TurboQuant3Act))(x), x).mean(), 0.0345, rtol=0.05)
+        np.testing.assert_allclose(
+            distortion(jax.jit(QuantIdentity(TurboQuant3Act))(x), x).mean(), 0.0345, rtol=0.05
+        )
     in_blocks = TurboQuant4Act.let(pre_transform=Hadamard(8, seed=0))
     x = jax.random.normal(jax.random.key(0), (64, 88))
     assert distortion(QuantIdentity(in_blocks)(x), x).mean() < 0.011

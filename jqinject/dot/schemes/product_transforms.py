@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from jqinject.core.transforms import Hadamard, along
+from jqinject.core.transforms import Hadamard, Transform, along
 from jqinject.dot.geometry.dimensions import Label, Labels
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.inject import Binding
@@ -33,11 +33,14 @@ def transform_of(quantizer: object) -> Any:
     return None if is_undone else transform
 
 
-def undone_transform_of(quantizer: object) -> Any:
-    """Return what an injector declares before its quantizer, and undoes by `undo_transform`; None without.
+def undone_transform_of(quantizer: object) -> Transform | None:
+    """Return the transform that an injector declares before its quantizer, and undoes by `undo_transform`.
 
     Args:
         quantizer: as for `transform_of`.
+
+    Returns:
+        None without one, and where only its declaration is known, as it holds numbers.
 
     Example:
         >>> from jqinject.quant import TurboQuant4Act
@@ -45,7 +48,7 @@ def undone_transform_of(quantizer: object) -> Any:
         (2, None)
     """
     transform, is_undone = _transform_and_undo(quantizer)
-    return transform if is_undone else None
+    return transform if is_undone and isinstance(transform, Transform) else None
 
 
 def _transform_and_undo(quantizer: object) -> tuple[object, bool]:
