@@ -1,5 +1,6 @@
 """The byte-level language model, its checkpoint, and the arithmetic of the table of recipes."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+
+import jqinject
+from jqinject.quant import Int8DynamicActPerRowFloat, TurboQuant2Act, TurboQuant3Act, TurboQuant4Act
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]  # scripts import each other from there
@@ -65,6 +69,52 @@ def test_planted_outliers_leave_the_float_function_alone(model, corpus):
     ratios = planted.blocks[0].mlp_norm.scale[...] / model.blocks[0].mlp_norm.scale[...]
     assert len(set(channels.tolist())) == 2
     assert np.flatnonzero(np.asarray(ratios) > 29).tolist() == sorted(channels.tolist())
+
+
+class Cached(nnx.Module):
+    """The language model with a cache of keys and values."""
+
+    def __init__(self, lm):
+        self.lm = lm
+
+    def __call__(self, tokens, cache):
+        x, after = self.lm.embedding(tokens), {}
+        for number, block in enumerate(self.lm.blocks):
+            y, attention, rows = block.attention_norm(x), block.attention, cache[f"block_{number}"]
+            query, key, value = (
+                layer(y).reshape(*y.shape[:-1], attention.heads, -1)
+                for layer in (attention.query, attention.key, attention.value)
+            )
+            new = {"k": rotated(key), "v": value}
+            rows = {name: jax.lax.dynamic_update_slice(rows[name], new[name], (0,) * 4) for name in new}
+            after[f"block_{number}"] = rows
+            mixed = jax.nn.dot_product_attention(rotated(query), rows["k"], rows["v"], is_causal=True)
+            x = x + attention.out(mixed.reshape(x.shape))
+            x = x + block.mlp(block.mlp_norm(x))
+        return self.lm.head(self.lm.norm(x)), after
+
+
+@pytest.mark.heavy
+def test_greedy_bytes_of_the_trained_model_with_caches_in_low_bits():
+    model = Cached(load(CHECKPOINT))
+    text = np.frombuffer(Path(json.__file__).read_bytes()[: 8 * 128], np.uint8)
+    tokens = jnp.asarray(text.reshape(8, 128), jnp.int32)
+    size = model.lm.size
+    rows = jnp.zeros((8, 128, size.heads, size.width // size.heads))
+    empty = {f"block_{number}": {"k": rows, "v": rows} for number in range(size.depth)}
+    wanted = model.lm(tokens)
+    quantizers = {2: TurboQuant2Act, 3: TurboQuant3Act, 4: TurboQuant4Act, 8: Int8DynamicActPerRowFloat}
+    agreement, noise = {}, {}
+    for bits, quantizer in quantizers.items():
+        quantized = jqinject.quantize(model, jqinject.Rule(cache_quant=quantizer), inputs=(tokens, empty))
+        cache = jqinject.quantized_cache(quantized, empty)
+        found, after = nnx.jit(lambda model, *inputs: model(*inputs))(quantized, tokens, cache)
+        assert after["block_0"]["k"].nbytes == rows.size // 32 * (32 * bits // 8 + 4)
+        agreement[bits] = float((found.argmax(-1) == wanted.argmax(-1)).mean())
+        noise[bits] = float(jnp.linalg.norm(found - wanted) / jnp.linalg.norm(wanted))
+    assert noise[2] > 1.5 * noise[3] > 2.25 * noise[4] > noise[8]
+    assert agreement[2] < agreement[3] < agreement[4] < agreement[8]
+    assert agreement[4] > 0.92 and agreement[8] > 0.98
 
 
 @pytest.mark.heavy

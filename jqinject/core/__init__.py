@@ -110,6 +110,7 @@ from jqinject.core.scaling.rule import SignedFloatRestrictValue as SignedFloatRe
 from jqinject.core.scaling.rule import SingleArgStatelessBuffer as SingleArgStatelessBuffer
 from jqinject.core.scaling.rule import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling.rule import TruncScalingWrapper as TruncScalingWrapper
+from jqinject.core.scaling.rule import ZeroRestrictValue as ZeroRestrictValue
 from jqinject.core.scaling.two_level_scaling import BlockScales as BlockScales
 from jqinject.core.scaling.two_level_scaling import FourOverSixScales as FourOverSixScales
 from jqinject.core.scaling.two_level_scaling import LeastErrorScales as LeastErrorScales

@@ -249,12 +249,13 @@ class Hadamard(Transform):
     Args:
         block_size: consecutive channels that are transformed together; None for all of them.
         signs: 1 or -1 for each channel of a block, by which it is multiplied before; None if absent. Static.
+        seed: of signs that are drawn for as many channels as come; None if absent. The same everywhere and always.
         factor_dtype: the dtype that `1 / sqrt(n)` is rounded to, for libraries that build the matrix in 16 bits; None
             for float32. The inverse is the transpose, which then is off by twice the rounding.
 
     Raises:
         ValueError: there is no such matrix (`jqinject.ops.hadamard.table_size`), the blocks do not fill the channels,
-            or signs are not 1 and -1, one for each channel of a block.
+            signs are not 1 and -1, one for each channel of a block, or there is a seed beside them.
 
     Source: Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024; NVIDIA's
     TransformerEngine, whose random Hadamard transform of 16 channels is `Hadamard(16, signs=...)`.
@@ -264,10 +265,19 @@ class Hadamard(Transform):
         >>> y = transform(jnp.array([2.0, 0.0, 0.0, 2.0]))
         >>> y.round(2), transform.inverse(y).round(2)
         (Array([ 1.41,  1.41, -1.41,  1.41], dtype=float32), Array([ 2., -0.,  0.,  2.], dtype=float32))
+        >>> x = jnp.eye(6, 8)
+        >>> bool(jnp.allclose(Hadamard(seed=1).inverse(Hadamard(seed=1)(x)), x, atol=1e-6)), Hadamard(seed=1)
+        (True, Hadamard(block_size=None, signs=None, factor_dtype=None, seed=1))
     """
 
+    seed: int | None = None
+
     def __init__(
-        self, block_size: int | None = None, signs: tuple[int, ...] | None = None, factor_dtype: Any = None
+        self,
+        block_size: int | None = None,
+        signs: tuple[int, ...] | None = None,
+        factor_dtype: Any = None,
+        seed: int | None = None,
     ) -> None:
         if signs is not None:
             array = np.asarray(signs)
@@ -286,6 +296,12 @@ class Hadamard(Transform):
             hadamard.table_size(block_size)
         self.block_size, self.signs = block_size, signs
         self.factor_dtype = None if factor_dtype is None else np.dtype(factor_dtype)
+        if seed is not None:
+            if signs is not None:
+                raise ValueError(
+                    f"Hadamard: seed = {seed!r} draws signs, and others are given.\n  cure: one of both"
+                )
+            self.seed = check.integer(seed, "Hadamard", "seed")
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """See `Transform`."""
@@ -299,6 +315,9 @@ class Hadamard(Transform):
 
     def _signed(self, blocks: jax.Array) -> jax.Array:
         signs = self.signs
+        if self.seed is not None:
+            # The numbers of a bit generator never change, those of distributions may with NumPy's version.
+            signs = 1 - 2 * (np.random.PCG64(self.seed).random_raw(blocks.shape[-1]) & 1).astype(np.int8)
         return blocks if signs is None else blocks * jnp.asarray(np.asarray(signs), blocks.dtype)
 
     def _blocks(self, x: jax.Array) -> jax.Array:

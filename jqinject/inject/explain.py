@@ -138,7 +138,7 @@ class HasBinding(Protocol):
 #: The name of an injector's own explanation: a function of the injector that returns a `Node`.
 EXPLAINED_BY = "explained_by"
 #: What proxies read of an injector besides its quantizer; `explain` shows below that.
-BESIDE = ("pre_transform",)
+BESIDE = ("pre_transform", "undo_transform")
 
 
 def explain(

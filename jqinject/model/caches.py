@@ -102,7 +102,8 @@ def _encoded(proxy: ActQuantProxyFromInjector, x: jax.Array) -> LowBitCache:
     """The rows of an array, through a copy of the quantizer in evaluation mode, whose statistics do not move."""
     copy = nnx.clone(proxy, graph=True)
     copy.eval()
-    return LowBitCache.of(copy(x), proxy.has_zero_point)
+    undone = proxy.pre_transform if proxy.undo_transform else None
+    return LowBitCache.of(copy.quantize_for_cache(x), proxy.has_zero_point, undone)
 
 
 def _quantized(proxy: ActQuantProxyFromInjector, array: Any, site: Site, name: str) -> LowBitCache:
@@ -113,12 +114,36 @@ def _quantized(proxy: ActQuantProxyFromInjector, array: Any, site: Site, name: s
             f"float cache of {site.cache_ndim} axes and {site.shape[-1]} features in the last.\n"
             "  cure: a cache of that layout; its other sizes are free"
         )
-    encode: Callable[..., LowBitCache] = partial(_encoded, proxy)
-    for _ in range(array.ndim - len(site.shape)):
-        encode = jax.vmap(encode)
+    if proxy.has_range() is False:
+        raise ValueError(
+            f"quantized_cache: the quantizer of {site.name} ({proxy.binding.base.__name__}) has a static range that "
+            "never saw data.\n  cure: jqinject.calibrate(model, batches) first; or "
+            "cache_quant=Int8DynamicActPerRowFloat, whose scales come from the rows"
+        )
+    encode = _encoding(proxy, array.ndim - len(site.shape))
     return (
         jax.eval_shape(encode, array) if isinstance(array, jax.ShapeDtypeStruct) else jax.jit(encode)(array)
     )
+
+
+def _encoding(proxy: ActQuantProxyFromInjector, stacked: int) -> Callable[..., LowBitCache]:
+    """The function that quantizes the rows of a cache, of one that is stacked along leading axes too."""
+    encode: Callable[..., LowBitCache] = partial(_encoded, proxy)
+    for _ in range(stacked):
+        encode = jax.vmap(encode)
+    return encode
+
+
+def bytes_in_low_bits(proxy: ActQuantProxyFromInjector, site: Site, shape: tuple[int, ...]) -> int:
+    """Return the bytes that a cache takes in low bits.
+
+    Args:
+        proxy: its quantizer.
+        site: where the model writes it.
+        shape: of the float array.
+    """
+    encode = _encoding(proxy, len(shape) - len(site.shape))
+    return jax.eval_shape(encode, jax.ShapeDtypeStruct(shape, jnp.float32)).nbytes
 
 
 def _site_of(name: str, sites: Sequence[Site], of_model: bool) -> Site | None:

@@ -9,11 +9,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jqinject.core.flax_internals import promote_dtype as default_promote_dtype
+from jqinject.core.transforms import along
 from jqinject.dot.geometry.equation import EinsumLabels
 from jqinject.dot.tensors.choice import OF_KINDS, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.nn import base
 from jqinject.nn.base import keywords
+from jqinject.proxy import ActQuantProxyFromInjector, restored
 from jqinject.quant_tensor import AnyQuantTensor, Operand, as_array
 
 Q_SCALED, K_TRANSPOSED, V = base.act_slot("q_scaled_"), base.act_slot("k_transposed_"), base.act_slot("v_")
@@ -70,11 +72,13 @@ def attention(
 ) -> jax.Array:
     """`softmax(q k^T) v` with quantizers of scaled queries, products and weights.
 
+    A transform `T` that keys undo goes on the queries, `q T^-T (k T)^T = q k^T`; that of values comes off the output.
+
     Args:
         layer: whose quantizers these are.
         query: (*batch, queries, heads, features), not scaled yet.
-        key, value: (*batch, keys, kv_heads, features), arrays or QuantTensors, quantized already; `kv_heads` divides
-            `heads`.
+        key, value: (*batch, keys, kv_heads, features), arrays or QuantTensors, as `rows_of` returns them; `kv_heads`
+            divides `heads`.
         call: the rest.
 
     Returns:
@@ -84,15 +88,36 @@ def attention(
         ValueError: shapes that do not fit; dropout without a key.
     """
     _check(query, key, value, call)
+    of_key, of_value = layer.k_transposed_quant, layer.v_quant
+    if _undoes(of_key):
+        query = along(of_key.pre_transform.dual, query, of_key.transform_axes)
     weights = base.through(layer.attn_output_weights_quant, _weights(layer, query, key, call))
     if call.module is not None:
         call.module.sow(nnx.Intermediate, "attention_weights", as_array(weights))
     *_, kv_heads, features = value.shape
     if query.shape[-2] == kv_heads:
-        return _contract("...hqk,...khd->...qhd", weights, value, query.dtype, call)
-    grouped = _grouped(weights, -3, kv_heads)
-    out = _contract("...hgqk,...khd->...qhgd", grouped, value, query.dtype, call)
-    return out.reshape(*query.shape[:-1], features)
+        out = _contract("...hqk,...khd->...qhd", weights, value, query.dtype, call)
+    else:
+        grouped = _grouped(weights, -3, kv_heads)
+        out = _contract("...hgqk,...khd->...qhgd", grouped, value, query.dtype, call)
+        out = out.reshape(*query.shape[:-1], features)
+    return restored(of_value, out) if _undoes(of_value) else out
+
+
+def rows_of(proxy: ActQuantProxyFromInjector | None, x: jax.Array) -> Operand:
+    """Keys or values through their quantizer, as `attention` takes them and a cache stores them.
+
+    Args:
+        proxy: the quantizer, or None.
+        x: (*batch, keys, kv_heads, features).
+    """
+    if proxy is None or not _undoes(proxy):
+        return base.through(proxy, x)
+    return proxy.quantize_for_cache(x)
+
+
+def _undoes(proxy: ActQuantProxyFromInjector | None) -> bool:
+    return proxy is not None and proxy.undo_transform and proxy.is_quant_enabled
 
 
 def _weights(
@@ -362,7 +387,7 @@ class QuantScaledDotProductAttention(QuantAttentionLayer[base.Out]):
         else:
             query, key, value = promote_dtype((query, key, value), dtype=dtype)
             call = AttentionCall(**options, scale=scale, contraction=self.contraction)
-            key, value = base.through(self.k_transposed_quant, key), base.through(self.v_quant, value)
+            key, value = rows_of(self.k_transposed_quant, key), rows_of(self.v_quant, value)
             out = attention(self, query, key, value, call)
         out = base.through(self.sdpa_output_quant, out)
         return out if self.return_quant_tensor else as_array(out)

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers, has_low_bits, quant_tensor_of
-from jqinject.quant_tensor import Operand, as_array, is_grouped
+from jqinject.quant_tensor import Operand, as_array, is_grouped, is_quantized
 
 OPERAND_AXES = 3  # positions, heads and features, behind the axes of the batch
 FIELDS = ("payload", "scale", "zero_point")
@@ -78,10 +78,12 @@ def empty(position: Any, has_zero_point: bool, length: int) -> Fields:
     at = position.ndim - OPERAND_AXES
     stored = jax.eval_shape(lambda x: encoded(x, has_zero_point)[0], position)
 
+    # A scale of 1 lets what is not written yet be zeros; of a table, whose first number is none, a scale of 0.
+    scale = 0 if is_quantized(position) and position.grid.is_table else 1
+
     def filled(name: str, field: Any) -> jax.Array:
         shape = (*field.shape[:at], length, *field.shape[at + 1 :])
-        # A scale of 1 lets what is not written yet be zeros.
-        return jnp.full(shape, 1 if name == "scale" else 0, field.dtype)
+        return jnp.full(shape, scale if name == "scale" else 0, field.dtype)
 
     return {name: filled(name, field) for name, field in stored.items()}
 

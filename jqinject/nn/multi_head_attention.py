@@ -21,6 +21,7 @@ from jqinject.nn.dot_product_attention import (
     QuantAttentionLayer,
     V,
     attention,
+    rows_of,
 )
 from jqinject.quant_tensor import AnyQuantTensor, Operand
 
@@ -49,7 +50,8 @@ class QuantMultiHeadAttention(QuantAttentionLayer[base.Out], nnx.MultiHeadAttent
     layer is `nnx.MultiHeadAttention` to the bit. In evaluation, integers of at most 8 bits are contracted as integers.
 
     Decoding (`decode=True`, after `init_cache`) keeps keys and values as `k_transposed_quant` and `v_quant` make them:
-    in integers (or 8-bit floats) with their scales, a quarter of their bytes in float32 for 8 bits, an eighth for 4. A
+    in integers (or 8-bit floats, or codes of a table) with their scales, a quarter of their bytes in float32 for 8
+    bits, an eighth for 4; `TurboQuant4Act` keeps them rotated, and attention rotates queries and output instead. A
     position is quantized once, when it is new, as the whole sequence would be: with quantizers that look at no other
     position (a constant scale, or `Int8DynamicActPerRowAbsMax`: one for each head and position) decoding is the full
     forward.
@@ -265,7 +267,7 @@ class QuantMultiHeadAttention(QuantAttentionLayer[base.Out], nnx.MultiHeadAttent
             )
         dtype = options.pop("dtype")
         query, key, value = self.qkv_promote_dtype((query, key, value), dtype=dtype)
-        key, value = base.through(self.k_transposed_quant, key), base.through(self.v_quant, value)
+        key, value = rows_of(self.k_transposed_quant, key), rows_of(self.v_quant, value)
         if decodes:
             key, value, options["mask"] = self._through_cache(key, value, options["mask"])
             options["is_causal"] = False
@@ -287,7 +289,7 @@ class QuantMultiHeadAttention(QuantAttentionLayer[base.Out], nnx.MultiHeadAttent
         position = jnp.zeros((*batch, 1, self.num_kv_heads, self.head_dim), dtype)
         for slot, name in CACHED.items():
             proxy = slot.__get__(self)
-            quantized = nnx.eval_shape(base.through, None if proxy is None else nnx.clone(proxy), position)
+            quantized = nnx.eval_shape(rows_of, None if proxy is None else nnx.clone(proxy), position)
             fields = kv_cache.empty(quantized, _has_zero_point(proxy), length)
             for field in kv_cache.FIELDS:
                 variable = nnx.Cache(fields[field]) if field in fields else None

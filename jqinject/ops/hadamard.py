@@ -51,7 +51,7 @@ def table_size(size: int) -> int:
         raise ValueError(
             f"no Hadamard matrix of size {size}: a size must be a power of two, or one times a size of "
             f"{', '.join(map(str, TABLES))}.\n"
-            "  cure: rotate blocks of a size that has one, and whose multiple this is"
+            "  cure: rotate blocks of a size that has one, and whose multiple this is: Hadamard(block_size)"
         )
     return fitting[-1]
 

@@ -3,11 +3,13 @@
 A cache is a float array among the arguments, or in a Variable, into which the program writes by
 `dynamic_update_slice`, by a scatter that replaces (`.at[...].set`), or by a concatenation. What it writes goes through
 the quantizer that a rule has for the cache. A float cache gets the rounded numbers; a `LowBitCache` gets their payload
-and scales. Reading a `LowBitCache` in any other operation reads a QuantTensor.
+and scales. Reading a `LowBitCache` in any other operation reads a QuantTensor; an array where its transform is undone.
+A contraction takes the rows as they are stored: the transform then goes on the other operand, or off the output.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,19 +17,57 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from jqinject.core.transforms import along
 from jqinject.dot import LowBitCache, is_low_bit_cache
 from jqinject.program import call, jaxpr, moves, quantizers
+from jqinject.program.operations import operand_axes
 from jqinject.program.policy import Site
 from jqinject.program.run import OperationRun
 from jqinject.program.tracked_value import Origin, Path, Tracked, shape_of
-from jqinject.proxy import transform_of
+from jqinject.proxy import transform_of, undone_transform_of
 
 
 def opened(x: Tracked) -> Tracked:
     """A cache in low bits as a QuantTensor; anything else as it is."""
     if not isinstance(x.value, LowBitCache):
         return x
+    if x.value.transform is not None:
+        return _after(x, x.value.dequantized())
     return replace(_after(x, x.value.quant_tensor()), quantized=True)
+
+
+def opened_to_contract(
+    eqn: jaxpr.Equation, operands: Sequence[Tracked], quantizes: Sequence[bool]
+) -> tuple[list[Tracked], Callable[[jax.Array], jax.Array] | None]:
+    """Two operands of a contraction, of which a cache in low bits keeps its transform if the product allows it.
+
+    A row `k T` that is summed over its features meets `q T^-T` instead of `q`; where its features are axes of the
+    output, this is multiplied by `T^-1`. So one query and one output are transformed, not all positions of the cache.
+
+    Args:
+        eqn: the contraction.
+        operands: of it.
+        quantizes: for each, whether a quantizer waits for it, which takes the numbers as a float cache has them.
+
+    Returns:
+        The operands, and what the output goes through; None for nothing.
+    """
+    for place, cache in enumerate(operands if eqn.name == "dot_general" else ()):
+        rows, partner = cache.value, operands[1 - place]
+        if not isinstance(rows, LowBitCache) or rows.transform is None:
+            continue
+        axes, features = operand_axes(eqn)[place], rows.ndim - 1
+        if quantizes[place] or features in axes.batch or not partner.is_activation:
+            continue
+        partner, undo = opened(partner), None
+        if features in axes.free:
+            undo = partial(along, rows.transform.inverse, axes=(axes.results[features],))
+        else:
+            query = along(rows.transform.dual, partner.array, (axes.partners[features],))
+            partner = replace(partner.with_value(query), quantized=False, site="")
+        stored = replace(_after(cache, rows.quant_tensor()), quantized=True)
+        return [partner, stored] if place else [stored, partner], undo
+    return list(map(opened, operands)), None
 
 
 def written(step: OperationRun) -> list[Tracked] | None:
@@ -76,15 +116,22 @@ def _write(step: OperationRun, cache: Tracked, quantizer: object, new: Sequence[
             "written, which has one scale.\n  cure: a layout with the features last, written as a whole; or a rule "
             f"that keeps it float, Rule({cache.cache!r}), before the others"
         )
-    site = Site(cache.cache, quantizer, shape=shape_of(inputs[new[0]]), cache_ndim=cache.cache_ndim)
+    low_bits = cache.value if isinstance(cache.value, LowBitCache) else None
+    site = Site(
+        cache.cache,
+        quantizer,
+        shape=shape_of(inputs[new[0]]),
+        cache_ndim=cache.cache_ndim,
+        is_stored=low_bits is not None,
+    )
     run.add(site)
     rounded = {place: run.quantizers.quantize(site, inputs[place].array) for place in new}
-    if not isinstance(cache.value, LowBitCache) or type(run.quantizers) is quantizers.Quantizers:
+    if low_bits is None or type(run.quantizers) is quantizers.Quantizers:
         values = [rounded.get(place, x.value) for place, x in enumerate(inputs)]
         (value,) = eqn.bind([Tracked(value).array for value in values])
         return _after(cache, value, transform_of(quantizer))
-    low_bits = cache.value
-    rows = {place: LowBitCache.of(x, "zero_point" in low_bits.form.names) for place, x in rounded.items()}
+    how = "zero_point" in low_bits.form.names, undone_transform_of(quantizer)
+    rows = {place: LowBitCache.of(x, *how) for place, x in rounded.items()}
     if not all(low_bits.fits(row) for row in rows.values()):
         raise ValueError(
             f"{where} is stored as {low_bits}, and its quantizer makes {next(iter(rows.values()))}.\n"

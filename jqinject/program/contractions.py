@@ -1,6 +1,6 @@
 """Contractions of a program: which operand is a weight, and which of its axes may have several scales."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels import convolution, ragged
 from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
-from jqinject.program import quantizers, scopes
+from jqinject.program import cache_writes, quantizers, scopes
 from jqinject.program.jaxpr import Equation
 from jqinject.program.operations import CONTRACTIONS, contraction_arguments, operand_axes
 from jqinject.program.parameters import as_activation, name_of_quantizer, note_use, weight_among
@@ -28,7 +28,7 @@ Product = tuple[jax.Array, jax.Array | None]
 
 
 def contraction(step: OperationRun) -> list[Tracked]:
-    """Run a contraction on quantized operands."""
+    """Run a contraction on quantized operands; caches in low bits among them are not opened yet."""
     run, eqn = step.run, step.eqn
     evaluate: Evaluate = eqn.bind
     lhs, rhs = step.inputs[:2]
@@ -36,6 +36,11 @@ def contraction(step: OperationRun) -> list[Tracked]:
     weight = among if run.policy.follows_parameters else None
     read = next((x.weight_path for x in (lhs, rhs) if x.weight_path), ())
     choice, name = step.choose(() if weight is None else step.inputs[weight].weight_path, read)
+    quantizes = [
+        choice is not None and bool(choice.scheme or _declared(choice, *pair, place))
+        for place, pair in enumerate(((lhs, rhs), (rhs, lhs)))
+    ]
+    (lhs, rhs), undo = cache_writes.opened_to_contract(eqn, (lhs, rhs), quantizes)
     if run.policy.flattens_weights and _is_flattened(step, rhs):
         outputs = rhs.value.shape[1:]  # of a weight with two axes, its output then reshaped
 
@@ -50,7 +55,7 @@ def contraction(step: OperationRun) -> list[Tracked]:
         lhs, rhs = (x if place == weight else as_activation(x) for place, x in enumerate((lhs, rhs)))
     rest = [x.array for x in step.inputs[2:]]
     parameter = () if among is None else step.inputs[among].weight_path
-    own = _Contraction(step, choice, name, (lhs, rhs), rest, weight, parameter, evaluate)
+    own = _Contraction(step, choice, name, (lhs, rhs), rest, weight, parameter, evaluate, undo)
     if not (lhs.is_activation or rhs.is_activation):
         return [Tracked(own.value())]
     called = dotted(parameter) or run.names.full(name)
@@ -67,6 +72,7 @@ class _Contraction:
         weight: which operand is a parameter that is quantized in its own shape, or None.
         read: path of the operand that is a parameter, however it is quantized; empty if neither is.
         evaluate: contracts arrays.
+        undo: what the output goes through, as an operand is transformed; None for nothing.
     """
 
     step: OperationRun
@@ -77,6 +83,7 @@ class _Contraction:
     weight: int | None
     read: Path
     evaluate: Evaluate
+    undo: Callable[[jax.Array], jax.Array] | None
 
     @property
     def run(self) -> Run:
@@ -96,7 +103,7 @@ class _Contraction:
         ]
         with scopes.weight_scope(self.read or (self.run.names.full(self.name),)):
             (value,) = self.evaluate([*floats, *self.rest])
-        return self._updated(value)
+        return self._updated(value if self.undo is None else self.undo(value))
 
     def value(self) -> jax.Array:
         """The output before its own quantizer."""
@@ -107,6 +114,7 @@ class _Contraction:
                 value, token = self._by_scheme(choice, operands), None
             else:
                 value, token = self._in_numbers(operands)
+        value = value if self.undo is None else self.undo(value)
         if choice is not None and choice.grad is not None:
             name, shape = run.names.full(f"{self.name}_grad"), tuple(value.shape)
             site = run.add(Site(name, choice.grad, shape=shape, stack=run.stack))

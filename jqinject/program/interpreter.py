@@ -85,7 +85,7 @@ class Interpreter(Run):
         cache = cache_writes.written(step)
         if cache is not None:
             return cache
-        return _handle(replace(step, inputs=[cache_writes.opened(parameter(self, x)) for x in inputs]))
+        return _handle(replace(step, inputs=[parameter(self, x) for x in inputs]))
 
     def _cross(self, label: str, x: Tracked, path: str) -> Tracked:
         """Enter or leave a module that is one operation, of which only the input and the output are quantized.
@@ -172,9 +172,11 @@ def _traced(
 
 def _handle(step: OperationRun) -> list[Tracked]:
     """Run one operation."""
-    kind, inputs = step.operation.kind, step.inputs
+    kind = step.operation.kind
     if kind is Kind.CONTRACTION:
         return contractions.contraction(step)
+    inputs = [cache_writes.opened(x) for x in step.inputs]
+    step = replace(step, inputs=inputs)
     followed = follow(step)
     if followed is not None:
         return followed

@@ -142,9 +142,10 @@ class KeptState:
     def followed(self, eqn: jaxpr.Equation, inputs: list[Tracked], outputs: list[Tracked]) -> list[Tracked]:
         """The outputs of an operation; if it only moves numbers of state, with the places of these numbers."""
         state = inputs[0].state if inputs else None
+        if state is None or len(outputs) != 1 or not only_moves(eqn.name):
+            return outputs
         others = [x.array for x in inputs[1:]]
-        moves = state is not None and len(outputs) == 1 and only_moves(eqn.name)
-        if state is None or not moves or not is_concrete(*others):
+        if not is_concrete(*others):
             return outputs
         shape, places = shape_of(inputs[0]), state.places
         before = np.arange(math.prod(shape), dtype=np.int32).reshape(shape) if places is None else places

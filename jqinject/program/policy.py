@@ -85,6 +85,7 @@ class Site:
         is_transformed: whether the tensor has been through that transform already, as it comes from a cache that keeps
             it so.
         stack: the lengths of the loops over stacked layers around it; each step has a state of its own.
+        is_stored: whether the tensor is written into a cache in low bits, which stores it as it is quantized.
         equation: of a contraction by a scheme.
         weight: which of its operands is the weight; None if neither is.
     """
@@ -101,6 +102,7 @@ class Site:
     transform_axes: tuple[int, ...] = ()
     is_transformed: bool = False
     stack: tuple[int, ...] = ()
+    is_stored: bool = False
     equation: Any = field(default=None, compare=False, repr=False)
     weight: int | None = field(default=None, compare=False)
 

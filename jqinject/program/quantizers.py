@@ -153,6 +153,8 @@ class HeldQuantizers(Quantizers):
         if proxy.is_quant_enabled:
             check_range(proxy, x, f"op_quant[{site.name!r}]")
         ready = proxy
+        if site.is_stored and isinstance(proxy, ActQuantProxyFromInjector):
+            return proxy.quantize_for_cache(x)
         if site.transform_axes and isinstance(proxy, ActQuantProxyFromInjector):
             ready = proxy.quantize_transformed
         if site.rows:

@@ -5,6 +5,7 @@ the quantizer and its result say.
 """
 
 from jqinject.dot.schemes.product_transforms import transform_of as transform_of
+from jqinject.dot.schemes.product_transforms import undone_transform_of as undone_transform_of
 from jqinject.proxy.act import ActQuantProxyFromInjector as ActQuantProxyFromInjector
 from jqinject.proxy.act import GradQuantProxyFromInjector as GradQuantProxyFromInjector
 from jqinject.proxy.act import OperandQuantProxyFromInjector as OperandQuantProxyFromInjector
@@ -12,6 +13,7 @@ from jqinject.proxy.act import TruncQuantProxyFromInjector as TruncQuantProxyFro
 from jqinject.proxy.answers import check_range as check_range
 from jqinject.proxy.answers import complete as complete
 from jqinject.proxy.answers import links_of as links_of
+from jqinject.proxy.answers import restored as restored
 from jqinject.proxy.answers import transformed as transformed
 from jqinject.proxy.assembly import Committed as Committed
 from jqinject.proxy.assembly import QuantizerReplacedWarning as QuantizerReplacedWarning

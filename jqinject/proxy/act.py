@@ -45,7 +45,9 @@ class ActQuantProxyFromInjector(FlowProxy):
     Statistics move in training mode only. Several layers may share one proxy: they then share its statistics.
 
     An injector may declare a `pre_transform` (`jqinject.core.transforms`), which comes before the quantizer, also while
-    that is off or None: the weight that the tensor meets is stored for it.
+    that is off or None: the weight that the tensor meets is stored for it. With `undo_transform = True` a call
+    transforms the quantized tensor back, so that it returns an array, whose numbers lie on no grid; a quantizer that is
+    off then leaves the tensor as it is.
 
     Example:
         >>> import jax.numpy as jnp
@@ -62,6 +64,7 @@ class ActQuantProxyFromInjector(FlowProxy):
         (5, 2, 16, True)
     """
 
+    reads = FlowProxy.reads | {answers.UNDO_TRANSFORM}
     role = "activation"
     quantizes_activations = True
 
@@ -74,6 +77,32 @@ class ActQuantProxyFromInjector(FlowProxy):
             x: float array.
         """
         return self._quantized(x) if self.is_quant_enabled else x
+
+    def quantize_for_cache(self, x: Operand) -> Operand:
+        """Quantize rows as a cache in low bits stores them: after the `pre_transform`, which stays.
+
+        Args:
+            x: float array, or a QuantTensor, whose value is then quantized anew.
+
+        Returns:
+            A QuantTensor of the shape and dtype of `x`; the transformed array if quantization is off.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from jqinject.nn import QuantIdentity
+            >>> from jqinject.quant import TurboQuant2Act
+            >>> rows = QuantIdentity(TurboQuant2Act).act_quant.quantize_for_cache(jnp.ones((3, 64)))
+            >>> rows.codes().shape, rows.scale.shape
+            ((3, 64), (3, 1))
+        """
+        return self.quantize_transformed(answers.transformed(self, as_array(x)))
+
+    def _undone(self, x: Operand) -> Operand:
+        """What a call returns if the transform is undone."""
+        if not self.is_quant_enabled:
+            return x
+        answers.check_range(self, as_array(x))
+        return answers.restored(self, self.quantize_for_cache(x))
 
     def sample(self, force_eval: bool = True) -> QuantTensor:
         """Quantize one 0, or one group of them: they have the scale, zero point and bit width of any.

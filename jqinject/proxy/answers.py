@@ -30,7 +30,7 @@ from jqinject.core.transforms import Chain, Sized, Transform, along
 from jqinject.inject import Binding
 from jqinject.ops import FloatGrid
 from jqinject.proxy import assembly, metadata
-from jqinject.quant_tensor import is_concrete
+from jqinject.quant_tensor import Operand, as_array, is_concrete
 from jqinject.quant_tensor.array_methods import attribute
 
 
@@ -91,6 +91,7 @@ class Answers(Linked, InnerModule):
             unset.
         use_running_average: eval mode, in NNX's word; `model.train()` and `model.eval()` set it.
         pre_transform: comes before a quantizer of what flows; None without one.
+        undo_transform: whether what is quantized is transformed back, so that nothing else has to know of it.
         transform_axes: the axes of the tensor that it transforms, those that the layer contracts.
     """
 
@@ -103,6 +104,7 @@ class Answers(Linked, InnerModule):
     observing: bool = False
     served_layers: int = 1
     pre_transform: Transform | None = None
+    undo_transform: bool = False
     transform_axes: tuple[int, ...] = (-1,)
     quantizes_activations: ClassVar[bool] = False
     role: ClassVar[str] = "parameter"
@@ -384,7 +386,7 @@ def name_of(proxy: Answers, held_as: str = "") -> str:
     return f"{' and '.join(holders)} ({injector})" if holders else injector
 
 
-PRE_TRANSFORM = "pre_transform"
+PRE_TRANSFORM, UNDO_TRANSFORM = "pre_transform", "undo_transform"
 
 
 def declare_transform(
@@ -404,7 +406,7 @@ def declare_transform(
         handed: what an assembly is handed.
 
     Raises:
-        TypeError: what is declared is no transform, or the layer does not undo it.
+        TypeError: what is declared is no transform, or the layer does not undo it; `undo_transform` is no boolean.
     """
     name, attributes = proxy.binding.base.__name__, vars(proxy)
     declared = proxy.binding.resolve(PRE_TRANSFORM, trace=trace, **handed)
@@ -429,6 +431,12 @@ def declare_transform(
             value = variable.get_value()
             variable.set_value(jnp.broadcast_to(value, (*stack, *value.shape)))
     attributes["pre_transform"] = transform
+    if proxy.role == "activation" and proxy.binding.declares(UNDO_TRANSFORM):
+        undo = proxy.binding.resolve(UNDO_TRANSFORM, trace=trace, **handed)
+        if not isinstance(undo, bool):
+            raise TypeError(f"{name}: {UNDO_TRANSFORM} has to be True or False, got {undo!r:.80}")
+        if undo:
+            attributes[UNDO_TRANSFORM] = undo
     axes = getattr(layer, "input_axes", proxy.transform_axes)
     if axes != proxy.transform_axes:
         attributes["transform_axes"] = axes
@@ -442,3 +450,14 @@ def transformed(proxy: Answers, x: jax.Array) -> jax.Array:
         x: the tensor.
     """
     return x if proxy.pre_transform is None else along(proxy.pre_transform, x, proxy.transform_axes)
+
+
+def restored(proxy: Answers, x: Operand) -> jax.Array:
+    """A quantized tensor as an array, without the transform that came before the quantizer.
+
+    Args:
+        proxy: of activations, with a transform.
+        x: what its quantizer made of the transformed tensor.
+    """
+    assert proxy.pre_transform is not None, "asked for where a transform is undone"
+    return along(proxy.pre_transform.inverse, as_array(x), proxy.transform_axes)

@@ -326,9 +326,11 @@ class QuantProxyFromInjector(answers.Answers):
 
         Returns:
             A QuantTensor of the shape and dtype of `x`, or `x` itself if quantization is off; of the transformed `x` if
-            there is a `pre_transform`.
+            there is a `pre_transform`; an array if this is undone.
         """
         if self.pre_transform is not None:
+            if self.undo_transform:
+                return self._undone(x)
             x = answers.transformed(self, as_array(x))
         if self.tensor_quant is None or self.disable_quant:
             return x

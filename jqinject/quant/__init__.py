@@ -13,10 +13,13 @@ import typing as _typing
 from jqinject.inject.errors import did_you_mean as _did_you_mean
 from jqinject.proxy import QuantizerLike as QuantizerLike
 from jqinject.quant.codebook import (
-    MXFloat4e2m1QuestAct as MXFloat4e2m1QuestAct, MXFloat4e2m1QuestWeight as MXFloat4e2m1QuestWeight,
+    LloydMaxDynamicActPerRowFloat as LloydMaxDynamicActPerRowFloat, MXFloat4e2m1QuestAct as MXFloat4e2m1QuestAct,
+    MXFloat4e2m1QuestWeight as MXFloat4e2m1QuestWeight, NF4DynamicActPerGroupFloat as NF4DynamicActPerGroupFloat,
+    NF4DynamicActPerRowFloat as NF4DynamicActPerRowFloat,
     NF4WeightPerChannelFloat as NF4WeightPerChannelFloat, NF4WeightPerGroupFloat as NF4WeightPerGroupFloat,
     NF4WeightPerGroupFp8Scale as NF4WeightPerGroupFp8Scale, NF4WeightPerTensorFloat as NF4WeightPerTensorFloat,
     QuestActPerRowFloat as QuestActPerRowFloat, QuestWeightPerChannelFloat as QuestWeightPerChannelFloat,
+    TurboQuant2Act as TurboQuant2Act, TurboQuant3Act as TurboQuant3Act, TurboQuant4Act as TurboQuant4Act,
 )
 from jqinject.quant.enums import (
     BitWidthImplType as BitWidthImplType, FloatToIntImplType as FloatToIntImplType,

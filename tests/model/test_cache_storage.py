@@ -17,7 +17,12 @@ from jax.sharding import PartitionSpec as P
 
 from jqinject import Rule, coverage, load_state, quantize, quantized_cache, report
 from jqinject.dot import LowBitCache
-from jqinject.quant import Int8DynamicActPerGroupFloat, Int8DynamicActPerRowFloat, Int8WeightPerChannelFloat
+from jqinject.quant import (
+    Int8DynamicActPerGroupFloat,
+    Int8DynamicActPerRowFloat,
+    Int8WeightPerChannelFloat,
+    TurboQuant4Act,
+)
 
 KV8 = Rule(cache_quant=Int8DynamicActPerRowFloat)
 W8 = Rule(weight_quant=Int8WeightPerChannelFloat)
@@ -47,7 +52,7 @@ class Attention(nnx.Module):
 @pytest.mark.heavy
 @pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("quantizer", [Int8DynamicActPerRowFloat, Groups])
+@pytest.mark.parametrize("quantizer", [Int8DynamicActPerRowFloat, Groups, TurboQuant4Act])
 def test_sharded_caches_hold_the_numbers_of_one_device(kind: AxisType, quantizer: Any) -> None:
     model = quantize(Attention(), [W8, Rule(cache_quant=quantizer)], inputs=(X, {"k": EMPTY}))
     wanted, low = model(X, quantized_cache(model, {"k": EMPTY}))

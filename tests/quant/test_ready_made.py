@@ -130,7 +130,12 @@ EVERYWHERE = [
     ),
     *(case("act_quant", name, layer) for name in by_kind("act") for layer in ACT_LAYERS),
     *(case("input_quant", name, "linear") for name in by_kind("act")),
-    *(case("output_quant", name, "linear") for name in by_kind("act") if "PerChannel" not in name),
+    # The 6 outputs have no Hadamard matrix.
+    *(
+        case("output_quant", name, "linear")
+        for name in by_kind("act")
+        if "PerChannel" not in name and not name.startswith("TurboQuant")
+    ),
 ]
 # Each quantizer in the plainest layer: those with the same parts as another in the exhaustive table.
 ONCE = [
@@ -175,7 +180,8 @@ def quantized(layer, slot, dtype):
         return layer.quant_weight()
     if slot == "bias_quant":
         return layer.quant_bias(None if layer.input_quant is None else layer.input_quant(X.astype(dtype)))
-    return getattr(layer, slot)(X.astype(dtype))
+    proxy = getattr(layer, slot)
+    return (proxy.quantize_for_cache if proxy.undo_transform else proxy)(X.astype(dtype))
 
 
 def on_the_grid(result):

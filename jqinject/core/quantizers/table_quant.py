@@ -139,8 +139,9 @@ class CodebookQuant(quantizer.Quantizer):
     """To the nearest number of a table and back: `y = table[argmin |x / s - table|] * s`.
 
     `s = scaling_impl(x, largest magnitude of the table)`. The arithmetic is float32; ties go to the lower number; nan
-    stays nan. The gradient goes straight through to `x` where `x / s` is within the table's range, else as
-    `tensor_clamp_impl` decides; with a `gradient_mask_impl` to `x` alone, where the mask is True.
+    stays nan; where the scale is 0, so is `y`. The gradient goes straight through to `x` where `x / s` is within the
+    table's range, else as `tensor_clamp_impl` decides; with a `gradient_mask_impl` to `x` alone, where the mask is
+    True.
 
     Args:
         scaling_impl: the scale.
@@ -181,7 +182,7 @@ class CodebookQuant(quantizer.Quantizer):
 
     def _round(self, x: jax.Array, step: quantizer.GridStep, grid: Grid, keep: bool) -> quantizer.Rounded:
         scale = step.scale
-        steps = power.divide(x.astype(jnp.float32), scale)
+        steps = power.divide(x.astype(jnp.float32), jnp.where(scale == 0, 1.0, scale))
         inside = self.tensor_clamp_impl(steps, *grid.bounds)
         nearest = grid.round(inside)
         mask = self.gradient_mask_impl

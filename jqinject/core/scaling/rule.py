@@ -36,6 +36,9 @@ from jqinject.core import _protocols, check, clamping, component, rounding
 from jqinject.ops import clamps, fake_quant, lean, minifloat, power, ste
 
 POWERS_OF_TWO = np.dtype(jnp.float8_e8m0fnu)
+#: The minimum divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale and its derivative
+#: finite for tensors of ordinary magnitude, and a tensor of zeros from becoming nan.
+SCALE_FLOOR = 2.0**-64
 #: The largest float32 below 128, where `2**x` overflows.
 _MOST_LOG2 = 127.99999237060547
 
@@ -131,6 +134,27 @@ class ScaledRestrictValue(Unchanged):
         return x * self.scale_factor
 
 
+@component.frozen_value
+class ZeroRestrictValue(Unchanged):
+    """Any value, but 0 below `least_scale`: as `restrict_scale_threshold_impl`, the scale of zeros.
+
+    A row of zeros then stays one in a table that has no 0.
+
+    Args:
+        least_scale: the smallest one that is not 0.
+
+    Example:
+        >>> ZeroRestrictValue(0.5)(jnp.array([0.25, 3.0]))
+        Array([0., 3.], dtype=float32)
+    """
+
+    least_scale: float = 2 * SCALE_FLOOR
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`x`, or 0."""
+        return jnp.where(x < self.least_scale, 0.0, x)
+
+
 @dataclass(frozen=True)
 class LogFloatRestrictValue(_Log2):
     """Any positive value, learned as its log2.
@@ -189,9 +213,6 @@ class IntRestrictValue(Unchanged, component.Component):
 
 RESTRICTIONS = ("restrict_scaling_impl", "restrict_threshold_impl", "restrict_scale_threshold_impl")
 ONE = np.float32(1)
-#: The minimum divided by the integer steps (at most 2**31) to make a scale. It keeps x / scale and its derivative
-#: finite for tensors of ordinary magnitude, and a tensor of zeros from becoming nan.
-SCALE_FLOOR = 2.0**-64
 
 
 def clamp_scale(x: jax.Array, scaling_min_val: float | None) -> jax.Array:

@@ -7,14 +7,16 @@ so that rows are written and read one by one.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.typing import DTypeLike
 
+from jqinject.core.transforms import Transform
 from jqinject.dot.frozen.frozen_form import FrozenForm
 from jqinject.dot.frozen.frozen_numbers import ScaleForms, frozen_numbers, has_low_bits
 from jqinject.dot.frozen.frozen_param import LowBitArray
@@ -33,6 +35,8 @@ class LowBitCache(LowBitArray):
     Attributes:
         numbers: arrays by name: `value` (the payload), `scale`, and maybe `zero_point`.
         form: what is static in them.
+        transform: of the features, through which the rows went before they were quantized, and which reading them as an
+            array undoes; None for none.
 
     Example:
         >>> from jqinject.quant_tensor import IntQuantTensor
@@ -44,19 +48,27 @@ class LowBitCache(LowBitArray):
 
     numbers: dict[str, Any]
     form: FrozenForm = field(metadata={"static": True})
+    transform: Transform | None = field(default=None, metadata={"static": True})
 
     @classmethod
-    def of(cls, x: Any, has_zero_point: bool = False) -> "LowBitCache":
+    def of(cls, x: Any, has_zero_point: bool = False, transform: Transform | None = None) -> "LowBitCache":
         """The rows of a quantized array.
 
         Args:
             x: a QuantTensor of at least 2 axes.
             has_zero_point: whether its zero point may be another than 0.
+            transform: through which the rows went before they were quantized, if reading has to undo it.
 
         Raises:
-            ValueError: it has no payload of at most 8 bits; scales along the features, or groups of several rows.
+            ValueError: it has no payload of at most 8 bits; scales along the features, or groups of several rows; a
+                transform that holds numbers.
         """
         _check(x)
+        if isinstance(transform, nnx.Module):
+            raise ValueError(
+                f"a cache undoes its transform by itself, and {type(transform).__name__} holds numbers of the model.\n"
+                "  cure: pre_transform = jqinject.core.transforms.Hadamard(seed=0), or undo_transform = False"
+            )
         numbers, form = frozen_numbers(x, (), has_zero_point, None, ScaleForms())
         own = 1 if form.groups is None else 2  # the axes of a row, as stored
         for name in numbers.keys() - {"value"}:
@@ -68,21 +80,22 @@ class LowBitCache(LowBitArray):
                 )
             rows = (*x.shape[:-1], *array.shape[array.ndim - own :])
             numbers[name] = jnp.broadcast_to(array, rows)
-        return cls(numbers, form)
+        return cls(numbers, form, transform)
 
     def dequantized(self) -> jax.Array:
-        """The numbers as an array of the cache's dtype."""
-        return self.quant_tensor().value
+        """The numbers as an array of the cache's dtype, without the transform."""
+        rows = self.quant_tensor().value
+        return rows if self.transform is None else self.transform.inverse(rows)
 
     def with_numbers(self, numbers: Mapping[str, object]) -> "LowBitCache":
         """The same form with other numbers."""
-        return LowBitCache(dict(numbers), self.form)
+        return replace(self, numbers=dict(numbers))
 
     def fits(self, rows: "LowBitCache") -> bool:
         """Whether rows are stored in the same form: they may have other sizes, but for the features."""
         shape = tuple(rows.numbers["value"].shape)
-        same_names = self.numbers.keys() == rows.numbers.keys()
-        return same_names and self.ndim == rows.ndim and self.form.fitted(shape) == rows.form.fitted(shape)
+        alike = self.numbers.keys() == rows.numbers.keys() and self.transform == rows.transform
+        return alike and self.ndim == rows.ndim and self.form.fitted(shape) == rows.form.fitted(shape)
 
     @property
     def stand_in(self) -> jax.ShapeDtypeStruct:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from jqinject.core.transforms import Hadamard, along
+from jqinject.core.transforms import Hadamard, Transform, along
 from jqinject.dot.geometry.dimensions import Label, Labels
 from jqinject.dot.tensors.labelled_tensor import LabelledTensor
 from jqinject.inject import Binding
@@ -16,27 +16,50 @@ SIGNS = {"dgrad_random_signs": "dgrad_grad", "wgrad_random_signs": "wgrad_grad"}
 
 
 def transform_of(quantizer: object) -> Any:
-    """Return what an injector declares before its quantizer: a transform, or the declaration of one.
+    """Return what an injector declares before its quantizer, and does not undo: a transform, or its declaration.
 
     Args:
         quantizer: an injector, or a binding of one; anything else has no transform.
 
     Returns:
-        None without a transform.
+        None without a transform, and where `undo_transform` takes it back from what is quantized.
 
     Example:
         >>> from jqinject.quant import Int8ActPerTensorFloat
         >>> transform_of(Int8ActPerTensorFloat.let(pre_transform=Hadamard(8))).block_size
         8
     """
+    transform, is_undone = _transform_and_undo(quantizer)
+    return None if is_undone else transform
+
+
+def undone_transform_of(quantizer: object) -> Transform | None:
+    """Return the transform that an injector declares before its quantizer, and undoes by `undo_transform`.
+
+    Args:
+        quantizer: as for `transform_of`.
+
+    Returns:
+        None without one, and where only its declaration is known, as it holds numbers.
+
+    Example:
+        >>> from jqinject.quant import TurboQuant4Act
+        >>> len(undone_transform_of(TurboQuant4Act).parts), transform_of(TurboQuant4Act)
+        (2, None)
+    """
+    transform, is_undone = _transform_and_undo(quantizer)
+    return transform if is_undone and isinstance(transform, Transform) else None
+
+
+def _transform_and_undo(quantizer: object) -> tuple[object, bool]:
     if isinstance(quantizer, type):
         quantizer = Binding(quantizer)
-    return _declared(quantizer) if isinstance(quantizer, Binding) else None
+    return _declared(quantizer) if isinstance(quantizer, Binding) else (None, False)
 
 
 @lru_cache(maxsize=256)
-def _declared(binding: Binding) -> object:
-    return declared(binding, "pre_transform")
+def _declared(binding: Binding) -> tuple[object, bool]:
+    return declared(binding, "pre_transform"), bool(declared(binding, "undo_transform"))
 
 
 def declared(binding: Binding, name: str) -> Any:

@@ -180,7 +180,8 @@ def _order_before(path: str, index: ModelIndex) -> np.ndarray | None:
     rule = weight_rule(rules, path, path.rpartition(".")[0])
     declared = transform_of(None if rule is None else rule.quantizer("input_quant"))
     proxies = (node for _, node in index.places if isinstance(node, ActQuantProxyFromInjector))
-    filled = (proxy.pre_transform for proxy in proxies if transform_of(proxy.binding) == declared)
+    staying = (proxy for proxy in proxies if not proxy.undo_transform)
+    filled = (proxy.pre_transform for proxy in staying if transform_of(proxy.binding) == declared)
     return _order_of(next(filled, declared), path)
 
 

@@ -162,8 +162,12 @@ class ModelWeights:
         layer = self.layer_of(name)
         own = layer.input_quant if isinstance(layer, QuantWeightLayer) else None
         proxy = self.between.get(site) if site else own
-        transform = None if proxy is None else vars(proxy).get("pre_transform")
-        return "" if transform is None else f"the input goes through {name_of_transform(transform)}"
+        attributes = {} if proxy is None else vars(proxy)
+        transform, back = (
+            attributes.get("pre_transform"),
+            " and back" * attributes.get("undo_transform", False),
+        )
+        return "" if transform is None else f"the input goes through {name_of_transform(transform)}{back}"
 
     def range_of_loop(self, site: str, steps: int) -> str:
         """What a report says of the range of an operand inside a loop; "" where each step has its own, or none is kept.

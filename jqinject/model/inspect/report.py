@@ -178,7 +178,10 @@ class ContractionReport(page.Shown):
                 f"{row.operations:,} operations{f'; {row.note}' if row.note else ''}"
                 for row in self.coverage.activations
             ),
-            *(f"cache: {row.name}: {row.weight}" for row in self.coverage.caches),
+            *(
+                f"cache: {row.name}: {row.weight}, {row.weight_bytes:,} bytes of {row.float_bytes:,}"
+                for row in self.coverage.caches
+            ),
             *self.coverage.summary,
         )
 

@@ -14,6 +14,7 @@ from flax import nnx
 
 from jqinject import program
 from jqinject.dot import FrozenParam
+from jqinject.model.caches import bytes_in_low_bits
 from jqinject.model.inspect import layer_numbers
 from jqinject.model.inspect.model_weights import FLOAT, ModelArray, ModelWeights, OperandGrid, note_of_shards
 from jqinject.model.inspect.traced_call import BIG, TracedCall
@@ -77,8 +78,8 @@ class SiteRow:
         note: why quantized operands are contracted as floats, what an operand goes through before it is quantized,
             whether the steps of a loop share its range, and whether groups cross shards.
         shape: of the weight; None if it is no array of the model.
-        float_bytes: of the weight in floats.
-        weight_bytes: of the weight as it is stored, with scales and zero points.
+        float_bytes: of the weight in floats; of the cache in its dtype.
+        weight_bytes: of the weight as it is stored, with scales and zero points; of the cache in low bits, likewise.
         bits: of one number of a quantized weight; None if they are learned, and for floats.
         operations: multiply-adds, those in a loop as often as it runs (once if the trip count is unknown); of several
             branches, those of the one with the most; 0 for a look-up.
@@ -152,9 +153,14 @@ class SiteTable:
             for number, name in enumerate(sorted(_matrices(contraction.sources, self.weights.all))):
                 # The multiply-adds of an operation that takes several weights count once.
                 yield self._use(replace(contraction, times=0) if number else contraction, name, call)
-        for name in call.caches:
-            grid = self.weights.grid_at(name)
-            yield SiteRow(name, CACHE, name, layer="cache write", weight=grid.text, formats=grid.text)
+        for name, (site, array) in call.caches.items():
+            grid, proxy = self.weights.grid_at(name), self.weights.between[name]
+            row = SiteRow(name, CACHE, name, layer="cache write", weight=grid.text, formats=grid.text)
+            if isinstance(proxy, ActQuantProxyFromInjector) and proxy.is_quant_enabled:
+                floats = math.prod(array.shape) * np.dtype(array.dtype).itemsize
+                low = bytes_in_low_bits(proxy, site, tuple(array.shape))
+                row = replace(row, float_bytes=floats, weight_bytes=low, bits=grid.bits)
+            yield row
 
     def _use(self, contraction: TracedContraction, name: str, call: TracedCall) -> SiteRow:
         """The row of a contraction with a weight, or of a look-up."""

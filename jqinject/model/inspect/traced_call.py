@@ -49,7 +49,7 @@ class TracedCall:
         flow: of the program as the model was written.
         uses: where the interpreter reaches weights: (equation, path of the parameter) -> use.
         products: equation -> contraction of activations.
-        caches: the names of the caches that are written in low bits.
+        caches: the caches that are written in low bits: name -> what the model writes there, and the array.
         kinds: weight -> how the program that runs contracts it: "int", "fp8", "fp4" or "float".
         reasons: path of a layer -> why the table of contractions chose floats for a payload.
     """
@@ -62,15 +62,18 @@ class TracedCall:
         self.flow = WeightFlow(traced.body, flows, _constant)
         self.uses = {(use.equation, program.dotted(use.weight_path)): use for use in sites.uses}
         self.products = {product.equation: product for product in sites.products}
-        self.caches = [
-            name for name, site in sites.sites.items() if site.cache_ndim and name in weights.between
-        ]
+        arrays = {x.cache: x.value for x in traced.inputs if x.cache}
+        self.caches = {
+            name: (site, arrays[name])
+            for name, site in sites.sites.items()
+            if site.cache_ndim and name in weights.between
+        }
         self.reasons: dict[str, str] = {}
         self._running, inputs = self._run(model, call)
         self.kinds: dict[str, frozenset[str]] = {}
         # A cache in low bits is one input of the program as it was written, and several arrays of the one that runs.
-        arrays = [flow for flow, x in zip(flows, inputs, strict=True) for _ in jax.tree.leaves(x)]
-        for contraction in WeightFlow(jaxpr.Body.of(self._running.jaxpr), arrays).contractions:
+        split = [flow for flow, x in zip(flows, inputs, strict=True) for _ in jax.tree.leaves(x)]
+        for contraction in WeightFlow(jaxpr.Body.of(self._running.jaxpr), split).contractions:
             for name in contraction.sources if contraction.kind != "none" else ():
                 self.kinds[name] = self.kinds.get(name, frozenset()) | {contraction.kind}
 

@@ -80,9 +80,10 @@ class Rule:
         lhs_quant, rhs_quant: of the left and of the right operand of a contraction of two activations, instead of
             `input_quant`; only with `op`.
         cache_quant: of what the model writes into caches of keys and values: a quantizer of activations whose scales
-            do not vary along the last axis. The path is the module's that writes, the cache's
-            (`cache.layer_0.k` in the argument `cache`) or that of what holds it; of the rules with `cache_quant`, or
-            with only a path, the first that matches wins. A rule with `cache_quant` alone leaves weights to the others.
+            do not vary along the last axis, such as `Int8DynamicActPerRowFloat` or `TurboQuant4Act`. The path is the
+            module's that writes, the cache's (`cache.layer_0.k` in the argument `cache`) or that of what holds it; of
+            the rules with `cache_quant`, or with only a path, the first that matches wins. A rule with `cache_quant`
+            alone leaves weights to the others.
         contraction: "auto", "int", "fp8" or "float", as for `QuantLinear`.
         scheme: a scheme of contractions such as `jqinject.quant.aqt.config_v4()`, by which Flax's own layers contract,
             forward and backward. It quantizes all operands, so no quantizer may be given with it.

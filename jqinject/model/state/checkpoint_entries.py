@@ -264,7 +264,7 @@ def quantizers_with_transforms(index: ModelIndex) -> Iterator[str]:
     """Find the quantizers of inputs with a transform before them, for which weights are stored."""
     for path, node in index.places:
         if isinstance(node, QuantWeightLayer):
-            if node.input_quant is not None and vars(node.input_quant).get("pre_transform") is not None:
+            if node.input_quant is not None and _stays_transformed(node.input_quant):
                 yield place_name((*path, "input_quant"))
         elif isinstance(node, OpQuantizers):
             for name, proxy in node.held.items():
@@ -272,8 +272,14 @@ def quantizers_with_transforms(index: ModelIndex) -> Iterator[str]:
                 twin = f"{stem}_{'lhs' if side == 'rhs' else 'rhs'}"
                 # Of a product of two activations both operands are transformed, and no weight.
                 alone = side in ("lhs", "rhs") and twin not in node.held
-                if alone and vars(proxy).get("pre_transform") is not None:
+                if alone and _stays_transformed(proxy):
                     yield name
+
+
+def _stays_transformed(quantizer: object) -> bool:
+    """Whether what is quantized is transformed, and a weight has to be stored for it."""
+    attributes = vars(quantizer)
+    return attributes.get("pre_transform") is not None and not attributes.get("undo_transform")
 
 
 def unfit(

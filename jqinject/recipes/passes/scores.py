@@ -11,7 +11,7 @@ from jqinject.core.transforms import Hadamard
 from jqinject.model.quantizing.rule_policy import RulePolicy
 from jqinject.model.quantizing.rules import Rule
 from jqinject.program import operation_of, operations
-from jqinject.proxy import transform_of
+from jqinject.proxy import transform_of, undone_transform_of
 from jqinject.recipes.online import NO_RULE, rule_with_transform
 from jqinject.recipes.stream.flat_program import CASTS, MOVES, FlatProgram, FlatStep, Note, Slot
 from jqinject.recipes.transforms.rotations import Refused, followed
@@ -200,6 +200,6 @@ def _why_not(took: Rule, quantizers: Sequence[Any], size: int) -> str:
         return "R3: a scheme quantizes it"
     if all(quantizer is None for quantizer in quantizers):
         return "R3: no rule quantizes queries, keys or their cache, and without one it changes nothing"
-    if any(transform_of(quantizer) is not None for quantizer in quantizers):
+    if any(transform_of(quantizer) or undone_transform_of(quantizer) for quantizer in quantizers):
         return "R3: a rule has a transform there already"
     return "R3: a head of this size has no Hadamard matrix" if size == 1 else ""
