@@ -94,7 +94,9 @@ class _MemoryZeroPoint(memory.Memory):
         z = stored if stat is None else stat if stored is None else lean.choose(collecting, stat, stored)
         return -z if self.is_low_end else ste.abs_binary_sign_grad(z)
 
-    def __call__(self, x: jax.Array | None, scale: jax.Array, bit_width: Any, task: Task = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array | None, scale: jax.Array, bit_width: object, task: Task = None
+    ) -> jax.Array:
         """The zero point of `x`, float32: `clamp(round(z / scale + min_int))`, or `z / scale + min_int`.
 
         Args:

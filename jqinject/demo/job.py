@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flax import nnx
 from rich.console import Console
@@ -85,7 +85,7 @@ class _Job(NamedTuple):
         total = more + classifier.steps_of(self.digits, epochs)
         return self.progress.add_task(name, total=total)
 
-    def train(self, model: Any, epochs: int, task: TaskID, rate: float, seed: int) -> None:
+    def train(self, model: object, epochs: int, task: TaskID, rate: float, seed: int) -> None:
         """Train a model, step by step of a bar."""
         classifier.train(model, self.digits, epochs, rate, seed, lambda: self.progress.advance(task))
 

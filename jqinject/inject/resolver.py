@@ -315,7 +315,7 @@ def rewired(name: str, result: object) -> Spec:
     return Spec("PLAIN", result, result)
 
 
-def resolve(injector: Any, name: str, /, *, trace: set[str] | None = None, **names: object) -> Any:
+def resolve(injector: object, name: str, /, *, trace: set[str] | None = None, **names: object) -> Any:
     """The result of a name of an injector, with more names given for this access only.
 
     The given names count as if they were declared last (as by `let`), but no new injector is made.

@@ -258,7 +258,7 @@ def put_in_place(index: ModelIndex, old: object, new: nnx.Variable[Any]) -> None
             _replace(node, old, new)
 
 
-def _replace(holder: Any, old: object, new: nnx.Variable[Any]) -> None:
+def _replace(holder: object, old: object, new: nnx.Variable[Any]) -> None:
     """Put a Variable in the place of another one in a module, and in the containers that it holds."""
     is_module = isinstance(holder, nnx.Pytree) and not isinstance(holder, nnx.List)
     children: Any = vars(holder) if is_module else holder

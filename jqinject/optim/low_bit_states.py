@@ -77,7 +77,7 @@ def low_bit_states(
         }
         return state._replace(**moments)
 
-    def decoded(state: Any, like: Any) -> Any:
+    def decoded(state: Any, like: object) -> Any:
         moments = {name: _decoded(form, getattr(state, name), like) for name, form in formats.items()}
         return state._replace(**moments)
 

@@ -132,7 +132,7 @@ class Tracked:
         """Whether it can be quantized."""
         return jnp.issubdtype(dtype_of(self.value), jnp.floating)
 
-    def with_value(self, value: Any) -> Tracked:
+    def with_value(self, value: object) -> Tracked:
         """The same facts for another value that holds the same numbers."""
         tracked = replace(self, value=value, masked=None, state=None, stored=None, twins={})
         if shape_of(tracked) != shape_of(self):

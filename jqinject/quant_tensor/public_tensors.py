@@ -198,7 +198,7 @@ class FloatQuantTensor(FloatNames, quantized.QuantTensor):
         self,
         value: ArrayLike,
         scale: ArrayLike,
-        format: Any,
+        format: object,
         training: bool = False,
         payload: jax.Array | None = None,
         levels: tensor_fields.Levels | None = None,

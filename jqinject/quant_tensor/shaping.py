@@ -164,7 +164,7 @@ def repeat(x: Tensor, repeats: int, axis: int) -> Tensor:
     return map_metadata(x, along(x.value), lambda m: along(m) if m.shape[axis] > 1 else m)
 
 
-def pad(x: Tensor, pad_width: Any) -> Tensor:
+def pad(x: Tensor, pad_width: object) -> Tensor:
     """`x` with zeros around it: 0.0 is on every grid, because the zero point is an integer.
 
     Args:

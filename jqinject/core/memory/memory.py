@@ -251,7 +251,7 @@ class Memory(Component):
         domain = self.rule
         return domain.to_stored(domain.clamped(stat))
 
-    def _filled(self, x: Any, task: Task, transform: Any) -> Number:
+    def _filled(self, x: object, task: Task, transform: Any) -> Number:
         """The parameter, or what will fill it; with the gradient of the parameter."""
         learned, done = self.value.get_value(), self.counter.get_value() > 0
 

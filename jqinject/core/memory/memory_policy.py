@@ -87,7 +87,7 @@ class AffineRescaling(component.InnerModule):
         return y if self.affine_bias is None else y + self.affine_bias.get_value()
 
 
-def initial_number(init: Any, shape: Any, where: str, names: tuple[str, str]) -> Any:
+def initial_number(init: Any, shape: object, where: str, names: tuple[str, str]) -> Any:
     """An initial value of a given shape, float32: a NumPy array, or a traced one while its layer is traced.
 
     Args:

@@ -302,7 +302,7 @@ def _check_sum(form: FloatGrid, bit_width: int | None) -> None:
 
 
 def _nearest(
-    grid: FloatGrid, clamp: Any, max_mantissa: Any, dtype: DTypeLike, x: jax.Array, scale: jax.Array
+    grid: FloatGrid, clamp: Any, max_mantissa: object, dtype: DTypeLike, x: jax.Array, scale: jax.Array
 ) -> jax.Array:
     """The nearest number that a grid has at a scale, float32, within the range of `dtype`."""
     minifloats = grid.unbounded(float_steps(x, scale), ste.round_ste)

@@ -280,7 +280,7 @@ class FrozenParam(LowBitArray, Frozen):
 
     # --- written by NNX and by loading alone
 
-    def set_value(self, value: Any, *, index: object = None) -> None:
+    def set_value(self, value: object, *, index: object = None) -> None:
         """Replace the numbers.
 
         Args:

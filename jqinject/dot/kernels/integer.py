@@ -10,7 +10,7 @@ ms dequantized. Elsewhere, and in a program for several devices, the integers of
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.core
@@ -314,7 +314,7 @@ def _contract_groups(
 
 
 def _group_by_group(
-    tree: Any, dims: Dimensions, axes: int, accumulator_dtype: DTypeLike | None, *leaves: jax.Array
+    tree: object, dims: Dimensions, axes: int, accumulator_dtype: DTypeLike | None, *leaves: jax.Array
 ) -> jax.Array:
     """The outputs of groups, summed in float32, as XLA partitions them over devices."""
     lhs, rhs = jax.tree.unflatten(tree, leaves)
@@ -322,7 +322,7 @@ def _group_by_group(
 
 
 def _by_platform(
-    tree: Any, dims: Dimensions, pairs: tuple[int, ...], by_group: processes.Bound, *leaves: jax.Array
+    tree: object, dims: Dimensions, pairs: tuple[int, ...], by_group: processes.Bound, *leaves: jax.Array
 ) -> jax.Array:
     """The contraction by the means of the platform."""
 

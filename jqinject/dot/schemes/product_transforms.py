@@ -72,7 +72,7 @@ def transformed_label(summed: Labels) -> Label:
     return sorted(summed)[-1]
 
 
-def transformed(operand: Any, x: LabelledTensor, summed: Labels) -> LabelledTensor:
+def transformed(operand: object, x: LabelledTensor, summed: Labels) -> LabelledTensor:
     """An operand as its quantizer sees it: through its transform; unchanged without one.
 
     Args:

@@ -72,7 +72,7 @@ class Observer:
         entry = self.sites.get(call.name)
         return None if entry is not None and entry in self.layers and call.module == entry else entry
 
-    def output(self, entry: str, quantized: Any, floats: Callable[[], jax.Array]) -> Any:
+    def output(self, entry: str, quantized: object, floats: Callable[[], jax.Array]) -> Any:
         """The output of an entry that flows on."""
         if self.on is True:
             self._note(entry, "quantized", as_array(quantized))

@@ -112,7 +112,7 @@ class WrongFeaturesError(ValueError, TypeError):
 
 
 def check_features(
-    layer: Any,
+    layer: object,
     inputs: Any,
     expected: Mapping[int, int],
     *,

@@ -126,7 +126,7 @@ def scheme_op(
     rows = _rows(spec)
     inputs = _INPUTS[kind](layer, rows) if kind in _INPUTS else _of_matrix(geometry, shape, rows)
 
-    def call(op: Any) -> Any:
+    def call(op: object) -> Any:
         one = object.__new__(kind)
         vars(one).update(vars(layer))
         of_one = nnx.Param(jnp.zeros(shape, kernel.dtype), eager_sharding=False)

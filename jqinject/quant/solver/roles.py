@@ -299,7 +299,9 @@ class Choices(ExtendedInjector):
         return np.zeros(tracked_parameter_list[0].shape, np.float32)
 
     @choices(*STATS_IMPL.values())
-    def scaling_stats_impl(scaling_stats_op: Any = None, restrict_scaling_type: str | None = None) -> object:
+    def scaling_stats_impl(
+        scaling_stats_op: object = None, restrict_scaling_type: str | None = None
+    ) -> object:
         """`scaling_stats_impl` from `scaling_stats_op`."""
         impl = scaling_stats_op and pick("scaling_stats_op", scaling_stats_op, STATS_IMPL)
         if impl is core.SignedAbsMax and enums.chooses(restrict_scaling_type, RestrictValueType.POWER_OF_TWO):
@@ -327,7 +329,7 @@ class ParameterChoices(ExtendedInjector):
     scaling_init_impl = selected("scaling_impl_type", PARAMETER_SCALING_INIT, otherwise=None)
 
     @choices(core.TensorClamp, core.TensorClampSte)
-    def tensor_clamp_impl(bit_width_impl_type: Any, scaling_impl_type: str | None) -> object:
+    def tensor_clamp_impl(bit_width_impl_type: object, scaling_impl_type: str | None) -> object:
         """A learned scale or bit width needs the gradient of the clamped elements, others pass it."""
         learned = enums.chooses(
             scaling_impl_type,

@@ -92,7 +92,7 @@ _Calls = list[tuple[str, jax.Array | None, jax.Array]]
 
 
 def _recorded(
-    path: str, calls: _Calls, layer: Any, call: Callable[..., Any], *args: Any, **kwargs: Any
+    path: str, calls: _Calls, layer: object, call: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Call a layer or a normalization, and append the call; arrays stay alive, as they are compared by identity."""
     y = call(*args, **kwargs)
