@@ -45,6 +45,7 @@ class FakeQuantMarker(InnerModule):
         is_weight: whether the tensor is a weight.
         dynamic: quantizes the tensor if the range is found at run time.
         bit_width: of the integers, which are signed.
+        least: the smallest integer; None for that of the bit width.
         batch_axes: how many leading axes `jax.vmap` has added to the tensor.
     """
 
@@ -55,6 +56,7 @@ class FakeQuantMarker(InnerModule):
     is_weight: bool = False
     dynamic: RescalingIntQuant | None = None
     bit_width: int = 8
+    least: int | None = None
     batch_axes: int = 0
 
     def attributes(self) -> dict[str, object]:
@@ -97,7 +99,7 @@ class FakeQuantMarker(InnerModule):
         scale = np.asarray(self.scale, np.float32).reshape(shape)
         zero = np.asarray(self.zero_point or 0, np.float32).reshape(shape if self.zero_point else ())
         most = 2 ** (self.bit_width - 1) - 1
-        least = -most if self.is_weight else -most - 1  # the range of weights is narrow
+        least = -most - 1 if self.least is None else self.least
         integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), least, most)
         return ((integers - zero) * scale).astype(x.dtype)
 
@@ -233,7 +235,7 @@ def _one_width(markers: Iterable[tuple[str, FakeQuantMarker]]) -> int:
 def _marker(site: Site, proxy: QuantProxyFromInjector, x: jax.Array) -> FakeQuantMarker:
     quantizer = proxy.tensor_quant
     scaling, dynamic = vars(quantizer).get("scaling_impl"), is_dynamic(quantizer) and not site.is_weight
-    bits = quantizer.bit_width_impl() if isinstance(quantizer, RescalingIntQuant) else None
+    bits = int(quantizer.bit_width_impl()) if isinstance(quantizer, RescalingIntQuant) else 0
     # A weight that is multiplied or added number by number has the quantizer, and the width, of activations.
     contracted = site.is_weight and is_dynamic(site.quantizer)
     widths = (4, 8) if contracted else (8,) if dynamic else (8, 16)
@@ -294,5 +296,6 @@ def _static(site: Site, measured: ClippingRange, ndim: int, bits: int) -> FakeQu
         shape=shape,
         dimension=long[0] if long else None,
         is_weight=site.is_weight,
-        bit_width=int(bits),
+        bit_width=bits,
+        least=1 - 2 ** (bits - 1) if site.is_weight else None,  # the range of weights is narrow
     )
