@@ -14,7 +14,9 @@ it is given, in a second process on the same machine.
 jqinject, all frozen: `static` has int8 weights, a scale for each output channel, and int8 inputs whose scale was
 averaged in training, so that nothing is reduced; `dynamic` is Flax's layer with `QDotGeneral(config_v4())`, a scale for
 every row of the batch; `int4` has weights in groups of 128 and inputs with a scale for every row; `int8 weights`, `int4
-weights` and `int3 weights` (in groups of 128), `NF4`, `MXFP4`, `NVFP4` have float inputs. Qwix: a model quantized after
+weights` and `int3 weights` (in groups of 128), `NF4`, `MXFP4`, `NVFP4` have float inputs. `onnxruntime` and
+`onnxruntime int8` run the model `int4 weights` as exported with `block=128`, with float inputs and with inputs that
+onnxruntime rounds to 8 bits (`accuracy_level=4`). Qwix: a model quantized after
 training, int8 weights stored as integers, int8 inputs. torch: float, and dynamic int8. `products` is the integer
 products alone, of bytes that nobody rounds or scales: what is left to win. The ratio is float's median in JAX over this
 one's: above 1 is faster.
@@ -33,7 +35,9 @@ from _other_interpreter import Timings, answer, timed_elsewhere
 from _timing import Timing, interleaved, print_table, processor
 
 WEIGHTS = ("int8 weights", "int4 weights", "int3 weights", "NF4", "MXFP4", "NVFP4")
-MODELS = ("float", "static", "dynamic", "int4", *WEIGHTS, "Qwix", "products")
+#: Name -> the accuracy level of the exported model.
+EXPORTED = {"onnxruntime": 0, "onnxruntime int8": 4}
+MODELS = ("float", "static", "dynamic", "int4", *WEIGHTS, *EXPORTED, "Qwix", "products")
 BATCHES = (1, 4, 16, 64, 256, 1024)
 SIZES = {"width": 2048, "depth": 4, "rounds": 20}
 QUICK = {"width": 64, "depth": 2, "rounds": 2}
@@ -78,6 +82,9 @@ def jax_models(width: int, depth: int, chosen: Collection[str]) -> dict[str, Cal
         rule = qwix.QuantizationRule(weight_qtype="int8", act_qtype="int8")
         models["Qwix"] = lambda: qwix.quantize_model(plain(), qwix.PtqProvider([rule]), x)
     calls = {name: compiled(models[name](), x) for name in chosen if name in models}
+    if importlib.util.find_spec("onnxruntime") is not None:
+        levels = {name: EXPORTED[name] for name in chosen if name in EXPORTED}
+        calls |= {name: exported(models["int4 weights"](), width, level) for name, level in levels.items()}
     return calls | ({"products": products(width, depth)} if "products" in chosen else {})
 
 
@@ -152,6 +159,21 @@ def compiled(model: Any, x: Any) -> Call:
     model.eval()
     run = jqinject.compiled(model, x)
     return lambda x: jax.block_until_ready(run(x))
+
+
+def exported(model: Any, width: int, accuracy_level: int) -> Call:
+    """Return a call of a frozen model by onnxruntime, with its 4-bit weights as `MatMulNBits`."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import onnxruntime
+
+    import jqinject
+
+    x = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("batch"), width), jnp.float32)
+    file = jqinject.export.onnx(model, x, block=min(128, width), accuracy_level=accuracy_level)
+    session = onnxruntime.InferenceSession(file.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda x: session.run(None, {"in_0": np.asarray(x)})
 
 
 def convolutions(channels: int) -> dict[str, Call]:

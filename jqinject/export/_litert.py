@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+import numpy as np
 from flax import nnx
 from jax import export
 
@@ -27,9 +28,10 @@ def tflite(
     """Export the model in evaluation mode to a LiteRT (`.tflite`) file.
 
     A model that `jqinject.odml.OdmlConversion` made, with its composites `quant.fake_quant`, becomes operations on
-    signed 8-bit integers between a QUANTIZE at each input and a DEQUANTIZE at each output. A float model becomes float
-    operations. The integers are those of the model, up to one step of an output: LiteRT rounds products of scales to
-    31 bits.
+    signed integers, of 8 or 16 bits and weights of 4 or 8, between a QUANTIZE at each input and a DEQUANTIZE at each
+    output. A float model becomes float operations. The integers are those of the model, up to one step of an output:
+    LiteRT rounds products of scales to 31 bits. Convolutions of 16-bit activations have biases in 64 bits, as
+    LiteRT's runtime reads them.
 
         qat = OdmlQat().quantize(float_model, x)  # train it, or jqinject.calibrate(qat, batches)
         jqinject.export.tflite(OdmlConversion().quantize(qat, x), x, path="model.tflite")
@@ -48,8 +50,9 @@ def tflite(
 
     Raises:
         TypeError: `model` is not an NNX module, or there are no arrays among its arguments.
-        ValueError: a symbolic size; quantizers that are not marked for devices; as many names as there are arrays were
-            not given; LiteRT's converter refuses the program; whatever `stablehlo` refuses.
+        ValueError: a symbolic size; quantizers that are not marked for devices; a convolution of 16-bit activations
+            with 4-bit weights; as many names as there are arrays were not given; LiteRT's converter refuses the
+            program; whatever `stablehlo` refuses.
         FileNotFoundError: the file's folder does not exist.
         ImportError: LiteRT's converter is not installed.
     """
@@ -65,6 +68,8 @@ def tflite(
         _names(output_names, program.out_avals, "output_names", "out"),
     )
     file = _converted(converter, program, *names)
+    if 'dtype = "i16"' in program.mlir_module():
+        file = _with_wide_biases(file)
     if target is not None:
         target.write_bytes(file)
     return file
@@ -89,6 +94,44 @@ def _converted(converter: Module, program: export.Exported, inputs: list[str], o
                 "  cure: write the model with operations that LiteRT has; jqinject.export.stablehlo(model, ...).text "
                 "is what it was given"
             ) from error
+
+
+def _with_wide_biases(file: bytes) -> bytes:
+    """Return a file whose convolutions of 16-bit activations have biases in 64 bits.
+
+    LiteRT's runtime reads such biases in 64 bits, and its converter writes them in 32.
+
+    Raises:
+        ValueError: such a convolution has 4-bit weights.
+    """
+    schema = needed("ai_edge_litert.schema_py_generated", EXTRA, "tflite")
+    kinds, types = schema.BuiltinOperator, schema.TensorType
+    # Where an operation has its activation, and its bias.
+    places = {kind: (0, 2) for kind in (kinds.CONV_2D, kinds.DEPTHWISE_CONV_2D, kinds.CONV_3D)}
+    places[kinds.TRANSPOSE_CONV] = 2, 3
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(file, 0))
+    for graph in model.subgraphs:
+        for operation in graph.operators:
+            code = model.operatorCodes[operation.opcodeIndex]
+            at = places.get(max(code.builtinCode, code.deprecatedBuiltinCode))
+            if at is None or len(operation.inputs) <= at[1]:
+                continue
+            activation, bias = (graph.tensors[operation.inputs[place]] for place in at)
+            if activation.type == types.INT16 and graph.tensors[operation.inputs[1]].type == types.INT4:
+                raise ValueError(
+                    "tflite: the program has a convolution of 16-bit activations with 4-bit weights; expected weights "
+                    "of 8 bits, as LiteRT's runtime takes others for these.\n"
+                    "  cure: Rule(op='conv_general_dilated', weight_quant=Int8Weight, output_quant=Int16Act) first"
+                )
+            if (activation.type, bias.type) == (types.INT16, types.INT32):
+                narrow = np.asarray(model.buffers[bias.buffer].data, np.uint8).view(np.int32)
+                wide = schema.BufferT()
+                wide.data = narrow.astype(np.int64).view(np.uint8)
+                bias.type, bias.buffer = types.INT64, len(model.buffers)
+                model.buffers.append(wide)
+    builder = needed("flatbuffers", EXTRA, "tflite").Builder(len(file))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
 
 
 def _names(stated: Sequence[str] | None, arrays: Sequence[object], argument: str, prefix: str) -> list[str]:

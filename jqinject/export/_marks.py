@@ -23,6 +23,7 @@ from jax.interpreters import batching
 
 from jqinject.core._protocols import is_nearest
 from jqinject.core.quantizers.delay import DelayWrapper
+from jqinject.dot import FrozenParam
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops import FloatGrid, IntGrid, float8_cast, max_int, min_int
 from jqinject.ops.processes import ONE_DEVICE
@@ -37,7 +38,7 @@ AS_IT_IS = frozenset({"layout_constraint", "optimization_barrier"})
 
 #: Of a primitive.
 Parameters: TypeAlias = Mapping[str, Any]
-Rule: TypeAlias = Callable[[Sequence[jax.Array], Parameters], Sequence[jax.Array]]
+Rule: TypeAlias = Callable[[Sequence[jax.Array], Parameters], Sequence[jax.Array] | None]
 
 
 def evaluate(
@@ -50,7 +51,8 @@ def evaluate(
     Args:
         body: the program.
         inputs: tracers or arrays.
-        rules: name of a primitive -> its replacement, from operands and parameters to results.
+        rules: name of a primitive -> its replacement, from operands and parameters to results; None where there is no
+            replacement.
         computes: whether known values are computed now.
 
     Returns:
@@ -58,8 +60,9 @@ def evaluate(
     """
 
     def run(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
-        if equation.name in rules:
-            return rules[equation.name](operands, equation.params)
+        results = rules[equation.name](operands, equation.params) if equation.name in rules else None
+        if results is not None:
+            return results
         if equation.name in AS_IT_IS:
             return operands
         inlined = equation.bodies[0] if equation.name == ONE_DEVICE.name else equation.call
@@ -212,10 +215,16 @@ MARK.def_abstract_eval(lambda x, value, *grid, **facts: value)
 batching.primitive_batchers[MARK] = lambda operands, axes, **facts: (operands[1], axes[1])
 
 
-def mark_quantizers(model: nnx.Module) -> None:
+def mark_quantizers(
+    model: nnx.Module, is_stored: Callable[[FrozenParam], bool] = lambda weight: False
+) -> None:
     """Let every quantizer and frozen weight of a model mark its results, and every layer contract floats.
 
     This changes the model in place, including the classes of its modules: pass a private copy.
+
+    Args:
+        model: the copy.
+        is_stored: whether floats are contracted with a frozen weight as it is stored, instead of its marked values.
     """
     for _, node in nnx.iter_modules(model):
         if isinstance(node, QuantProxyFromInjector) and not _is_delayed(node):
@@ -224,6 +233,9 @@ def mark_quantizers(model: nnx.Module) -> None:
             node.contraction = "float"
             if node.frozen is not None:
                 intercept(node, _marked_call, "_quantized_weight")
+                if is_stored(node.frozen):
+                    node.contraction = "auto"
+                    intercept(node, _on_floats, "_contracted")
 
 
 def _marked_call(layer: Any, call: Callable[..., Marked], *args: Any, **kwargs: Any) -> Marked:
@@ -232,6 +244,11 @@ def _marked_call(layer: Any, call: Callable[..., Marked], *args: Any, **kwargs: 
     if isinstance(layer, QuantWeightLayer):
         return _marked(result, result, False, False)
     return _marked(args[0], result, bool(layer.is_narrow_range), is_nearest(layer.tensor_quant))
+
+
+def _on_floats(layer: object, call: Callable[..., object], x: Marked, *args: object) -> object:
+    """The contraction of a layer, of the value of a quantized input; see `intercept`."""
+    return call(as_array(x), *args)
 
 
 def _marked(x: Marked, result: Marked, narrow_range: bool, nearest: bool) -> Marked:

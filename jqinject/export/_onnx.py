@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +11,8 @@ from flax import nnx
 
 from jqinject import native
 from jqinject.export._fuse import Module, Proto, fused
-from jqinject.export._marks import MARK, OPERATOR, POOLS, evaluate, mark_quantizers, rules
+from jqinject.export._marks import MARK, OPERATOR, POOLS, Rule, evaluate, mark_quantizers, rules
+from jqinject.export._matmul_nbits import DOMAIN, check_block, has_four_bits, paths_by_form, products
 from jqinject.export._model import ExportedCall, PyTree, checked_path, needed, serving_copy
 from jqinject.program import CALL, Call, Method, checked_method, jaxpr
 
@@ -79,6 +80,8 @@ def onnx(
     output_names: Sequence[str] | None = None,
     method: Method = CALL,
     allow_uncalibrated: bool = False,
+    block: int | None = None,
+    accuracy_level: int = 0,
     **keywords: object,
 ) -> OnnxModel:
     """Export the model in evaluation mode to ONNX, in QDQ form.
@@ -119,6 +122,12 @@ def onnx(
         output_names: of the outputs' arrays.
         method: the method that they are arguments of: its name, or a function that takes the model first.
         allow_uncalibrated: go on even if static ranges of activations never saw data.
+        block: write contractions with frozen weights in integers of 3 or 4 bits as onnxruntime's `MatMulNBits`, which
+            dequantizes packed weights in registers, in 4 bits and a float32 scale for each block. A block is as large
+            as the weight's groups allow, at most this: 16, 32, 64, 128 or 256; scales of whole channels are repeated.
+            None dequantizes weights in groups.
+        accuracy_level: the attribute of `MatMulNBits`: 0 contracts in float32, 4 lets onnxruntime round inputs to
+            8-bit integers.
 
     Returns:
         An `OnnxModel`: an `onnx.ModelProto` whose repr is a line; `.proto` is that itself.
@@ -127,7 +136,9 @@ def onnx(
         TypeError: `model` is not an NNX module, or there are no arrays among its arguments.
         ValueError: the model has no such method; the call changes a module among its arguments; a static range that
             never saw data, named by path; the opset is below 13; the model has an operation that jax2onnx cannot
-            convert to valid ONNX: contractions in float16 or of integers (Flax layers with `QDotGeneral` or its kin).
+            convert to valid ONNX: contractions in float16 or of integers (Flax layers with `QDotGeneral` or its kin);
+            with `block`, a weight in 3 or 4 bits that is contracted and fits no block, named by path, or no such
+            weight at all.
         FileNotFoundError: the file's folder does not exist.
         ImportError: jax2onnx is not installed.
 
@@ -135,8 +146,10 @@ def onnx(
     layers) become forward scans between two reversals.
     """
     call = Call(inputs, keywords, checked_method(model, method, "onnx"))
+    check_block(block, accuracy_level)
     copy = serving_copy(model, "onnx", allow_uncalibrated)
-    mark_quantizers(copy)
+    more = {} if block is None else products(block, accuracy_level, paths_by_form(copy))
+    mark_quantizers(copy, lambda weight: bool(more) and has_four_bits(weight.form))
     exported = ExportedCall(copy, call, "onnx")
     if opset < 13:
         raise ValueError(f"onnx: opset must be at least 13, where scales per channel begin, got {opset}")
@@ -145,7 +158,7 @@ def onnx(
     jax2onnx, package, ir, passes = (needed(name, "export", "onnx") for name in packages)
     register(needed("jax2onnx.plugins.plugin_system", "export", "onnx"))
     with native.use(False):  # other runtimes do not have these kernels
-        program = _program(exported, opset)
+        program = _program(exported, {**rules(opset), **POOLS, **more})
     kind = type(model).__name__
     try:
         proto = jax2onnx.to_onnx(
@@ -161,6 +174,8 @@ def onnx(
             f"onnx: {kind} has an operation that jax2onnx has no ONNX for: {error}\n"
             "  cure: jqinject.export.stablehlo(model, ...), which has all of JAX's operations"
         ) from error
+    if more:
+        proto.opset_import.add(domain=DOMAIN, version=1)
     proto = fused(proto, ir, passes)
     _check_valid(proto, package, kind)
     if target is not None:
@@ -180,7 +195,7 @@ def _check_valid(proto: Proto, package: Module, kind: str) -> None:
         ) from error
 
 
-def _program(exported: ExportedCall, opset: int) -> jaxpr.Body:
+def _program(exported: ExportedCall, replaced: Mapping[str, Rule]) -> jaxpr.Body:
     """The call's program, from arrays to arrays, with quantized numbers in ONNX's form."""
 
     def run(state: PyTree, *arrays: jax.Array) -> list[jax.Array]:
@@ -189,7 +204,7 @@ def _program(exported: ExportedCall, opset: int) -> jaxpr.Body:
     # NNX's transformations need Variables of their own trace: the state is first an argument, then a constant.
     marked = jaxpr.Body.of(jax.make_jaxpr(run)(exported.state, *exported.specs))
     leaves = jax.tree.leaves(exported.state)
-    unmarked = jax.make_jaxpr(lambda *xs: evaluate(marked, [*leaves, *xs], {**rules(opset), **POOLS}))
+    unmarked = jax.make_jaxpr(lambda *xs: evaluate(marked, [*leaves, *xs], replaced))
     return jaxpr.Body.of(unmarked(*exported.specs))
 
 

@@ -3,8 +3,8 @@
 The compiler knows a composite operation around quantizing and dequantizing.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,8 @@ class FakeQuantMarker(InnerModule):
         dimension: the axis along which the scale varies, if any.
         is_weight: whether the tensor is a weight.
         dynamic: quantizes the tensor if the range is found at run time.
-        least: the smallest integer.
+        bit_width: of the integers, which are signed.
+        least: the smallest integer; None for that of the bit width.
         batch_axes: how many leading axes `jax.vmap` has added to the tensor.
     """
 
@@ -54,15 +55,16 @@ class FakeQuantMarker(InnerModule):
     dimension: int | None = None
     is_weight: bool = False
     dynamic: RescalingIntQuant | None = None
-    least: int = -128
+    bit_width: int = 8
+    least: int | None = None
     batch_axes: int = 0
 
     def attributes(self) -> dict[str, object]:
-        """The compiler's attributes: `scale` (float32, empty if dynamic), `dtype`, `narrow_range` (true for weights),
-        and if present `zero_point` (int64) and `quantization_dimension`."""
+        """The compiler's attributes: `scale` (float32, empty if dynamic), `dtype` ("i4", "i8", "i16"), `narrow_range`
+        (true for weights), and if present `zero_point` (int64) and `quantization_dimension`."""
         attributes: dict[str, object] = {
             "scale": np.asarray(() if self.scale is None else self.scale, np.float32),
-            "dtype": "i8",
+            "dtype": f"i{self.bit_width}",
             "narrow_range": self.is_weight,
         }
         if self.zero_point is not None:
@@ -96,12 +98,21 @@ class FakeQuantMarker(InnerModule):
         shape = (1,) * self.batch_axes + self.shape
         scale = np.asarray(self.scale, np.float32).reshape(shape)
         zero = np.asarray(self.zero_point or 0, np.float32).reshape(shape if self.zero_point else ())
-        integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), self.least, 127)
+        most = 2 ** (self.bit_width - 1) - 1
+        least = -most - 1 if self.least is None else self.least
+        integers = jnp.clip(jnp.round(x.astype(jnp.float32) / scale + zero), least, most)
         return ((integers - zero) * scale).astype(x.dtype)
 
 
+@dataclass(frozen=True)
 class ConvertedPolicy(OdmlPolicy):
-    """Marks what `OdmlPolicy` quantizes, around weights too where they are contracted; and factors."""
+    """Marks what `OdmlPolicy` quantizes, around weights too where they are contracted; and factors.
+
+    Attributes:
+        activation_bits: of all activations, and of factors: devices multiply integers of one width.
+    """
+
+    activation_bits: int = 8
 
     flattens_weights = True
     constants_now = True  # a factor's mark needs its number
@@ -116,7 +127,9 @@ class ConvertedPolicy(OdmlPolicy):
             with np.errstate(divide="ignore"):
                 factor = 1 / factor if dividing else factor
             if factor and np.isfinite(factor):
-                marker = FakeQuantMarker((float(abs(factor)) / 127,), shape=(1,) * x.ndim)
+                bits = self.activation_bits
+                step = float(abs(factor)) / (2 ** (bits - 1) - 1)
+                marker = FakeQuantMarker((step,), shape=(1,) * x.ndim, bit_width=bits)
                 return x * marker(jnp.full((1,) * x.ndim, factor, x.dtype))
         return super().arithmetic(name, operands, evaluate)
 
@@ -127,8 +140,10 @@ class OdmlConversion(OdmlQat):
     Every fake quantization becomes a `jax.lax.composite` named `quant.fake_quant`, with `scale` and `zero_point` known
     before the program runs: of weights from their values, of activations from their statistics. Weights with more than
     two axes that are contracted over the first are flattened, because a device supports one axis of scales. A weight is
-    clipped to [-127, 127], as its mark `narrow_range` says and LiteRT does. A factor that is one number is marked too:
-    devices multiply quantized numbers, and division by it is multiplication by its reciprocal.
+    clipped to [-127, 127], in 4 bits to [-7, 7], as its mark `narrow_range` says and LiteRT does. A factor that is one
+    number is marked too: devices multiply quantized numbers, and division by it is multiplication by its reciprocal.
+
+    Weights have 4 or 8 bits, activations 8 or, without a zero point, 16; all activations of a program have one width.
 
     Args:
         rules, disable_per_channel_weights, fixed_range_for_inputs, fixed_range_for_outputs, strict: as for `OdmlQat`;
@@ -152,7 +167,8 @@ class OdmlConversion(OdmlQat):
 
         Raises:
             ValueError: the model was not quantized by `OdmlQat`; statistics were never collected; a scale is nan, inf
-                or 0, or varies along two axes; a quantizer does not make signed 8-bit integers.
+                or 0, or varies along two axes; a quantizer makes no integers that devices have, or activations have
+                several widths.
         """
         quantizers = vars(model).get(HELD)
         if not isinstance(quantizers, OpQuantizers) or type(quantizers.policy) is not OdmlPolicy:
@@ -166,6 +182,7 @@ class OdmlConversion(OdmlQat):
         evaluated = nnx.clone(model, graph=True)
         evaluated.eval()
         find_sites(evaluated, policy, calls, collector)
+        policy = replace(policy, activation_bits=_one_width(collector.markers.items()))
         change_class(evaluated, quantized_class(type(model), methods=[call.name for call in calls]))
         delattr(evaluated, HELD)
         # Modules of this trace, not of the one that made them.
@@ -200,25 +217,51 @@ class _Collector(Quantizers):
         return x
 
 
+def _one_width(markers: Iterable[tuple[str, FakeQuantMarker]]) -> int:
+    """Return the bit width of all activations; 8 without any."""
+    first: dict[int, str] = {}
+    for name, marker in markers:
+        if not marker.is_weight:
+            first.setdefault(marker.bit_width, name)
+    if len(first) > 1:
+        described = " and ".join(f"{name} of {bits} bits" for bits, name in sorted(first.items()))
+        raise ValueError(
+            f"OdmlConversion: the program has the activations {described}; devices have operations on activations of "
+            "one width.\n  cure: Int8Act, or Int16Act, in all rules"
+        )
+    return next(iter(first), 8)
+
+
 def _marker(site: Site, proxy: QuantProxyFromInjector, x: jax.Array) -> FakeQuantMarker:
     quantizer = proxy.tensor_quant
-    scaling = vars(quantizer).get("scaling_impl")
-    integers = isinstance(quantizer, RescalingIntQuant) and quantizer.bit_width_impl() == 8
-    if not (integers and isinstance(scaling, RangeScaling)):
+    scaling, dynamic = vars(quantizer).get("scaling_impl"), is_dynamic(quantizer) and not site.is_weight
+    bits = int(quantizer.bit_width_impl()) if isinstance(quantizer, RescalingIntQuant) else 0
+    # A weight that is multiplied or added number by number has the quantizer, and the width, of activations.
+    contracted = site.is_weight and is_dynamic(site.quantizer)
+    widths = (4, 8) if contracted else (8,) if dynamic else (8, 16)
+    if bits not in widths or not isinstance(scaling, RangeScaling):
+        kind = "weights" if contracted else "dynamic activations" if dynamic else "activations"
         raise ValueError(
-            f"{site.name}: devices have signed 8-bit integers, and the quantizer is {site.quantizer.__name__}.\n"
-            "  cure: Int8Weight, Int8Act or Int8DynamicAct of jqinject.odml, or a class derived from them"
+            f"{site.name}: devices have {kind} in signed integers of {' or '.join(map(str, widths))} bits, and the "
+            f"quantizer is {site.quantizer.__name__}.\n  cure: Int8Weight, Int4Weight, Int8Act, Int16Act or "
+            "Int8DynamicAct of jqinject.odml, or a class derived from them"
         )
-    if is_dynamic(quantizer) and not site.is_weight:
+    if dynamic:
         return FakeQuantMarker(dynamic=quantizer)
     if site.is_weight:
-        return _static(site, _weight_range(site, scaling, x), x.ndim)
+        return _static(site, _weight_range(site, scaling, x), x.ndim, bits)
     if scaling.has_range() is False:
         raise ValueError(
             f"{site.name}: its statistics were never collected, so there is no range to convert it with.\n"
             "  cure: train the model, or run jqinject.calibrate(model, batches), before it is converted"
         )
-    return _static(site, scaling.averaged_range(x.ndim), x.ndim)
+    marker = _static(site, scaling.averaged_range(x.ndim), x.ndim, bits)
+    if bits == 16 and marker.zero_point is not None:
+        raise ValueError(
+            f"{site.name}: devices have 16-bit activations without a zero point, and {site.quantizer.__name__} has "
+            "one.\n  cure: Int16Act of jqinject.odml, or calibration_impl = AbsMaxRange"
+        )
+    return marker
 
 
 def _weight_range(site: Site, scaling: RangeScaling, x: jax.Array) -> ClippingRange:
@@ -232,8 +275,8 @@ def _weight_range(site: Site, scaling: RangeScaling, x: jax.Array) -> ClippingRa
     return scaling.calibration_impl(x.astype(np.float32), axes)
 
 
-def _static(site: Site, measured: ClippingRange, ndim: int) -> FakeQuantMarker:
-    scale, zero = scale_and_zero_point(measured, 8)
+def _static(site: Site, measured: ClippingRange, ndim: int, bits: int) -> FakeQuantMarker:
+    scale, zero = scale_and_zero_point(measured, bits)
     values = np.asarray(scale)
     if not (np.isfinite(values).all() and (values != 0).all()):
         raise ValueError(
@@ -253,5 +296,6 @@ def _static(site: Site, measured: ClippingRange, ndim: int) -> FakeQuantMarker:
         shape=shape,
         dimension=long[0] if long else None,
         is_weight=site.is_weight,
-        least=-127 if site.is_weight else -128,  # the range of weights is narrow
+        bit_width=bits,
+        least=1 - 2 ** (bits - 1) if site.is_weight else None,  # the range of weights is narrow
     )

@@ -1,7 +1,7 @@
 """`OdmlQat`: fake-quantizes every operation of a model, as a device will run it.
 
-Which operations a device compiler expects to be quantized, in which order, is its policy; `Int8Weight`, `Int8Act` and
-`Int8DynamicAct` are the quantizers that devices have. Next: `conversion`.
+Which operations a device compiler expects to be quantized, in which order, is its policy; `Int8Weight`, `Int4Weight`,
+`Int8Act`, `Int16Act` and `Int8DynamicAct` are the quantizers that devices have. Next: `conversion`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,6 +28,7 @@ from jqinject.program import (
     other_axes,
     quantized_class,
 )
+from jqinject.program.operations import LOGISTIC_RANGE, TANH_RANGE
 from jqinject.proxy import ActQuantProxyFromInjector, QuantProxyFromInjector
 from jqinject.quant.integer.calibrated_int import CalibratedAct
 
@@ -129,6 +130,12 @@ class Int8Weight(_OfDevices):
     averaging_impl = None
 
 
+class Int4Weight(Int8Weight):
+    """As `Int8Weight` in 4 bits: `scale = max |w| / 7.5`, for weights that are contracted."""
+
+    bit_width = 4
+
+
 class Int8Act(_OfDevices):
     """With a zero point; the range is the mean over all batches of each batch's range, from means over the batch axis.
 
@@ -138,6 +145,17 @@ class Int8Act(_OfDevices):
     """
 
     calibration_impl = MinMaxRange
+
+
+class Int16Act(Int8Act):
+    """16 bits without a zero point: `scale = max |x| / 32767.5`, the largest magnitude averaged as of `Int8Act`.
+
+    With 8-bit weights this is the scheme "16x8" of devices, for models whose activations 8 bits do not hold. The
+    outputs of a softmax, a sigmoid and a tanh have the scale `2^-15`.
+    """
+
+    calibration_impl = AbsMaxRange
+    bit_width = 16
 
 
 class Int8DynamicAct(_OfDevices):
@@ -159,7 +177,7 @@ class OdmlQat:
 
     Args:
         rules: `weight_quant` is the quantizer of weights, `output_quant` that of the *outputs* of matching operations;
-            None quantizes everything to 8 bits.
+            None quantizes everything to 8 bits (`Int8Weight`, `Int8Act`).
         disable_per_channel_weights: one scale for a whole weight.
         fixed_range_for_inputs: `(low, high)` of the model's inputs.
         fixed_range_for_outputs: `(low, high)` of the model's outputs.
@@ -264,9 +282,19 @@ def _proxy(site: Site) -> ActQuantProxyFromInjector:
     if not site.overrides.get("static", True):
         overrides["averaging_impl"] = None
     elif "fixed_range" in site.overrides:
-        overrides |= {"calibration_impl": FixedRange(*site.overrides["fixed_range"]), "restart": True}
+        overrides |= {"calibration_impl": _fixed(site), "restart": True}
     where = (f"the quantizer of {site.name}", "")
     return ActQuantProxyFromInjector(site.quantizer, site, overrides=overrides, where=where, stack=site.stack)
+
+
+def _fixed(site: Site) -> FixedRange:
+    """Return the range that is known of a site: of a quantizer in 16 bits, which has no zero point, symmetric."""
+    low, high = site.overrides["fixed_range"]
+    if not ("bit_width" in site.quantizer and site.quantizer.bit_width == 16):
+        return FixedRange(low, high)
+    # Of functions whose outputs are below 1, devices expect the step 2^-15.
+    end = 1 - 2.0**-16 if (low, high) in (LOGISTIC_RANGE, TANH_RANGE) else max(-low, high)
+    return FixedRange(-end, end)
 
 
 def _refuse_quantized(model: nnx.Module) -> None:

@@ -18,6 +18,7 @@ from jqinject.recipes.passes.equalize import Equalize as Equalize
 from jqinject.recipes.passes.equalize import SplitChannels as SplitChannels
 from jqinject.recipes.passes.fold_norms import FoldNorms as FoldNorms
 from jqinject.recipes.passes.low_rank import LowRank as LowRank
+from jqinject.recipes.passes.permute import Permute as Permute
 from jqinject.recipes.passes.rotate import Rotate as Rotate
 from jqinject.recipes.passes.share_scales import ShareGlobalScales as ShareGlobalScales
 from jqinject.recipes.passes.smoothing import AWQ as AWQ

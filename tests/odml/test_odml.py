@@ -7,7 +7,16 @@ import pytest
 from flax import linen, nnx
 
 from jqinject import Rule, quantize
-from jqinject.odml import COMPOSITE_NAME, Int8Act, Int8DynamicAct, Int8Weight, OdmlConversion, OdmlQat
+from jqinject.odml import (
+    COMPOSITE_NAME,
+    Int4Weight,
+    Int8Act,
+    Int8DynamicAct,
+    Int8Weight,
+    Int16Act,
+    OdmlConversion,
+    OdmlQat,
+)
 from jqinject.quant import Int8WeightPerChannelFloat
 from tests.golden.adapters.qwix_odml import composites
 
@@ -135,6 +144,47 @@ def test_softmax_and_tanh_have_the_ranges_of_devices() -> None:
         assert into_second["zero_point"] == [zero]  # pyright: ignore
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(("weight", "bits"), [(Int8Weight, 8), (Int4Weight, 4)])
+def test_activations_in_16_bits_have_no_zero_point_and_device_ranges(weight: object, bits: int) -> None:
+    rule = Rule(weight_quant=weight, output_quant=Int16Act)
+    for act in (nnx.relu, nnx.softmax, jnp.tanh):
+        model = trained(off_ties(Mlp(act)), OdmlQat(rule, fixed_range_for_inputs=(0.0, 3.0)))
+        model.eval()
+        converted = OdmlConversion().quantize(model, X)
+        np.testing.assert_allclose(converted(X), model(X), atol=1e-6)
+        attributes = [m["attributes"] for m in markers(converted)]
+        for own in attributes:
+            narrow = own["narrow_range"]  # pyright: ignore
+            assert own["dtype"] == (f"i{bits}" if narrow else "i16")  # pyright: ignore
+            assert not any(own.get("zero_point", [0]))  # pyright: ignore
+        kernel = np.abs(model.fc1.kernel[...]).max(0) / (2 ** (bits - 1) - 0.5)  # pyright: ignore
+        np.testing.assert_allclose(attributes[1]["scale"], kernel, rtol=1e-6)  # pyright: ignore
+        assert attributes[0]["scale"] == [pytest.approx(3 / 32767.5)]  # pyright: ignore
+        if act is not nnx.relu:
+            assert attributes[3]["scale"] == [pytest.approx(2.0**-15, rel=1e-6)]  # pyright: ignore
+
+
+def test_a_weight_of_4_bits_is_clipped_to_7_steps_as_its_mark_says() -> None:
+    converted = OdmlConversion().quantize(_ruled(weight_quant=Int4Weight), X)
+    (weight, *_) = [marker for marker in converted.op_quant.held.values() if marker.is_weight]
+    steps = weight.decomposed(100 * X[:1].repeat(6, 0)[:, :1].repeat(8, 1) * jnp.ones(8)) / np.asarray(
+        weight.scale
+    )
+    assert float(jnp.abs(steps).max()) == pytest.approx(7)
+
+
+def test_a_factor_has_the_width_of_the_activations() -> None:
+    class Halved(Mlp):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return super().__call__(x * 0.5)
+
+    model = trained(Halved(), OdmlQat(Rule(weight_quant=Int8Weight, output_quant=Int16Act)))
+    marks = [m["attributes"] for m in markers(OdmlConversion().quantize(model, X))]
+    (factor,) = [m for m in marks if m["scale"] == [np.float32(0.5 / 32767)]]  # pyright: ignore
+    assert factor["dtype"] == "i16"  # pyright: ignore
+
+
 def test_an_unknown_operation_is_an_error_with_its_path_unless_allowed() -> None:
     with pytest.raises(
         ValueError, match=r"'exp' in the model itself has no quantized form[\s\S]*strict=False"
@@ -197,9 +247,11 @@ def _nan_weight() -> nnx.Module:
     return model
 
 
-def _other_quantizer() -> nnx.Module:
-    rule = Rule(weight_quant=Int8Weight, output_quant=Int8Act.let(bit_width=4))
-    return trained(qat=OdmlQat(rule))
+EIGHT = Rule(weight_quant=Int8Weight, output_quant=Int8Act)
+
+
+def _ruled(weight_quant: object = Int8Weight, output_quant: object = Int8Act) -> nnx.Module:
+    return trained(qat=OdmlQat(Rule(weight_quant=weight_quant, output_quant=output_quant)))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +260,29 @@ def _other_quantizer() -> nnx.Module:
         (Mlp, r"was not quantized by OdmlQat[\s\S]*cure: model = OdmlQat"),
         (lambda: OdmlQat().quantize(Mlp(), X), r"fc1.dot_general0_lhs: its statistics were never collected"),
         (_nan_weight, r"fc2.dot_general0_rhs: invalid scale"),
-        (_other_quantizer, r"devices have signed 8-bit integers, and the quantizer is"),
+        (
+            lambda: _ruled(output_quant=Int8Act.let(bit_width=4)),
+            r"fc1.dot_general0_lhs: devices have activations in signed integers of 8 or 16 bits, and the quantizer is "
+            r"Int8Act[\s\S]*cure: Int8Weight, Int4Weight, Int8Act, Int16Act or Int8DynamicAct",
+        ),
+        (
+            lambda: _ruled(weight_quant=Int8Weight.let(bit_width=16)),
+            r"fc1.dot_general0_rhs: devices have weights in signed integers of 4 or 8 bits, and the quantizer is",
+        ),
+        (
+            lambda: _ruled(output_quant=Int8DynamicAct.let(bit_width=16)),
+            r"devices have dynamic activations in signed integers of 8 bits",
+        ),
+        (
+            lambda: _ruled(output_quant=Int8Act.let(bit_width=16)),
+            r"fc1.dot_general0_lhs: devices have 16-bit activations without a zero point[\s\S]*cure: Int16Act",
+        ),
+        (
+            lambda: trained(
+                qat=OdmlQat([Rule("fc1", weight_quant=Int8Weight, output_quant=Int16Act), EIGHT])
+            ),
+            r"activations .* of 8 bits and .* of 16 bits; devices have operations on activations of one width",
+        ),
     ],
 )
 def test_what_can_not_be_converted(make: object, text: str) -> None:

@@ -88,6 +88,17 @@ def _table(form: FrozenForm) -> tuple[float, ...] | None:
         return tuple(np.asarray(table, np.float32).tolist())
 
 
+def product_of(function: object) -> StoredDot | None:
+    """Return what is static in the product that a function of `on_one_device` computes; None of any other function.
+
+    Args:
+        function: the parameter `otherwise` of the operation, whose operands are `x` and the numbers of `names`.
+    """
+    if not isinstance(function, processes.Bound) or function.function is not _plain:
+        return None
+    return function.static[0]
+
+
 @ste.custom_jvp(0)
 def _dot(static: StoredDot, x: jax.Array, *arrays: jax.Array) -> jax.Array:
     meshes = (jax.typeof(array).sharding.mesh for array in (x, *arrays))

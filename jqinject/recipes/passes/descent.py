@@ -191,9 +191,8 @@ class LearnedRotation(Checked):
             work, quantized, values, _distance, start, step, steps, parts, "error of the outputs"
         )
         if done.facts["steps"]:
-            change.change(
-                regions[0].sites[0].name, [(path, partial(_rotated, regions, path, best)) for path in paths]
-            )
+            first = next(iter(regions[0].sites)).name
+            change.change(first, [(path, partial(_rotated, regions, path, best)) for path in paths])
         return [done, *change.finish()]
 
 

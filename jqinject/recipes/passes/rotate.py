@@ -42,10 +42,13 @@ class Rotate:
         which, kinds: the rotations; all by default.
         seed: of the signs.
         full_size: refuse sizes without a Hadamard matrix instead of mixing blocks.
+        block: at most how many channels a matrix mixes, so that an online one takes `n log(block)` additions and
+            nothing is mixed between groups of so many; None for as many as there are. R1 of a LayerNorm's stream mixes
+            all channels nevertheless. `Permute` comes before.
 
     Raises:
-        ValueError: an unknown kind; when applied, with `full_size`, a size without a matrix: the text names the site;
-            or the float model's outputs move.
+        ValueError: an unknown kind; `block` is below 2, or comes with `full_size`; when applied, with `full_size`, a
+            size without a matrix: the text names the site; or the float model's outputs move.
 
     Source: Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", 2024.
 
@@ -62,9 +65,15 @@ class Rotate:
     kinds: tuple[str, ...]
     seed: int
     full_size: bool
+    block: int | None
 
     def __init__(
-        self, *which: str, kinds: Sequence[str] = (), seed: int = 0, full_size: bool = False
+        self,
+        *which: str,
+        kinds: Sequence[str] = (),
+        seed: int = 0,
+        full_size: bool = False,
+        block: int | None = None,
     ) -> None:
         names = (*which, *kinds) or KINDS
         for kind in names:
@@ -72,11 +81,17 @@ class Rotate:
                 raise ValueError(
                     f"Rotate: {kind!r} is no kind of rotation.\n  cure: one of {', '.join(KINDS)}"
                 )
-        vars(self).update(kinds=names, seed=seed, full_size=full_size)
+        if block is not None and (full_size or isinstance(block, bool) or not block >= 2):
+            raise ValueError(
+                f"Rotate: block={block!r}, full_size={full_size}; expected a block of at least 2 channels, or "
+                "full_size.\n  cure: block=32"
+            )
+        vars(self).update(kinds=names, seed=seed, full_size=full_size, block=block)
 
     def __repr__(self) -> str:
         more = [f"seed={self.seed}"] if self.seed else []
         more += ["full_size=True"] if self.full_size else []
+        more += [] if self.block is None else [f"block={self.block}"]
         return f"Rotate({', '.join([*map(repr, self.kinds), *more])})"
 
     def __call__(self, work: Work) -> list[Note]:
@@ -134,17 +149,22 @@ class Rotate:
                 hadamard.table_size(channels)
             except ValueError as error:
                 raise ValueError(f"{self!r}: {site}: {error}") from error
-        return largest_size(channels)
+        return largest_size(channels, self.block)
 
 
-def largest_size(channels: int) -> int:
+def largest_size(channels: int, most: int | None = None) -> int:
     """The largest divisor of a number of channels that has a Hadamard matrix.
 
+    Args:
+        channels: how many there are.
+        most: what it may be at most; None for any.
+
     Example:
-        >>> largest_size(48), largest_size(6), largest_size(84)
-        (48, 2, 28)
+        >>> largest_size(48), largest_size(6), largest_size(84), largest_size(48, 32)
+        (48, 2, 28, 24)
     """
-    for size in sorted((size for size in range(1, channels + 1) if channels % size == 0), reverse=True):
+    limit = channels if most is None else min(channels, most)
+    for size in sorted((size for size in range(1, limit + 1) if channels % size == 0), reverse=True):
         with contextlib.suppress(ValueError):
             hadamard.table_size(size)
             return size

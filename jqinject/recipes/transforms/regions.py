@@ -133,19 +133,19 @@ def _columns_of(flat: FlatProgram, site: ContractionSite) -> factor_walk.Labels:
 
 @dataclass
 class RotatedRegion:
-    """What is rotated together.
+    """What is rotated, or permuted, together.
 
     Attributes:
         block: the size of the matrix.
         parameters: path -> the axis that is rotated.
-        sites: those whose inputs are rotated.
+        sites: those whose inputs are rotated -> the axis of the input.
         normalized: whether a norm takes the values: they are those of a residual stream.
         keeps_sums: whether the matrix has to leave sums of the channels as they are: the program subtracts a mean.
     """
 
     block: int
     parameters: dict[str, int] = field(default_factory=dict)
-    sites: list[ContractionSite] = field(default_factory=list)
+    sites: dict[ContractionSite, int] = field(default_factory=dict)
     normalized: bool = False
     keeps_sums: bool = False
 
@@ -153,6 +153,18 @@ class RotatedRegion:
     def kind(self) -> str:
         """The name of the rotation: "R1" of a residual stream, "R2" of values between two weights."""
         return "R1" if self.normalized else "R2"
+
+    def labels(self, site: ContractionSite) -> factor_walk.Labels:
+        """The channel of a block, from 1 on, of each column of a site's matrices, `(1, columns)`.
+
+        Args:
+            site: one of `sites`.
+        """
+        axes, shape = site.matrices.input_axes, site.step.equation.inputs[1 - site.place].shape
+        channels = np.arange(shape[self.sites[site]]) % self.block + 1
+        sizes = [-1 if axis == self.sites[site] else 1 for axis in axes]
+        spread = np.broadcast_to(channels.reshape(sizes), [shape[axis] for axis in axes]).reshape(-1)
+        return spread.repeat(site.matrices.weight.sizes[2] // spread.size)[None]
 
     def mapped(self, path: str, apply: Callable[[jax.Array], jax.Array], value: jax.Array) -> jax.Array:
         """Apply a map of blocks along the axis of a parameter that is rotated.

@@ -5,7 +5,7 @@ Where an axis goes in operations that move numbers, and what differs along it; t
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +82,7 @@ def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
     """The axes of the operand of one of `MOVED`, and which of its result each is; some operations drop axes."""
     params = step.params
     match step.name:
-        case "reduce_sum":
+        case name if name in REDUCTIONS:
             left = (axis for axis in range(rank) if axis not in params["axes"])
             return zip(left, range(rank), strict=False)
         case "stack":
@@ -96,6 +96,8 @@ def _places(step: FlatStep, rank: int) -> Iterable[tuple[int, int]]:
     return ((axis, place) for axis in axes for place in moves[0].where(axis))
 
 
+#: Operations whose result lacks the axes that they go along.
+REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
 #: Operations each of whose axes is one of the result, if it has its size: others are taken apart.
 MOVED = (
     *("transpose", "broadcast_in_dim", "squeeze", "gather", "reduce_sum", "stack"),
@@ -180,18 +182,27 @@ def rotated_regions(flat: FlatProgram) -> Iterator[tuple[ContractionSite, Rotate
     Args:
         flat: the program.
     """
-    return by_region(flat, _region_of)
+    return by_region(flat, region_of)
 
 
-def _region_of(flat: FlatProgram, site: ContractionSite) -> RotatedRegion | str:
-    summed = _summed(site)
+def region_of(
+    flat: FlatProgram, site: ContractionSite, walk: "type[RotationWalk] | None" = None
+) -> RotatedRegion | str:
+    """What a map of blocks of channels before a site's inputs maps, or why nothing can be.
+
+    Args:
+        flat: the program.
+        site: one of its sites.
+        walk: says what commutes with the map; None for a rotation.
+    """
+    walk, summed = walk or RotationWalk, _summed(site)
     if not summed:
         return f"{site.step.name} is not followed"
     axis = summed[-1]
     block = flat.shapes[site.activation][axis]
     while True:
         try:
-            return _RotationWalk(flat, site.activation, axis, block).region
+            return walk(flat, site.activation, axis, block).region
         except Refused as refused:
             if refused.block < 2:
                 return str(refused)
@@ -208,13 +219,17 @@ def _is_followed(step: FlatStep) -> bool:
     return multiplies_matrices(step.equation) and factor_walk.groups_of(step) == 1
 
 
-class _RotationWalk(factor_walk.Follower[Rotated]):
+class RotationWalk(factor_walk.Follower[Rotated]):
     """Follows a rotation from a value through a program, as far as it reaches.
+
+    Attributes:
+        region: what is rotated.
 
     Args:
         flat: the program.
         slot: of the value.
         axis, block: of the value.
+        rules: what operations do with it, by name; None for those of a rotation.
 
     Raises:
         Refused: an operation does not commute with the rotation.
@@ -222,8 +237,15 @@ class _RotationWalk(factor_walk.Follower[Rotated]):
 
     done = "a rotation"
 
-    def __init__(self, flat: FlatProgram, slot: Slot, axis: int, block: int) -> None:
-        super().__init__(flat, RULES)
+    def __init__(
+        self,
+        flat: FlatProgram,
+        slot: Slot,
+        axis: int,
+        block: int,
+        rules: Mapping[str, Callable[..., None]] | None = None,
+    ) -> None:
+        super().__init__(flat, RULES if rules is None else rules)
         self.region = RotatedRegion(block)
         self._give(slot, Rotated(axis))
         self.run()
@@ -233,7 +255,7 @@ class _RotationWalk(factor_walk.Follower[Rotated]):
         for site in flat.sites:
             both = site.activation in self.labels and site.weight in self.labels
             if both and self.labels[site.activation].axis in _summed(site):
-                self.region.sites.append(site)
+                self.region.sites[site] = self.labels[site.activation].axis
 
     def refuse(self, slot: Slot, why: str) -> None:
         """See `Follower`."""
@@ -340,11 +362,11 @@ class _RotationWalk(factor_walk.Follower[Rotated]):
 
 
 #: What operations do with a rotation, by name; any other operation commutes with none.
-RULES: dict[str, Callable[[_RotationWalk, FlatStep], None]] = {
-    **dict.fromkeys((*CASTS, *MOVES, *MOVED, "neg", "real"), _RotationWalk._move),
-    **dict.fromkeys(("add", "add_any", "sub", "select_n"), _RotationWalk._sum),
-    **dict.fromkeys(("mul", "div"), _RotationWalk._product),
-    **dict.fromkeys(("square", "integer_pow"), _RotationWalk._square),
-    **dict.fromkeys(CONTRACTIONS, _RotationWalk._contract),
-    "reduce_sum": _RotationWalk._sums,
+RULES: dict[str, Callable[[RotationWalk, FlatStep], None]] = {
+    **dict.fromkeys((*CASTS, *MOVES, *MOVED, "neg", "real"), RotationWalk._move),
+    **dict.fromkeys(("add", "add_any", "sub", "select_n"), RotationWalk._sum),
+    **dict.fromkeys(("mul", "div"), RotationWalk._product),
+    **dict.fromkeys(("square", "integer_pow"), RotationWalk._square),
+    **dict.fromkeys(CONTRACTIONS, RotationWalk._contract),
+    "reduce_sum": RotationWalk._sums,
 }
