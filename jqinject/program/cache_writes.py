@@ -215,6 +215,17 @@ def check_caches_carried(
     )
 
 
+def check_caches_of_branches(first: Sequence[Tracked], other: Sequence[Tracked]) -> None:
+    """Refuse branches of which one leaves a cache in low bits and one a float array, given the outputs of both.
+
+    Raises:
+        ValueError: they do.
+    """
+    pairs = zip(first, other, strict=True)
+    differing = [pair for pair in pairs if len({isinstance(x.value, LowBitCache) for x in pair}) > 1]
+    _refuse([x.cache or y.cache for x, y in differing], "a branch")
+
+
 def _refuse(lost: list[str], where: str) -> None:
     if lost:
         raise ValueError(

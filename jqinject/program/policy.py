@@ -85,6 +85,7 @@ class Site:
         is_transformed: whether the tensor has been through that transform already, as it comes from a cache that keeps
             it so.
         stack: the lengths of the loops over stacked layers around it; each step has a state of its own.
+        mesh_axes: the axes of the mesh over which the `shard_map`s around it map; its range is that of all devices.
         equation: of a contraction by a scheme.
         weight: which of its operands is the weight; None if neither is.
     """
@@ -101,6 +102,7 @@ class Site:
     transform_axes: tuple[int, ...] = ()
     is_transformed: bool = False
     stack: tuple[int, ...] = ()
+    mesh_axes: tuple[str, ...] = ()
     equation: Any = field(default=None, compare=False, repr=False)
     weight: int | None = field(default=None, compare=False)
 
@@ -275,6 +277,8 @@ class FoundSites:
             whose rows are then contracted.
         same: name of a site of one method -> its name in the program of an earlier one, of which it is a part.
         occurrences: operations and layers, in order.
+        own_rules: names of contractions whose backward pass a rule quantizes, inside a function with a derivative of
+            its own, which takes its place.
     """
 
     sites: dict[str, Site] = field(default_factory=dict)
@@ -283,6 +287,7 @@ class FoundSites:
     adapted: set[tuple[Path, str]] = field(default_factory=set)
     same: dict[str, str] = field(default_factory=dict)
     occurrences: list[Occurrence] = field(default_factory=list)
+    own_rules: set[str] = field(default_factory=set)
 
     @property
     def same_names(self) -> tuple[tuple[str, str], ...]:
@@ -301,3 +306,4 @@ class FoundSites:
         self.products += part.products
         self.adapted |= part.adapted
         self.occurrences += part.occurrences
+        self.own_rules |= part.own_rules
