@@ -215,13 +215,13 @@ def check_caches_carried(
     )
 
 
-def check_caches_of_branches(first: Sequence[Tracked], other: Sequence[Tracked]) -> None:
+def check_caches_of_branches(first: Sequence[Tracked], second: Sequence[Tracked]) -> None:
     """Refuse branches of which one leaves a cache in low bits and one a float array, given the outputs of both.
 
     Raises:
         ValueError: they do.
     """
-    pairs = zip(first, other, strict=True)
+    pairs = zip(first, second, strict=True)
     differing = [pair for pair in pairs if len({isinstance(x.value, LowBitCache) for x in pair}) > 1]
     _refuse([x.cache or y.cache for x, y in differing], "a branch")
 

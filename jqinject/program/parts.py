@@ -16,6 +16,7 @@ from jqinject.program.nested import (
     Inside,
     Part,
     Step,
+    Values,
     carried,
     from_outside,
     rematerialized,
@@ -100,29 +101,29 @@ def _contracted_number(run: Run, x: Tracked) -> jax.Array:
     return rounded[0].array if len(x.twins) == len(rounded) == 1 else x.array
 
 
-def _of_vjp(eqn: Equation, values: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
+def _of_vjp(eqn: Equation, values: Values, arrays: Values) -> Values:
     """The values, with the derivative of a `custom_vjp_call` of some arrays."""
 
     @jax.custom_vjp
-    def function(values: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
+    def function(values: Values, arrays: Values) -> Values:
         return values
 
-    def forward(values: list[jax.Array], arrays: list[jax.Array]) -> tuple[list[jax.Array], object]:
+    def forward(values: Values, arrays: Values) -> tuple[Values, object]:
         return values, jax.vjp(lambda *arrays: eqn.bind(arrays), *arrays)[1]
 
     function.defvjp(forward, lambda pull, cotangents: (None, list(pull(cotangents))))
     return function(values, arrays)
 
 
-def _of_jvp(eqn: Equation, values: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
+def _of_jvp(eqn: Equation, values: Values, arrays: Values) -> Values:
     """The values, with the derivative of a `custom_jvp_call` of some arrays."""
 
     @jax.custom_jvp
-    def function(values: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
+    def function(values: Values, arrays: Values) -> Values:
         return values
 
     @function.defjvp
-    def _(primals: Sequence[list[jax.Array]], tangents: Sequence[list[jax.Array]]) -> object:
+    def _(primals: Sequence[Values], tangents: Sequence[Values]) -> tuple[Values, Values]:
         (values, arrays), (_, changes) = primals, tangents
         changed = jax.jvp(lambda *arrays: eqn.bind(arrays), arrays, changes)[1]
         return function(values, arrays), changed

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jqinject.dot.schemes.scheme import SchemeLike
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.operations import Operation
 from jqinject.program.tracked_value import Evaluate, Path, Tracked
@@ -59,7 +60,7 @@ class Choice:
     rhs: object = None
     grad: object = None
     contraction: ContractionKind = "auto"
-    scheme: object = None
+    scheme: SchemeLike | None = None
     rounds_again: bool = False
     share: bool = False
 

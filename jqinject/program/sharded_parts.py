@@ -7,7 +7,7 @@ along the axes that they vary along. A range of activations is that of the shard
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
@@ -17,12 +17,13 @@ from jqinject.core import GradSlot, QuantStat
 from jqinject.program.cache_writes import opened
 from jqinject.program.jaxpr import Equation
 from jqinject.program.moves import METADATA, arrays_of, with_arrays
-from jqinject.program.nested import Inside, State, Step, carried, settled_output, with_ranges
+from jqinject.program.nested import Inside, State, Step, Values, carried, settled_output, with_ranges
 from jqinject.program.parameters import parameter
 from jqinject.program.run import Run
 from jqinject.program.tracked_value import Tracked, shape_of
 from jqinject.quant_tensor import QuantTensor, is_grouped, is_quantized, shaping
 
+V = TypeVar("V")
 Names = tuple[object, ...]
 Arrays = Mapping[str, jax.Array]
 
@@ -58,7 +59,7 @@ def mapped_over_devices(run: Run, eqn: Equation, inputs: list[Tracked], path: st
     mesh, out_specs, checks = params["mesh"], list(params["out_specs"]), params["check_vma"]
     rows = zip(inputs, params["in_specs"], strict=True)
     shards = [_divided(parameter(run, x), spec, mesh) for x, spec in rows]
-    specs, whole = [own.specs for own in shards], P()
+    specs, same = [own.specs for own in shards], P()
 
     def entered(values: list[list[jax.Array]]) -> list[Tracked]:
         return [own.inside(arrays) for own, arrays in zip(shards, values, strict=True)]
@@ -68,7 +69,7 @@ def mapped_over_devices(run: Run, eqn: Equation, inputs: list[Tracked], path: st
         outputs = enumerate(run.run(body, entered, path))
         return [settled_output(run, out, run.placed(path, f"output{i}")) for i, out in outputs]
 
-    def mapped(function: Callable[..., object], in_specs: object, out_specs: object) -> Callable[..., object]:
+    def mapped(function: Callable[..., V], in_specs: object, out_specs: object) -> Callable[..., V]:
         return jax.shard_map(
             function,
             mesh=mesh,
@@ -81,7 +82,7 @@ def mapped_over_devices(run: Run, eqn: Equation, inputs: list[Tracked], path: st
     def wrap(steps: Sequence[Step]) -> Step:
         (step,) = steps
 
-        def of_device(state: State, values: list[object]) -> object:
+        def of_device(state: State, values: list[object]) -> tuple[list[object], list[object], State]:
             outputs, (after, left) = step(state, values)
             if not checks:
                 after = tuple(_of_all_devices(*both, axes) for both in zip(state[0], after, strict=True))
@@ -89,12 +90,12 @@ def mapped_over_devices(run: Run, eqn: Equation, inputs: list[Tracked], path: st
 
         def on_devices(state: State, values: list[object]) -> tuple[list[object], object]:
             _check_gradients(state[0], checks, path)
-            outputs, more, state = mapped(of_device, (whole, specs), (out_specs, whole, whole))(state, values)
+            outputs, more, state = mapped(of_device, (same, specs), (out_specs, same, same))(state, values)
             return [*outputs, *more], state
 
         return on_devices
 
-    def look(function: Callable[..., object], values: list[object]) -> object:
+    def look(function: Callable[[Values], Values], values: Values) -> object:
         return jax.eval_shape(lambda: mapped(function, (specs,), out_specs)(values))
 
     values = [own.arrays for own in shards]

@@ -159,7 +159,7 @@ def _(primals: Any, tangents: Any) -> Any:
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("function", [clipped, doubled])
 def test_a_function_keeps_its_rule_at_quantized_numbers(function: Any, jit: bool) -> None:
-    model = quantize(Model(function, 1), DYNAMIC, inputs=X)
+    model: Any = quantize(Model(function, 1), DYNAMIC, inputs=X)
     plain = quantize(Model(jnp.matmul, 1), DYNAMIC, inputs=X)
     np.testing.assert_array_equal(model(X), plain(X))
     assert coverage(model, X).quantized_matrices == 1
@@ -228,7 +228,7 @@ def test_backward_quantizers_that_the_rule_replaces_are_named() -> None:
 
 @pytest.mark.heavy
 def test_adapters_train_through_the_rule() -> None:
-    model = jqinject.lora(Model(clipped, 1), WEIGHT, rank=2, inputs=X, rngs=nnx.Rngs(0))
+    model: Any = jqinject.lora(Model(clipped, 1), WEIGHT, rank=2, inputs=X, rngs=nnx.Rngs(0))
     adapter = model.op_quant.adapters["w.0"]
     cotangent = jax.random.normal(jax.random.key(5), (4, 8))
     gradient = nnx.grad(lambda m: jnp.sum(m(X) * cotangent), argnums=nnx.DiffState(0, nnx.LoRAParam))(model)

@@ -136,7 +136,7 @@ def sqnr(y: jax.Array, expected: jax.Array) -> float:
 
 def test_one_rule_quantizes_the_decoder() -> None:
     plain = Decoder(nnx.Rngs(0))
-    model = quantize(plain, RULE, inputs=IDS)
+    model: Any = quantize(plain, RULE, inputs=IDS)
     covered = coverage(model, IDS)
     assert covered.share_of_bytes >= 0.97, str(covered)
     call = nnx.jit(lambda m, ids: m(ids))

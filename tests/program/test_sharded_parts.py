@@ -1,5 +1,6 @@
 """Functions of shards (`jax.shard_map`): quantized as the same function of the whole arrays is."""
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jqinject import Rule, calibrate, coverage, freeze, quantize
+from jqinject import Rule, calibrate, coverage, freeze, quantize, report
 from jqinject.quant import (
     Fp8e4m3ActPerTensorDelayed,
     Fp8e4m3WeightPerTensorDelayed,
@@ -22,8 +23,10 @@ from jqinject.quant import (
     Int8ActPerTensorMinMax,
     Int8DynamicActPerRowFloat,
     Int8DynamicActPerTensorFloat,
+    Int8Training,
     Int8WeightPerChannelFloat,
 )
+from jqinject.recipes import RTN, Recipe, Solve
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="the mesh has 8 devices")
 
@@ -80,44 +83,55 @@ def gathered() -> Feedforward:
     )
 
 
-MODELS = {
-    "checked": divided,
-    "unchecked": lambda: divided(check_vma=False),
-    "gathered": gathered,
+CASES = {
+    "checked": (divided, STATIC),
+    "unchecked": (lambda: divided(check_vma=False), STATIC),
+    "dynamic": (lambda: divided(check_vma=False), DYNAMIC),
+    "gathered": (gathered, DYNAMIC),
 }
 
 
+def trained(model: nnx.Module, rule: Rule) -> tuple[Any, list[Any]]:
+    """A quantized model after two steps, and the outputs and gradients of each."""
+    quantized = quantize(model, rule, inputs=X)
+
+    @nnx.jit
+    def step(model: Any, x: jax.Array) -> Any:
+        def loss(model: Any) -> Any:
+            y = model(x)
+            return jnp.mean(y**2), y
+
+        return nnx.grad(loss, has_aux=True)(model)
+
+    return quantized, [step(quantized, batch) for batch in (X, 2 * X[::-1])]
+
+
+@functools.cache
+def trained_whole(rule: Rule) -> tuple[Any, list[Any]]:
+    return trained(Feedforward(), rule)
+
+
+def state_of(model: Any, name: str) -> list[Any]:
+    return jax.tree.leaves(nnx.state(model.op_quant[name]))
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_shards_are_quantized_as_the_whole_is(name: str) -> None:
     """Dynamic and running ranges, state, outputs and gradients."""
-    for rule in (DYNAMIC, STATIC):
-        whole, parts = quantize(Feedforward(), rule, inputs=X), quantize(MODELS[name](), rule, inputs=X)
-        assert sorted(parts.op_quant) == [
-            "down",
-            "shard_map0.dot_general0_lhs",
-            "shard_map0.dot_general1_lhs",
-            "up",
-        ]
-
-        @nnx.jit
-        def step(model: Any, x: jax.Array) -> Any:
-            loss = lambda m: (jnp.mean(m(x) ** 2), m(x))  # noqa: E731
-            return nnx.value_and_grad(loss, has_aux=True)(model)
-
-        for batch in (X, 2 * X[::-1]):
-            (_, expected), gradients = step(whole, batch)
-            (_, y), own = step(parts, batch)
-            np.testing.assert_allclose(y, expected, 1e-4, 1e-4)
-            for parameter in ("up", "down"):
-                np.testing.assert_allclose(own[parameter][...], gradients[parameter][...], 1e-3, 1e-4)
-        for number in (0, 1):
-            state, other = (
-                jax.tree.leaves(nnx.state(model.op_quant[f"{part}dot_general{number}_lhs"]))
-                for model, part in ((parts, "shard_map0."), (whole, ""))
-            )
-            for ours, theirs in zip(state, other, strict=True):
-                np.testing.assert_allclose(ours, theirs, 1e-5)
+    make, rule = CASES[name]
+    (whole, expected), (parts, steps) = trained_whole(rule), trained(make(), rule)
+    sites = [f"shard_map0.dot_general{number}_lhs" for number in (0, 1)]
+    assert sorted(parts.op_quant) == ["down", *sites, "up"]
+    for (gradients, y), (of_whole, y_of_whole) in zip(steps, expected, strict=True):
+        np.testing.assert_allclose(y, y_of_whole, 1e-4, 1e-4)
+        for parameter in ("up", "down"):
+            np.testing.assert_allclose(gradients[parameter][...], of_whole[parameter][...], 1e-3, 1e-4)
+    for site in sites:
+        for ours, theirs in zip(
+            state_of(parts, site), state_of(whole, site.removeprefix("shard_map0.")), strict=True
+        ):
+            np.testing.assert_allclose(ours, theirs, 1e-5)
 
 
 @pytest.mark.heavy
@@ -201,9 +215,10 @@ def test_histories_of_both_passes_are_those_of_the_whole() -> None:
 
     histories = []
     for model, part in ((Feedforward(), ""), (divided(), "shard_map0.")):
-        quantized = quantize(model, FP8, inputs=X)
+        quantized: Any = quantize(model, FP8, inputs=X)
+        step = nnx.jit(lambda m, x: value_and_grad(lambda m: jnp.mean(m(x) ** 2))(m))
         for batch in (X, 2 * X):
-            value_and_grad(lambda m, batch=batch: jnp.mean(m(batch) ** 2))(quantized)
+            step(quantized, batch)
         histories.append(
             [
                 np.asarray(leaf)
@@ -230,3 +245,34 @@ def test_learned_ranges_start_from_all_shards() -> None:
     whole, parts = quantize(Feedforward(), rule, inputs=X), quantize(divided(), rule, inputs=X)
     for batch in (X, 3 * X):
         np.testing.assert_allclose(parts(batch), whole(batch), 1e-4, 1e-4)
+
+
+@pytest.mark.heavy
+def test_a_scheme_quantizes_both_passes_of_shards() -> None:
+    whole, parts = (
+        quantize(model, Rule(scheme=Int8Training), inputs=X, rngs=nnx.Rngs(0))
+        for model in (Feedforward(), divided())
+    )
+    gradients = [nnx.jit(nnx.grad(lambda m: jnp.mean(m(X) ** 2)))(model) for model in (whole, parts)]
+    for parameter in ("up", "down"):
+        expected, own = (gradient[parameter][...] for gradient in gradients)
+        assert float(jnp.abs(own - expected).max() / jnp.abs(expected).max()) < 0.03
+
+
+@pytest.mark.heavy
+def test_a_report_measures_the_shards_of_all_devices() -> None:
+    reports = []
+    for model in (Feedforward(), divided()):
+        quantized = quantize(model, STATIC, inputs=X)
+        calibrate(quantized, [X], progress=False)
+        reports.append(report(quantized, X, numbers=True))
+    whole, parts = (found["up"].numbers for found in reports)
+    assert whole is not None and parts is not None
+    for name in ("isolated_sqnr_db", "accumulated_sqnr_db", "only_float"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name), abs=0.01), name
+
+
+def test_recipes_say_which_parts_they_do_not_look_into() -> None:
+    text = "up: rounded to nearest: shard_map: it is contracted inside a function of shards (shard_map), which is not"
+    with pytest.warns(UserWarning, match=re.escape(text)):
+        Recipe(Solve(RTN())).apply(divided(), Rule(weight_quant=CHANNELS), [X], progress=False)
