@@ -230,8 +230,8 @@ def _refuse(lost: list[str], where: str) -> None:
     if lost:
         raise ValueError(
             f"{', '.join(dict.fromkeys(lost))}: the cache was given in low bits, and {where} leaves a float array in "
-            f"its place: it is written by an operation other than {', '.join(SERVED)} (`where`, a loop, a "
-            "branch), or moved (reshaped, padded, stacked with others, reordered).\n  cure: write it by one of these, "
+            f"its place: it is written by an operation other than {', '.join(SERVED)} (`where`, a loop), "
+            "or moved (reshaped, padded, stacked with others, reordered).\n  cure: write it by one of these, "
             "as a whole row of features; or a rule that keeps it float"
         )
 

@@ -36,6 +36,9 @@ DYNAMIC = Rule(weight_quant=CHANNELS, input_quant=Int8DynamicActPerTensorFloat)
 STATIC = Rule(weight_quant=CHANNELS, input_quant=Int8ActPerTensorMinMax)
 
 
+call = nnx.jit(lambda model, x: model(x))
+
+
 def mesh_of(kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
     return jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind, kind))
 
@@ -145,7 +148,7 @@ def test_shards_of_frozen_parameters_are_contracted_by_their_payloads(weight: An
         calibrate(model, [X], progress=False)
     frozen = freeze(parts)
     whole.eval()
-    np.testing.assert_allclose(frozen(X), whole(X), 1e-4, 1e-4)
+    np.testing.assert_allclose(call(frozen, X), call(whole, X), 1e-4, 1e-4)
     covered = coverage(frozen, X)
     assert (covered.quantized_matrices, covered.share_of_operations) == (2, 1.0)
     assert {row.contraction for row in covered.weights} == {
@@ -157,7 +160,7 @@ def test_rows_have_ranges_of_their_own_on_each_device() -> None:
     """Rows that lie on one device as a whole have the range that they have without devices."""
     rule = Rule("up", weight_quant=CHANNELS, input_quant=Int8DynamicActPerRowFloat)
     whole, parts = quantize(Feedforward(), rule, inputs=X), quantize(divided(), rule, inputs=X)
-    np.testing.assert_allclose(parts(X), whole(X), 1e-4, 1e-4)
+    np.testing.assert_allclose(call(parts, X), call(whole, X), 1e-4, 1e-4)
 
 
 @pytest.mark.heavy
@@ -240,11 +243,12 @@ def test_histories_of_gradients_need_the_check_of_what_varies() -> None:
         model(X)
 
 
+@pytest.mark.heavy
 def test_learned_ranges_start_from_all_shards() -> None:
     rule = Rule(weight_quant=CHANNELS, input_quant=Int8ActPerTensorFloat)
     whole, parts = quantize(Feedforward(), rule, inputs=X), quantize(divided(), rule, inputs=X)
     for batch in (X, 3 * X):
-        np.testing.assert_allclose(parts(batch), whole(batch), 1e-4, 1e-4)
+        np.testing.assert_allclose(call(parts, batch), call(whole, batch), 1e-4, 1e-4)
 
 
 @pytest.mark.heavy
@@ -276,3 +280,9 @@ def test_recipes_say_which_parts_they_do_not_look_into() -> None:
     text = "up: rounded to nearest: shard_map: it is contracted inside a function of shards (shard_map), which is not"
     with pytest.warns(UserWarning, match=re.escape(text)):
         Recipe(Solve(RTN())).apply(divided(), Rule(weight_quant=CHANNELS), [X], progress=False)
+
+
+def test_a_parameter_whose_groups_shards_would_cut_is_dequantized_before() -> None:
+    rule = Rule(weight_quant=Int4WeightPerGroupAbsMax.let(group_size=16))
+    whole, parts = quantize(Feedforward(), rule, inputs=X), quantize(divided(), rule, inputs=X)
+    np.testing.assert_allclose(call(parts, X), call(whole, X), 1e-4, 1e-4)

@@ -11,9 +11,11 @@ from flax import nnx
 
 import jqinject
 from jqinject import OwnDerivativeWarning, Rule, calibrate, coverage, freeze, quantize
+from jqinject.dot import LowBitCache
 from jqinject.quant import (
     Int8ActPerTensorFloat,
     Int8ActPerTensorMinMax,
+    Int8DynamicActPerRowFloat,
     Int8DynamicActPerTensorFloat,
     Int8Training,
     Int8WeightPerChannelFloat,
@@ -235,3 +237,46 @@ def test_adapters_train_through_the_rule() -> None:
     of_weight = X.T @ jnp.clip(cotangent, -BOUND, BOUND)
     expected = adapter.scale * adapter.a[...].T @ of_weight
     np.testing.assert_allclose(gradient["op_quant"]["adapters"]["w.0"]["b"][...], expected, 1e-4, 1e-5)
+
+
+# --- caches
+
+
+class Cached(nnx.Module):
+    """Writes into a cache in one branch; the other leaves it, or computes with it."""
+
+    def __init__(self, other: Callable[..., jax.Array]) -> None:
+        self.w, self.other = param(1), other
+
+    def __call__(self, x: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def write(cache: jax.Array, rows: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice(cache, rows, (0, 0))
+
+        cache = jax.lax.cond(x[0, 0] > 0, write, self.other, cache, x @ self.w[...])
+        return x @ cache.T, cache
+
+
+def test_a_cache_in_low_bits_goes_through_branches() -> None:
+    inputs = {"x": X, "cache": jnp.zeros((8, 8))}
+    model = quantize(
+        Cached(lambda cache, rows: cache), Rule(cache_quant=Int8DynamicActPerRowFloat), inputs=inputs
+    )
+    low_bits = jqinject.quantized_cache(model, {"cache": inputs["cache"]})["cache"]
+    for sign in (1, -1):
+        x = X.at[0, 0].set(sign)
+        y, low_bits = model(x, low_bits)
+        assert isinstance(low_bits, LowBitCache)
+        expected, inputs["cache"] = model(x, inputs["cache"])
+        np.testing.assert_allclose(y, expected, 1e-5, 1e-5)
+
+
+def test_a_branch_that_computes_with_a_cache_in_low_bits_is_refused() -> None:
+    inputs = {"x": X, "cache": jnp.zeros((8, 8))}
+    model = quantize(
+        Cached(lambda cache, rows: 2 * cache), Rule(cache_quant=Int8DynamicActPerRowFloat), inputs=inputs
+    )
+    low_bits = jqinject.quantized_cache(model, {"cache": inputs["cache"]})["cache"]
+    with pytest.raises(
+        ValueError, match=r"^cache: the cache was given in low bits, and a branch leaves a float array"
+    ):
+        model(X, low_bits)
