@@ -205,7 +205,7 @@ def test_quantize_warns_if_most_of_what_was_asked_for_is_not_reached() -> None:
     ):
         quantize(Hidden(), W8A8, inputs=(X,))
     caches = Rule(cache_quant=Int8DynamicActPerRowFloat)  # which takes no weight from the next rule
-    with pytest.warns(LowCoverageWarning, match="branch"):
+    with pytest.warns(LowCoverageWarning, match="loop"):
         quantize(Hidden(), [caches, W8A8], inputs=(X,), allow_idle=True)
 
 

@@ -121,7 +121,7 @@ class Observer:
         """
         jax.effects_barrier()
         records = {
-            key: [arrays for own in calls for _, *arrays in sorted(own, key=operator.itemgetter(0))]
+            key: [row[1:] for own in calls for row in sorted(own, key=operator.itemgetter(0))]
             for key, calls in self._calls.items()
             if any(calls)
         }
