@@ -38,6 +38,7 @@ if _typing.TYPE_CHECKING:
     from jqinject.core import UncalibratedWarning as UncalibratedWarning
     from jqinject.model import LossyMergeWarning as LossyMergeWarning
     from jqinject.model import LowCoverageWarning as LowCoverageWarning
+    from jqinject.model import OwnDerivativeWarning as OwnDerivativeWarning
     from jqinject.model import Rule as Rule
     from jqinject.model import begin_step as begin_step
     from jqinject.model import calibrate as calibrate
@@ -83,6 +84,7 @@ __all__ = [
     "LossyMergeWarning",
     "LostStateWarning",
     "LowCoverageWarning",
+    "OwnDerivativeWarning",
     "Rule",
     "UncalibratedWarning",
     "begin_step",
@@ -129,6 +131,7 @@ _PLACES = {
     "UncalibratedWarning": "jqinject.core",
     "LossyMergeWarning": "jqinject.model",
     "LowCoverageWarning": "jqinject.model",
+    "OwnDerivativeWarning": "jqinject.model",
     "Rule": "jqinject.model",
     "begin_step": "jqinject.model",
     "calibrate": "jqinject.model",

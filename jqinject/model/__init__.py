@@ -24,6 +24,7 @@ from jqinject.model.lora.adapting import lora as lora
 from jqinject.model.lora.merging import LossyMergeWarning as LossyMergeWarning
 from jqinject.model.lora.merging import merge_lora as merge_lora
 from jqinject.model.quantizing.check_rules import LowCoverageWarning as LowCoverageWarning
+from jqinject.model.quantizing.check_rules import OwnDerivativeWarning as OwnDerivativeWarning
 from jqinject.model.quantizing.quantize_model import initialize as initialize
 from jqinject.model.quantizing.quantize_model import quantize as quantize
 from jqinject.model.quantizing.quantize_model import quantize_function as quantize_function

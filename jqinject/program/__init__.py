@@ -29,12 +29,12 @@ from jqinject.program.model import quantized_class as quantized_class
 from jqinject.program.model import sites_of_program as sites_of_program
 from jqinject.program.model import throws_away as throws_away
 from jqinject.program.moves import only_moves as only_moves
-from jqinject.program.nested import runs_inside as runs_inside
 from jqinject.program.operations import OPERATIONS as OPERATIONS
 from jqinject.program.operations import Kind as Kind
 from jqinject.program.operations import Operation as Operation
 from jqinject.program.operations import known_operations as known_operations
 from jqinject.program.operations import operation_of as operation_of
+from jqinject.program.parts import runs_inside as runs_inside
 from jqinject.program.policy import HELD as HELD
 from jqinject.program.policy import ActivationProduct as ActivationProduct
 from jqinject.program.policy import Choice as Choice

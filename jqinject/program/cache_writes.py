@@ -262,12 +262,23 @@ def check_caches_carried(
     )
 
 
+def check_caches_of_branches(first: Sequence[Tracked], second: Sequence[Tracked]) -> None:
+    """Refuse branches of which one leaves a cache in low bits and one a float array, given the outputs of both.
+
+    Raises:
+        ValueError: they do.
+    """
+    pairs = zip(first, second, strict=True)
+    differing = [pair for pair in pairs if len({isinstance(x.value, LowBitCache) for x in pair}) > 1]
+    _refuse([x.cache or y.cache for x, y in differing], "a branch")
+
+
 def _refuse(lost: list[str], where: str) -> None:
     if lost:
         raise ValueError(
             f"{', '.join(dict.fromkeys(lost))}: the cache was given in low bits, and {where} leaves a float array in "
-            f"its place: it is written by an operation other than {', '.join(SERVED)} (`where`, a loop, a "
-            "branch), or moved (reshaped, padded, stacked with others, reordered).\n  cure: write it by one of these, "
+            f"its place: it is written by an operation other than {', '.join(SERVED)} (`where`, a loop), "
+            "or moved (reshaped, padded, stacked with others, reordered).\n  cure: write it by one of these, "
             "as a whole row of features; or a rule that keeps it float"
         )
 

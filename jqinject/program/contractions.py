@@ -11,6 +11,7 @@ import numpy as np
 from jqinject.dot import FrozenParam
 from jqinject.dot.geometry.dimensions import Dimensions
 from jqinject.dot.kernels import convolution, ragged
+from jqinject.dot.schemes import scheme_fits
 from jqinject.dot.tensors.choice import ContractionKind, check_choice, choose
 from jqinject.dot.tensors.contract import contract_as
 from jqinject.program import cache_writes, quantizers, scopes
@@ -115,9 +116,11 @@ class _Contraction:
             else:
                 value, token = self._in_numbers(operands)
         value = value if self.undo is None else self.undo(value)
-        if choice is not None and choice.grad is not None:
+        if run.has_rule:
+            run.recorded.own_rules.update([run.names.full(self.name)] if _quantizes_backward(choice) else [])
+        elif choice is not None and choice.grad is not None:
             name, shape = run.names.full(f"{self.name}_grad"), tuple(value.shape)
-            site = run.add(Site(name, choice.grad, shape=shape, stack=run.stack))
+            site = run.add(Site(name, choice.grad, shape=shape, stack=run.stack, mesh_axes=run.mesh_axes))
             value = as_array(run.quantizers.quantize(site, value, token))
         return self._updated(value)
 
@@ -317,6 +320,13 @@ def _stored_product(eqn: Equation, numbers: ContractionKind, operands: Sequence[
         return None
     how = {"precision": eqn.params.get("precision"), "out_sharding": sharding}
     return dims.ordered(contract_as(choice, dims.plain, eqn.outputs[0].dtype, **how)[0]), None
+
+
+def _quantizes_backward(choice: Choice | None) -> bool:
+    """Whether quantizers of a contraction are used backward alone."""
+    if choice is None or choice.scheme is None:
+        return choice is not None and choice.grad is not None
+    return scheme_fits.quantizes_backward(choice.scheme)
 
 
 def _is_flattened(step: OperationRun, rhs: Tracked) -> bool:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqinject.dot import DEQUANTIZE
-from jqinject.program import cache_writes, contractions, kept_state, nested, quantizers
+from jqinject.program import cache_writes, contractions, kept_state, parts, quantizers
 from jqinject.program.jaxpr import Body, Equation, Function, Skeleton
 from jqinject.program.operations import FUNCTIONS, LOGISTIC_RANGE, OPERATIONS, Kind, operation_of
 from jqinject.program.parameters import follow, follow_stored, parameter
@@ -23,14 +23,12 @@ from jqinject.program.run import OperationRun, Run
 from jqinject.program.scopes import BEGIN, END, path_in
 from jqinject.program.tracked_value import Origin, Tracked, joined, plain, shape_of
 
-#: Compiled functions that are one operation.
-OPERATIONS_OF_JIT = FUNCTIONS | {DEQUANTIZE}
-
 
 class Interpreter(Run):
     """One run of a program: see `Run`."""
 
     _entered = Tracked(None)
+    _ran_inside = False
 
     def run(self, body: Body, inputs: Sequence[Tracked], path: str = "") -> list[Tracked]:
         """See `Run`."""
@@ -38,12 +36,9 @@ class Interpreter(Run):
         def step(eqn: Equation, inputs: list[Tracked]) -> list[Tracked]:
             self.sources = tuple(x.sources for x in inputs)
             places = self.recorded.occurrences
-            before, where = len(places), path_in(eqn.scopes) or path
-            inlined = (
-                self.region is None and nested.runs_inside(eqn) and eqn.function not in OPERATIONS_OF_JIT
-            )
+            before, where, self._ran_inside = len(places), path_in(eqn.scopes) or path, False
             outputs = self._run_equation(eqn, inputs, where)
-            if inlined:
+            if self._ran_inside and eqn.function != DEQUANTIZE:
                 return outputs
             own = frozenset(place.name for place in places[before:])
             sources = own or own.union(*(x.sources for x in inputs))
@@ -67,19 +62,20 @@ class Interpreter(Run):
         name = eqn.name
         if self.region is not None:
             return [plain(value, inputs) for value in eqn.bind([x.array for x in inputs])]
-        function, is_part = eqn.function, name in nested.PARTS
+        function, is_part = eqn.function, name in parts.PARTS
         if any(x.form is not None for x in inputs) and (not is_part or function == DEQUANTIZE):
             return follow_stored(OperationRun(self, operation_of(name), where, inputs, eqn))
         if function in FUNCTIONS:
             name = str(function)
         elif is_part:
             inputs = list(map(self.kept.newest, inputs))
-            if nested.runs_inside(eqn):
+            if parts.runs_inside(eqn):
                 # The names of equations within a program do not tell what is around it.
                 before, self.mapped = self.mapped, self.mapped or eqn.is_mapped
-                outputs = nested.CALLS[name](self, eqn, inputs, where)
-                self.mapped = before
-                return outputs
+                outputs = parts.CALLS[name](self, eqn, inputs, where)
+                self.mapped, self._ran_inside = before, outputs is not None
+                if outputs is not None:
+                    return outputs
             self.kept.check_unchanged_part(eqn)
         step = OperationRun(self, operation_of("einsum" if eqn.is_einsum else name), where, inputs, eqn)
         cache = cache_writes.written(step)

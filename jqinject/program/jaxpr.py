@@ -194,6 +194,12 @@ class Equation:
         return [Body.of(branch) for branch in self.params["branches"]] if self.name == "cond" else []
 
     @property
+    def manual_axes(self) -> tuple[str, ...]:
+        """The axes of the mesh over which a `shard_map` maps its body, in the mesh's order."""
+        axes = self.params.get("newly_manual_axes", self.params.get("manual_axes", ()))
+        return tuple(axis for axis in self.params["mesh"].axis_names if axis in axes)
+
+    @property
     def times(self) -> int:
         """How often it runs its bodies.
 

@@ -301,7 +301,7 @@ def same_places(programs: Sequence[FoundSites]) -> dict[str, str]:
 
 def _shared(site: Site) -> tuple[object, ...]:
     """What two sites have in common that one quantizer serves."""
-    return site.quantizer, site.overrides, site.is_weight, len(site.shape), site.contraction
+    return site.quantizer, site.overrides, site.is_weight, len(site.shape), site.contraction, site.mesh_axes
 
 
 def _matched(first: Sequence[Occurrence], second: Sequence[Occurrence]) -> dict[str, str]:

@@ -267,6 +267,20 @@ def _gather(eqn: Equation, values: Sequence[jax.Array]) -> Move | None:
     return Move(lambda x: gathered(x, eqn.params["slice_sizes"]), partial, None, frozenset(indexed), where)
 
 
+def _all_gather(eqn: Equation, values: Sequence[jax.Array]) -> Move | None:
+    """The shards of all devices, one after the other: scales that vary along the axis are gathered too."""
+    params, shape = eqn.params, values[0].shape
+    axis = params["all_gather_dimension"]
+    if not params["tiled"] or params["axis_index_groups"] is not None:
+        return None
+
+    def partial(x: jax.Array) -> jax.Array:
+        varies = x.shape[axis] > 1 or shape[axis] == 1
+        return lax.all_gather(x, params["axis_name"], axis=axis, tiled=True) if varies else x
+
+    return Move(_bound(eqn), partial, picks=frozenset({axis}))
+
+
 MOVES: dict[str, Callable[[Equation, Sequence[jax.Array]], Move | list[Move] | None]] = {
     "convert_element_type": _cast,
     "transpose": _transpose,
@@ -282,6 +296,7 @@ MOVES: dict[str, Callable[[Equation, Sequence[jax.Array]], Move | list[Move] | N
     "name": _unchanged,
     **dict.fromkeys(("sharding_constraint", "layout_constraint", "pvary", "mesh_cast"), _placed),
     "reshard": _reshard,
+    "all_gather": _all_gather,
 }
 
 

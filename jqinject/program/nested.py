@@ -1,10 +1,11 @@
-"""Programs within a program: functions, rematerialized parts, loops."""
+"""Programs within a program: rematerialized parts and loops, and how state crosses them. Next: `parts`."""
 
 import collections
 import operator
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import UnionType
 from typing import Any, NamedTuple
 
 import jax
@@ -17,23 +18,24 @@ from jqinject.program.jaxpr import Equation, Scan, settled
 from jqinject.program.moves import arrays_of, with_arrays
 from jqinject.program.parameters import parameter
 from jqinject.program.policy import Site
-from jqinject.program.quantizers import Quantizers
 from jqinject.program.run import Run
-from jqinject.program.tracked_value import Origin, StatePlace, Tracked, shape_of
+from jqinject.program.tracked_value import Origin, StatePlace, Tracked, joined, shape_of
 from jqinject.quant_tensor import is_grouped, is_quantized, shaping
 
 
-def _rematerialized(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def rematerialized(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+    """Run what `jax.checkpoint` computes again backward."""
     (part,) = eqn.bodies
     options = {name: eqn.params[name] for name in ("policy", "prevent_cse")}
 
     def body(run: Run, entered: list[Tracked]) -> list[Tracked]:
-        return run.run(part, list(map(_from_outside, inputs)), path)
+        return run.run(part, list(map(from_outside, inputs)), path)
 
-    return carried(run, body, inputs, lambda step: jax.checkpoint(step, **options), Inside())
+    return carried(run, [body], inputs, lambda steps: jax.checkpoint(*steps, **options), Inside())
 
 
-def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+def scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[Tracked]:
+    """Run a loop of known length."""
     scan = eqn.scan
     assert scan is not None, "or it runs unchanged"
     inputs = [parameter(run, x) for x in inputs]
@@ -50,8 +52,10 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
         return [*now, *(x.inside(value) for x, value in zip(slices, values[carries:], strict=True))]
 
     def body(run: Run, entered: list[Tracked]) -> list[Tracked]:
-        outputs = run.run(scan.body, [*map(_from_outside, constants), *entered], path)
-        return [_settled(run, out, f"{path}.scan_output{i}".lstrip(".")) for i, out in enumerate(outputs)]
+        outputs = run.run(scan.body, [*map(from_outside, constants), *entered], path)
+        return [
+            settled_output(run, out, run.placed(path, f"scan_output{i}")) for i, out in enumerate(outputs)
+        ]
 
     def loop(step: Step) -> Step:
         def steps(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
@@ -77,7 +81,7 @@ def _scanned(run: Run, eqn: Equation, inputs: list[Tracked], path: str) -> list[
     of_step = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), others)
     layers = scan.options["length"] if through_layers else 0
     inside = Inside([*first, *others], [*first, *of_step], entered, True, carries, layers, sliced)
-    return carried(run, body, inputs, loop, inside)
+    return carried(run, [body], inputs, lambda steps: loop(*steps), inside)
 
 
 Kinds = frozenset[str]
@@ -130,37 +134,23 @@ def _unknown_in_loop(x: Tracked, depends: bool, value: Any) -> Tracked:
     return Tracked(value, origin, cache=x.cache, cache_ndim=x.cache_ndim, transform=x.transform)
 
 
-def _from_outside(x: Tracked) -> Tracked:
+def from_outside(x: Tracked) -> Tracked:
     """A value that a part of the program reads from outside; a quantized weight with its payload and scales."""
     if x.is_weight and (is_quantized(x.value) or x.chosen is not None):
         return replace(x, state=None, twins={})
     return replace(x.with_value(x.passed), state=x.state)
 
 
-def _settled(run: Run, out: Tracked, name: str) -> Tracked:
-    """An output of a loop's body: a pending quantizer is applied inside."""
+def settled_output(run: Run, out: Tracked, name: str) -> Tracked:
+    """An output of a part: a pending quantizer is applied inside."""
     return (
         run.quantized(out, Site(name, out.pending)) if out.pending is not None and not out.quantized else out
     )
 
 
-CALLS: dict[str, Callable[[Run, Equation, list[Tracked], str], list[Tracked]]] = {
-    "jit": lambda run, eqn, inputs, path: run.run(eqn.bodies[0], inputs, path),
-    "remat2": _rematerialized,
-    "scan": _scanned,
-    "while": _scanned,
-}
-#: All parts of a program. Those that are no calls run unchanged: branches, functions with custom derivatives.
-PARTS = frozenset({*CALLS, "cond", "one_device", "custom_jvp_call", "custom_vjp_call"})
-
-
-def runs_inside(eqn: Equation) -> bool:
-    """Whether quantizers reach the operations in a part of a program, given the part's equation."""
-    return eqn.name in CALLS and (eqn.loop is None or eqn.scan is not None)
-
-
 Step = Callable[[Any, list[Any]], tuple[list[Any], Any]]
 Part = Callable[[Run, list[Tracked]], list[Tracked]]
+Values = list[jax.Array]
 
 
 @dataclass(frozen=True)
@@ -175,6 +165,7 @@ class Inside:
         carries: how many values a loop carries.
         layers: the length of a loop over stacked layers, whose steps have state of their own; else 0.
         sliced: label -> state of the model's layers of which each step has a slice.
+        look: runs a function of the values on abstract ones, as the part runs its body.
     """
 
     passed: Sequence[Any] = ()
@@ -184,6 +175,7 @@ class Inside:
     carries: int = 0
     layers: int = 0
     sliced: Mapping[str, StatePlace] = field(default_factory=dict)
+    look: Callable[[Callable[[Values], Values], Values], object] = jax.eval_shape
 
     def left(self, place: int, state: StatePlace | None) -> StatePlace | None:
         """The state that an output is around the part, given its number and the state that it is inside."""
@@ -192,8 +184,57 @@ class Inside:
         return None if place < self.carries else self.sliced.get(state.label)
 
 
+@dataclass
+class Crossing:
+    """What crosses the border of a part of the program, which is known before it runs.
+
+    Attributes:
+        sites: names of the sites.
+        stacked: those of them whose quantizers have a state for each step.
+        changed: labels of the model's state that the part writes.
+        returned: label -> the output that is its newest value.
+    """
+
+    sites: Collection[str] = ()
+    stacked: Collection[str] = ()
+    changed: Collection[str] = ()
+    returned: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run, bodies: Sequence[Part], inside: Inside) -> "Crossing":
+        """Run the bodies, of which each is run or one, on abstract values."""
+        sites, changed, returned = dict[str, Site](), dict[str, None](), list[dict[str, int]]()
+        for body in bodies:
+            finder, places = run.finder(inside.layers), dict[str, int]()
+            inside.look(partial(_looked_at, finder, body, inside, places), list(inside.per_step))
+            sites |= finder.recorded.sites
+            changed |= dict.fromkeys(finder.kept.changed)
+            returned.append(places)
+        stacked = {name for name, site in sites.items() if inside.layers and len(site.stack) > len(run.stack)}
+        same = {
+            text: place
+            for text, place in returned[0].items()
+            if all((text, place) in x.items() for x in returned)
+        }
+        return cls(sites, stacked, changed, same)
+
+
+def _looked_at(finder: Run, body: Part, inside: Inside, places: dict[str, int], values: Values) -> Values:
+    """Run a body on abstract values, and note the place of the outputs that are the newest values of state."""
+    outputs = body(finder, finder.kept.begin(inside.entered(values)))
+    for place, x in enumerate(outputs):
+        state = inside.left(place, x.state)
+        if state is not None and finder.kept.is_newest(x):
+            places[state.label] = place
+    return [out.passed for out in outputs]
+
+
 def carried(
-    run: Run, body: Part, inputs: list[Tracked], wrap: Callable[[Step], Step], inside: Inside
+    run: Run,
+    bodies: Sequence[Part],
+    inputs: list[Tracked],
+    wrap: Callable[[Sequence[Step]], Step],
+    inside: Inside,
 ) -> list[Tracked]:
     """Run a part of the program under a transformation that carries the quantizers' state.
 
@@ -202,54 +243,41 @@ def carried(
 
     Args:
         run: the interpreter of what surrounds the part.
-        body: runs the part, given an interpreter and the inputs that are passed into it.
+        bodies: run the part, given an interpreter and the inputs that are passed into it: one, or the branches.
         inputs: all inputs.
-        wrap: transforms a function of state and values.
+        wrap: transforms a function of state and values for each body.
         inside: what is passed into it.
     """
-    layers = inside.layers
-    finder = run.within(Quantizers(run.quantizers.depths, run.quantizers.again), layers)
-    returned: dict[str, int] = {}
-
-    def look(values: list[Any]) -> list[Any]:
-        outputs = body(finder, finder.kept.begin(inside.entered(values)))
-        for place, x in enumerate(outputs):
-            state = inside.left(place, x.state)
-            if state is not None and finder.kept.is_newest(x):
-                returned[state.label] = place
-        return [out.passed for out in outputs]
-
     has_state = run.quantizers.has_state() or any(x.state is not None for x in inputs)
-    if has_state:  # else which sites there are need not be found out first
-        jax.eval_shape(look, list(inside.per_step))
-    stacked = {
-        name for name, site in finder.recorded.sites.items() if layers and len(site.stack) > len(run.stack)
-    }
-    thrown = [text for text in finder.kept.changed if text not in returned]
+    # Without state, which sites there are need not be found out first.
+    crossing = Crossing.of(run, bodies, inside) if has_state else Crossing()
+    thrown = [text for text in crossing.changed if text not in crossing.returned]
     looped = [text for text in thrown if inside.is_loop and text not in inside.sliced]
     single = [text for text in thrown if text not in looped]
-    ran: list[tuple[Run, list[Tracked]]] = []
+    ran: dict[int, tuple[Run, list[Tracked]]] = {}
 
-    def step(state: Any, values: list[Any]) -> tuple[list[Any], Any]:
+    def step(number: int, state: Any, values: list[Any]) -> tuple[list[Any], Any]:
         quantizers = run.quantizers.restored(state[0]) if has_state else run.quantizers
-        part = run.within(quantizers, layers)
+        part = run.within(quantizers, inside.layers)
         entered = part.kept.begin(inside.entered(values))
         for text, value in state[1].items():
             part.kept.put(StatePlace(text), value)
-        outputs = body(part, entered)
-        ran[:] = [(part, outputs)]
+        outputs = bodies[number](part, entered)
+        ran[number] = part, outputs
         passed = [*(out.passed for out in outputs), *map(part.kept.leaving, single)]
-        after = quantizers.state(finder.recorded.sites, stacked) if has_state else state[0]
+        after = quantizers.state(crossing.sites, crossing.stacked) if has_state else state[0]
         return passed, (after, {text: part.kept.leaving(text) for text in looped})
 
-    start = run.quantizers.state(finder.recorded.sites, stacked) if has_state else ((), ())
+    start = run.quantizers.state(crossing.sites, crossing.stacked) if has_state else ((), ())
     entering = {text: run.kept.within().leaving(text) for text in looped}
-    values, (state, left) = wrap(step)((start, entering), list(inside.passed))
-    ((part, outputs),) = ran
-    run.adopt(part)
+    steps = [partial(step, number) for number in range(len(bodies))]
+    values, (state, left) = wrap(steps)((start, entering), list(inside.passed))
+    for part, _ in ran.values():
+        run.adopt(part)
     if has_state:
         run.quantizers.update(state)
-    left |= {text: values[place] for text, place in returned.items() if text in finder.kept.changed}
+    outputs = [_either(list(cases)) for cases in zip(*(outputs for _, outputs in ran.values()), strict=True)]
+    left |= {text: values[place] for text, place in crossing.returned.items() if text in crossing.changed}
     left |= dict(zip(single, values[len(outputs) :], strict=True))
     for text, value in left.items():
         run.kept.put(inside.sliced.get(text, StatePlace(text)), value)
@@ -261,22 +289,40 @@ def carried(
     ]
 
 
+def _either(cases: list[Tracked]) -> Tracked:
+    """An output that is one of several values, without its value."""
+    first = cases[0]
+    if len(cases) == 1:
+        return first
+    out = joined(first.value, cases)
+    if all((x.cache, x.transform) == (first.cache, first.transform) for x in cases):
+        out = replace(out, cache=first.cache, cache_ndim=first.cache_ndim, transform=first.transform)
+    labels = {None if x.state is None or x.state.places is not None else x.state.label for x in cases}
+    return replace(out, state=first.state if len(labels) == 1 and None not in labels else None)
+
+
 #: A pytree of Variables of quantizers.
 State = Any
 LOWER_ENDS = ("sum_of_min", "low")
 
 
-def with_ranges(of_range: Callable[[str, Any, Any], Any], old: State, new: State) -> State:
+def with_ranges(
+    of_range: Callable[[str, Any, Any], Any],
+    old: State,
+    new: State,
+    kinds: type | UnionType = QuantStat | QuantParam,
+) -> State:
     """Return a state of quantizers whose ranges are made from those of two; its random streams go on.
 
     Args:
         of_range: the name of a range, its old value and its new one -> its value.
         old: the state that the other ranges are of.
         new: the state that the random streams are of.
+        kinds: of the Variables that hold the ranges.
     """
 
     def joined(path: Any, before: Any, after: Any) -> object:
-        if not isinstance(after, QuantStat | QuantParam):
+        if not isinstance(after, kinds):
             return after
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         return after.replace(of_range(name, before.get_raw_value(), after.get_raw_value()))

@@ -150,6 +150,11 @@ CONTRACTIONS = tuple(ARGUMENTS)
 Axes = tuple[int, ...]
 
 
+def contracts(body: jaxpr.Body) -> bool:
+    """Whether a body, or one within it, contracts anything."""
+    return any(eqn.name in CONTRACTIONS for eqn in body.everywhere())
+
+
 @dataclass(frozen=True)
 class ContractedAxes:
     """The axes of one operand of a contraction.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jqinject.dot.schemes.scheme import SchemeLike
 from jqinject.dot.tensors.choice import ContractionKind
 from jqinject.program.operations import Operation
 from jqinject.program.tracked_value import Evaluate, Path, Tracked
@@ -59,7 +60,7 @@ class Choice:
     rhs: object = None
     grad: object = None
     contraction: ContractionKind = "auto"
-    scheme: object = None
+    scheme: SchemeLike | None = None
     rounds_again: bool = False
     share: bool = False
 
@@ -86,6 +87,7 @@ class Site:
             it so.
         stack: the lengths of the loops over stacked layers around it; each step has a state of its own.
         is_stored: whether the tensor is written into a cache in low bits, which stores it as it is quantized.
+        mesh_axes: the axes of the mesh over which the `shard_map`s around it map; its range is that of all devices.
         equation: of a contraction by a scheme.
         weight: which of its operands is the weight; None if neither is.
     """
@@ -103,6 +105,7 @@ class Site:
     is_transformed: bool = False
     stack: tuple[int, ...] = ()
     is_stored: bool = False
+    mesh_axes: tuple[str, ...] = ()
     equation: Any = field(default=None, compare=False, repr=False)
     weight: int | None = field(default=None, compare=False)
 
@@ -277,6 +280,8 @@ class FoundSites:
             whose rows are then contracted.
         same: name of a site of one method -> its name in the program of an earlier one, of which it is a part.
         occurrences: operations and layers, in order.
+        own_rules: names of contractions whose backward pass a rule quantizes, inside a function with a derivative of
+            its own, which takes its place.
     """
 
     sites: dict[str, Site] = field(default_factory=dict)
@@ -285,6 +290,7 @@ class FoundSites:
     adapted: set[tuple[Path, str]] = field(default_factory=set)
     same: dict[str, str] = field(default_factory=dict)
     occurrences: list[Occurrence] = field(default_factory=list)
+    own_rules: set[str] = field(default_factory=set)
 
     @property
     def same_names(self) -> tuple[tuple[str, str], ...]:
@@ -303,3 +309,4 @@ class FoundSites:
         self.products += part.products
         self.adapted |= part.adapted
         self.occurrences += part.occurrences
+        self.own_rules |= part.own_rules

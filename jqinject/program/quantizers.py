@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -270,13 +270,18 @@ def has_row_scales(quantizer: object) -> bool:
         >>> [has_row_scales(quantizer) for quantizer in quantizers]
         [True, True, False]
     """
+    return scales_of(quantizer) == "row"
+
+
+def scales_of(quantizer: object) -> Literal["", "group", "row"]:
+    """Whether an injector declares a scale for each group or row; "" for neither."""
     if isinstance(quantizer, Binding):
-        return _declares_rows(quantizer)
-    return isinstance(quantizer, type) and _declares_rows(Binding(quantizer))
+        return _declared_scales(quantizer)
+    return _declared_scales(Binding(quantizer)) if isinstance(quantizer, type) else ""
 
 
 @lru_cache(maxsize=256)
-def _declares_rows(binding: Binding) -> bool:
+def _declared_scales(binding: Binding) -> Literal["", "group", "row"]:
     def said(name: str) -> object:
         try:
             return declared(binding, name)
@@ -284,8 +289,8 @@ def _declares_rows(binding: Binding) -> bool:
             return None
 
     if said("group_size") or chooses(said("scaling_per_output_type"), ScalingPerOutputType.GROUP):
-        return False
-    return said("shared_axes") == (-1,) or said("stats_reduce_dim") == -1
+        return "group"
+    return "row" if said("shared_axes") == (-1,) or said("stats_reduce_dim") == -1 else ""
 
 
 def quantized_in_rows(quantize: Callable[[jax.Array], Any], x: jax.Array, rows: tuple[int, ...]) -> Any:

@@ -36,13 +36,19 @@ class Run:
 
     #: Of each operand of the equation that is run now: see `Occurrence`.
     sources: tuple[frozenset[str], ...] = ()
+    #: The branches and mapped functions around the equations, as in the names of sites: `cond0.branch1`.
+    part: str = ""
+    #: The axes of the mesh over which the `shard_map`s around the equations map.
+    mesh_axes: tuple[str, ...] = ()
+    #: Whether a derivative rule of the model's own replaces the derivatives of the equations.
+    has_rule: bool = False
 
     def __init__(self, policy: Policy, quantizers: Quantizers, names: SiteNames = PLAIN) -> None:
         self.policy = policy
         self.quantizers = quantizers
         self.names = names
         self.constants_now = policy.constants_now
-        self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.counts: collections.Counter[str] = collections.Counter()
         self.recorded = FoundSites()
         self.region: tuple[str, str] | None = None
         self.mapped = False
@@ -70,13 +76,18 @@ class Run:
         run.constants_now = False
         run.counts = self.counts.copy()
         run.region, run.mapped, run.sources = self.region, self.mapped, self.sources
+        run.part, run.mesh_axes, run.has_rule = self.part, self.mesh_axes, self.has_rule
         run.kept = self.kept.within()
         run.stack = (*self.stack, layers) if layers else self.stack
         return run
 
+    def finder(self, layers: int) -> Self:
+        """A run of a part of the program on abstract values, to find its sites; `layers` as for `within`."""
+        return self.within(Quantizers(self.quantizers.depths, self.quantizers.again), layers)
+
     def adopt(self, part: Run) -> None:
         """Take over what the run of a part of the program came across."""
-        self.counts = part.counts
+        self.counts |= part.counts
         self.recorded.adopt(part.recorded)
 
     def constant(self, compute: Callable[[], V]) -> V:
@@ -95,11 +106,29 @@ class Run:
             weight_path: of the parameter for which there may be a rule.
             read: what tells the place from others; empty for `weight_path`.
         """
-        number = self.counts[path, operation.name]
-        self.counts[path, operation.name] += 1
-        name = f"{path}.{operation.name}{number}" if path else f"{operation.name}{number}"
+        name = self.numbered(path, operation.name)
         self.note(path, operation.name, name, read or weight_path)
         return self.policy.choose(path, operation, weight_path, name), name
+
+    def placed(self, path: str, name: str) -> str:
+        """A name below the path of a module, and below the branches and mapped functions around."""
+        return ".".join(filter(None, (path, self.part, name)))
+
+    def numbered(self, path: str, name: str) -> str:
+        """The name of the next occurrence of an operation, or of a part of the program.
+
+        Args:
+            path: of the module.
+            name: of the operation, or of the part.
+        """
+        place = self.placed(path, name)
+        number = self.counts[place]
+        self.counts[place] += 1
+        return f"{place}{number}"
+
+    def numbered_part(self, path: str, name: str) -> str:
+        """`part` within the next part of a kind, such as "cond", in the module at a path."""
+        return self.numbered(path, name).removeprefix(f"{path}.")
 
     def note(self, path: str, operation: str, name: str, read: Path) -> None:
         """Note an operation, or the call of a layer; see `Occurrence`."""
@@ -149,6 +178,7 @@ class Run:
             shape=shape_of(x),
             weight_path=x.weight_path,
             stack=self.stack,
+            mesh_axes=() if x.is_weight else self.mesh_axes,
         )
         return site, same
 

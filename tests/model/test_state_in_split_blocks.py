@@ -452,8 +452,31 @@ def branched(block: Any, x: jax.Array) -> jax.Array:
     return jax.lax.cond(x.sum() > 0, lambda s, x: nnx.merge(graphdef, s)(x), lambda s, x: x, state, x)
 
 
+def looped(block: Any, x: jax.Array) -> jax.Array:
+    graphdef, state = nnx.split(block)
+    return jax.lax.while_loop(lambda x: x.sum() < -1e9, lambda x: nnx.merge(graphdef, state)(x), x)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_state_is_kept_of_the_branch_that_runs(sign: int) -> None:
+    """The first block runs if the sum of X is positive, which the second batch reverses."""
+    batch = sign * jnp.abs(X)
+    plain, split = (quantize(Dense(way, nnx.Rngs(0)), W8A8, inputs=X) for way in (directly, branched))
+    before = values(split)
+    y = nnx.jit(lambda m, x: m(x))(split, batch)
+    if sign > 0:
+        np.testing.assert_allclose(y, plain(batch), 1e-6, 1e-6)
+        moved = {name for name, value in values(plain).items() if not np.array_equal(value, before[name])}
+        assert any("layers.0.input_quant" in name for name in moved)
+        first = {name: value for name, value in values(plain).items() if name.startswith("layers.0")}
+        same({name: values(split)[name] for name in first}, first)
+    else:
+        np.testing.assert_array_equal(y, jax.nn.relu(batch))
+        same(values(split), before)
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize("way", [mapped, branched])
+@pytest.mark.parametrize("way", [mapped, looped])
 def test_state_that_cannot_be_kept_is_named(way: Any) -> None:
     model = quantize(Dense(way, nnx.Rngs(0)), W8A8, inputs=X)
     with pytest.warns(jqinject.LostStateWarning, match=r"Dense throws away .*layers\.0\.input_quant"):

@@ -241,12 +241,12 @@ def test_inside_transformations_of_the_model(wrap: str) -> None:
     assert float(jnp.abs(gradient - jax.grad(lambda x: functions[wrap](x).sum())(X)).mean()) < 0.1
 
 
-def test_branches_and_loops_of_unknown_length_stay_float() -> None:
+def test_loops_of_unknown_length_stay_float_and_branches_have_sites() -> None:
     def branches(x: jax.Array) -> jax.Array:
         y = jax.lax.cond(x.sum() > 0, jnp.tanh, jnp.sin, x)
         return jnp.tanh(jax.lax.while_loop(lambda c: c.sum() > 1e3, lambda c: c / 2, y))
 
-    assert sites(branches, Rule(op="tanh", input_quant=ACT)) == ["tanh0"]
+    assert sites(branches, Rule(op="tanh", input_quant=ACT)) == ["cond0.branch1.tanh0", "tanh0"]
 
 
 def test_a_weight_that_no_layer_holds_gets_the_weight_quantizer() -> None:

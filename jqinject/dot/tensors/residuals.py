@@ -73,7 +73,7 @@ def shape_alone(x: Any) -> Any:
     if isinstance(x, IntegerOperand):
         return x
     array = shaped_like(x)
-    if sharding.is_split(array) or getattr(jax.typeof(array), "vma", None):
+    if sharding.is_split(array) or sharding.varying_axes(array):
         return x
     return ShapeAlone(tuple(array.shape), np.dtype(x.dtype))
 

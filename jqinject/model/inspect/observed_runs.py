@@ -7,6 +7,7 @@ program: run it as it is, in floats, or by choice. Next: `measured_report`.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ from jqinject.nn import QuantCheckpoint, activations
 from jqinject.nn.base.slots import is_on
 from jqinject.nn.base.weight_layer import QuantWeightLayer
 from jqinject.ops.processes import from_holder, on_host, spans_processes
+from jqinject.ops.sharding import place_over
 from jqinject.proxy import QuantProxyFromInjector
 from jqinject.quant_tensor import as_array, is_quantized
 
@@ -103,8 +105,12 @@ class Observer:
             # In the order of the trace: a compiled program may call back in another order.
             calls: list[tuple[np.ndarray, ...]] = []
             self._calls[entry, what].append(calls)
+            # And those of the devices of a `shard_map` in the order of these.
+            device = place_over(tuple(jax.sharding.get_abstract_mesh().manual_axes))
             jax.debug.callback(
-                lambda *arrays: calls.append(tuple(map(np.asarray, arrays))), *map(jnp.asarray, arrays)
+                lambda *arrays: calls.append(tuple(map(np.asarray, arrays))),
+                device,
+                *map(jnp.asarray, arrays),
             )
 
     def finish(self, *arguments: object) -> Records:
@@ -114,7 +120,11 @@ class Observer:
             arguments: pytrees of the programs' arguments.
         """
         jax.effects_barrier()
-        records = {key: list(itertools.chain(*calls)) for key, calls in self._calls.items() if any(calls)}
+        records = {
+            key: [row[1:] for own in calls for row in sorted(own, key=operator.itemgetter(0))]
+            for key, calls in self._calls.items()
+            if any(calls)
+        }
         for calls in itertools.chain(*self._calls.values()):
             calls.clear()  # NNX's caches may keep the observer alive, and JAX's the program
         # If a program spans several processes, only one is called back, with unsharded arrays.

@@ -41,15 +41,11 @@ CACHE = "cache"
 UNKNOWN = "no inputs were given, so the program was not looked at"
 UNREAD = "no traced call reads it; other methods are traced if they are named: methods={...}"
 NO_QUANTIZER = "it has no quantizer"
-CUSTOM = "a function with a derivative of its own"
 PARTS = {
-    "cond": "a branch (cond)",
     "while": "a loop of unknown length (while)",
     "pallas_call": "a kernel (pallas_call)",
     "ffi_call": "a foreign function (ffi_call)",
     "pure_callback": "a function outside of the program (pure_callback)",
-    "custom_jvp_call": f"{CUSTOM} (custom_jvp)",
-    "custom_vjp_call": f"{CUSTOM} (custom_vjp)",
 }
 
 

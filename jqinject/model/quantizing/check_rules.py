@@ -132,6 +132,28 @@ class LowCoverageWarning(UserWarning):
     """`quantize` reached less than half of the weight bytes that its rules ask for."""
 
 
+class OwnDerivativeWarning(UserWarning):
+    """A rule quantizes the backward pass of a contraction in a function with a derivative of its own, which stays."""
+
+
+def warn_of_own_derivatives(plan: QuantizationPlan) -> None:
+    """Warn of rules whose backward pass the model's own derivatives replace.
+
+    Warns:
+        OwnDerivativeWarning: with the names of the contractions.
+    """
+    names = sorted(plan.outside.own_rules)
+    if names:
+        warnings.warn(
+            f"{listed(names)}: a rule quantizes the backward pass, and the function around it has a derivative of its "
+            "own (jax.custom_vjp, jax.custom_jvp), which stays: it is evaluated at the quantized numbers.\n"
+            "  cure: a rule without grad_quant, or with a scheme that quantizes forward alone; or the function without "
+            "its derivative rule",
+            OwnDerivativeWarning,
+            3,
+        )
+
+
 def asked_bytes(index: ModelIndex, rules: Sequence[Rule]) -> dict[str, int]:
     """The bytes of each parameter of at least two axes that the rules want quantized, by path.
 

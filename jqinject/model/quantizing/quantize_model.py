@@ -73,6 +73,8 @@ def quantize(
 
     Warns:
         LowCoverageWarning: less than half of the weight bytes that the rules ask for are reached.
+        OwnDerivativeWarning: a rule quantizes the backward pass of a contraction in a function with a derivative of
+            its own.
 
     Raises:
         TypeError: `model` is not an NNX module; `rules` are not rules; a quantizer does not fit its slot; `inputs` are
@@ -116,6 +118,7 @@ def quantize(
     abstract = index.is_abstract
     quantized = planned_model(model, plan, rngs) if abstract else _quantized(model, index, plan, rngs)
     check_rules.warn_of_low_coverage(index, quantized, plan)
+    check_rules.warn_of_own_derivatives(plan)
     return quantized
 
 

@@ -45,6 +45,7 @@ from jqinject.program import (
     original_class,
 )
 from jqinject.program.policy import FoundSites
+from jqinject.program.quantizers import scales_of
 from jqinject.program.tracked_value import Path
 
 
@@ -257,7 +258,11 @@ def quantizer_at(site: Site, rngs: nnx.Rngs | None) -> Any:
     also = ("weight", parameter_sites.OPERAND) if site.is_weight else ()
     slot = slots.GRAD if site.name.endswith("_grad") else replace(slots.ACT, also=also)
     axes = site.overrides.get("channelwise_axes", ())
-    facts = slots.LayerFacts(site.stack, offered={slot.name: {"channelwise_axes": axes}} if axes else {})
+    # Each device has its own rows and groups.
+    is_mapped = bool(site.mesh_axes) and not scales_of(site.quantizer)
+    offered = {"channelwise_axes": axes} if axes else {}
+    offered |= {"axis_name": site.mesh_axes} if is_mapped else {}
+    facts = slots.LayerFacts(site.stack, offered={slot.name: offered}, is_mapped=is_mapped)
     return parameter_sites.proxy_of(Operand(site), slot, site.quantizer, rngs, facts, site.name)
 
 

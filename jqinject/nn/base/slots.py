@@ -195,11 +195,13 @@ class LayerFacts(NamedTuple):
         stack: sizes of the leading axes that the layer is stacked along.
         channel_shapes: slot of activations -> the shape of a scale for each channel, as far as it is known.
         offered: slot -> names that the layer declares, for an injector that asks for them and has not been given them.
+        is_mapped: whether every call is within the mapped axes that are offered, also in evaluation.
     """
 
     stack: tuple[int, ...] = ()
     channel_shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     offered: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    is_mapped: bool = False
 
 
 class Option(NamedTuple):
@@ -331,7 +333,8 @@ def make_proxy(
     proxy = make(offered=offered)
     if slot.name == WEIGHT.name and proxy.group_dim is not None:
         warn_of_cut_groups(proxy, layer, called[0])
-    if "axis_name" in offered and proxy.quantizes_activations and proxy.has_range() is None:
+    of_part = "axis_name" in offered and not facts.is_mapped
+    if of_part and proxy.quantizes_activations and proxy.has_range() is None:
         # Nothing is kept that devices have to agree on, and no mode says where the tensor is whole.
         return make(offered={name: offer for name, offer in offered.items() if name != "axis_name"})
     return proxy

@@ -17,12 +17,19 @@ import numpy as np
 
 from jqinject.program import Program, dotted, moves, operation_of, path_in
 from jqinject.program.jaxpr import Body, Equation, Scan
-from jqinject.program.operations import CONTRACTIONS
+from jqinject.program.operations import CONTRACTIONS, contracts
 from jqinject.recipes.stream.matrices import Matrices, Places, Shape, matrices_of, moved_by_numpy
 
 CASTS = ("convert_element_type", "stop_gradient", "copy", "name", "reduce_precision", "optimization_barrier")
 #: Operations that move numbers; with `CASTS`, what they do to numbers, they do to the numbers' places.
 MOVES = tuple(name for name in moves.MOVES if name not in (*CASTS, "mesh_cast"))
+
+#: Parts of a program that stay one step, as text.
+OPAQUE = {
+    "cond": "a branch (cond)",
+    "while": "a loop of unknown length (while)",
+    "shard_map": "a function of shards (shard_map)",
+}
 
 Slot = int
 
@@ -351,7 +358,7 @@ class FlatProgram:
             module = path_in(eqn.scopes) or path
             if eqn.call:
                 return self._inline(eqn.call, inputs, module, turn)
-            if eqn.scan and any(inner.name in CONTRACTIONS for inner in eqn.scan.body.everywhere()):
+            if eqn.scan and contracts(eqn.scan.body):
                 return self._unroll(eqn.scan, inputs, module, turn)
             return self._append(eqn, inputs, module, turn)
 
@@ -410,6 +417,13 @@ class FlatProgram:
                     self.products.append(step)
                 if len(among) == 1 and step.inputs[1 - among[0]] not in self.fixed:
                     self._add_site(index, among[0], owners[among[0]])
+            elif step.name in OPAQUE and any(map(contracts, step.equation.bodies)):
+                owners = frozenset[Slot]().union(*map(self._owners_of, step.inputs))
+                reason = f"it is contracted inside {OPAQUE[step.name]}, which is not looked into"
+                name = f"{step.path}.{step.name}".lstrip(".")
+                self.left_out += [
+                    Note(name, self.parameters[owner], reason=reason) for owner in sorted(owners)
+                ]
 
     def _owners_of(self, slot: Slot) -> frozenset[Slot]:
         """The parameters that a value is made from, or that its numbers are picked from."""
