@@ -42,8 +42,8 @@ def normal(key, shape):
 
 
 def heavy(key, shape):
-    """Numbers with tails: a few of a thousand are ten and more deviations of the others."""
-    return jax.random.t(jax.random.key(key), 3.0, shape)
+    """Student's t of 4 degrees: the largest of thousands is ten and more times the usual number."""
+    return jax.random.t(jax.random.key(key), 4.0, shape)
 
 
 def quantized(quantizer, x, key=None):
@@ -117,10 +117,12 @@ class Unrounded:
 
 
 def by_formula(x, size=128):
-    """MS-EDEN without the rounding of scales, in float64."""
+    """MS-EDEN without the last rounding of scales, in float64."""
     x = np.float64(x)
     blocks = x.reshape(len(x), -1, 16)
-    scale = 0.988 * np.abs(blocks).max(-1, keepdims=True) / 6
+    shared = np.abs(x).max() / (6 * 256)
+    scale = 0.988 * np.abs(blocks).max(-1, keepdims=True) / 6 / shared
+    scale = np.float64(scale.astype(jnp.float8_e4m3fn)) * shared
     between = (GRID[1:] + GRID[:-1]) / 2
     rounded = np.sign(blocks) * GRID[np.searchsorted(between, np.abs(blocks) / scale)] * scale
     rounded = rounded.reshape(x.shape)
@@ -175,7 +177,7 @@ def test_eager_and_compiled_have_the_same_bits_and_odd_numbers_a_result():
     assert not np.asarray(compiled(jnp.zeros((8, 256)))).any()
     constant = np.asarray(compiled(jnp.full((8, 256), 3.0)))
     np.testing.assert_allclose(constant, 3.0, rtol=2**-4)
-    small = compiled(jnp.full((8, 256), 1e-38)) / 1e-38
+    small = compiled(jnp.full((8, 256), 1e-33)) / 1e-33
     np.testing.assert_allclose(small, 1, rtol=2**-4)
     assert value(jnp.zeros((0, 256))).shape == (0, 256)
     assert np.isnan(np.asarray(compiled(x.at[0, 0].set(jnp.nan)))[0, 0])
@@ -194,11 +196,12 @@ def test_a_model_trains_as_in_float_and_is_compiled_once():
     x = normal(0, (128, 32))
     target = jnp.tanh(x @ normal(1, (32, 128))) @ normal(2, (128, 128)) / 11
 
-    def trained(rules):
+    def trained(scheme):
         model = nnx.Sequential(
             nnx.Linear(32, 128, rngs=nnx.Rngs(0)), jnp.tanh, nnx.Linear(128, 128, rngs=nnx.Rngs(1))
         )
-        model = jqinject.quantize(model, rules, rngs=nnx.Rngs(2))
+        if scheme is not None:
+            model = jqinject.quantize(model, Rule(scheme=scheme), rngs=nnx.Rngs(2))
         traces = []
 
         @nnx.jit
@@ -212,7 +215,7 @@ def test_a_model_trains_as_in_float_and_is_compiled_once():
         assert len(traces) == 1
         return losses
 
-    losses, of_float = trained(Rule(scheme=QuartetII)), trained([])
+    losses, of_float = trained(QuartetII), trained(None)
     assert losses[-1] < 0.5 * losses[0] and losses[-1] < 1.2 * of_float[-1]
 
 
@@ -263,11 +266,14 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match=r"QuartetII.wgrad_lhs: .* fill the 5 numbers(.|\n)*cure: "):
         layer(jnp.ones((5, 64)))
     assert layer.eval() is None and layer(jnp.ones((5, 64))).shape == (5, 128)
-    with pytest.raises(ValueError, match=r"QuartetII\S* draws random numbers .*there are no rngs(.|\n)*cure: "):
+    with pytest.raises(
+        ValueError, match=r"QuartetII\S* draws random numbers .*there are no rngs(.|\n)*cure: "
+    ):
         jqinject.quantize(nnx.Sequential(nnx.Linear(64, 128, rngs=nnx.Rngs(0))), Rule(scheme=QuartetII))
     with pytest.raises(ValueError, match=r"EdenScales cuts one axis into groups, got the block(.|\n)*cure: "):
         quantized(NVFP4TrainingActEden.let(group_size=(16, 16)), jnp.ones((32, 32)))
     with pytest.raises(
-        ValueError, match=r"EdenScales: blocks of 16 do not fill the 100 numbers(.|\n)*cure: correction_size = 128"
+        ValueError,
+        match=r"EdenScales: blocks of 16 do not fill the 100 numbers(.|\n)*cure: correction_size = 128",
     ):
         EdenScales(RoundSte(), correction_size=100)

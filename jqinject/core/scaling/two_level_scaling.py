@@ -10,7 +10,7 @@ different orders of float32 operations, which moves numbers on rounding ties: ea
 | `FourOverSixScales`     | of two, the one with less error      | likewise              |
 | `LeastErrorScales`      | of all, the one with the least error | likewise              |
 | `LeastNormalScales`     | `e4m3(max(a / 6 / t, 2**-6))`        | `(1 / t) / s`         |
-| `EdenScales`            | `e4m3(S * s)`, `s` not rounded before | `1 / (s * (1 / G))`   |
+| `EdenScales`            | `e4m3(S e4m3(a * (G / 6)))`, at random | `1 / (s * (1 / G))`   |
 
 `a` is the largest magnitude of a block, `A` that of the tensor, `t = A / 2688`, and 2688 = 6 * 448.
 """
@@ -342,14 +342,14 @@ EDEN_CLIP, EDEN_E4M3_MAX = 0.988, 256.0
 class EdenScales(BlockScaleImpl):
     """MS-EDEN's scales: numbers are rounded to nearest, and the scales, corrected for what is lost, at random.
 
-    Numbers are rounded with `s = 0.988 (a / 6) G`, `G = 6 * 256 / A`, not rounded itself; then block scales are
+    Numbers are rounded with `s = e4m3(0.988 (a / 6) G)`, `G = 6 * 256 / A`; then block scales are
 
         e4m3(S s),    S = <x, x> / <x, q>    over `correction_size` numbers, `q` their rounded ones
 
     so that `<x, S q> = <x, x>`: what rounding adds is orthogonal to `x`. If `x` went through a random rotation of these
     numbers, nothing of it is left on average over rotations, and what e4m3 adds averages out over keys. For this,
-    `scale_to_int_impl` rounds stochastically. There is one random number for a block, and the squared error is less
-    than half of that of numbers that are rounded stochastically themselves.
+    `scale_to_int_impl` rounds stochastically. There is one random number for a block, and the squared error is about
+    half of that of numbers that are rounded stochastically themselves.
 
     Args:
         scale_to_int_impl: how block scales are rounded, in steps of e4m3: `StochasticRoundSte(...)`.
@@ -360,8 +360,9 @@ class EdenScales(BlockScaleImpl):
         ValueError: `group_size` is that of blocks over two axes, or does not divide `correction_size`.
 
     Source: Panferov et al., 2026, "Quartet II: Accurate LLM Pre-Training in NVFP4 by Improved Unbiased Gradient
-    Estimation"; Vargaftik et al., 2022, "EDEN". Differs from the authors' program: that rounds `s` to e4m3 first, and a
-    block whose `s` becomes 0 is lost; its `S` weighs all blocks alike, whatever their scales.
+    Estimation"; Vargaftik et al., 2022, "EDEN". Differs from the authors' program, where a
+    block whose `s` becomes 0 is lost (here `s` is not rounded then), and `S` weighs all blocks alike, whatever their
+    scales.
 
     Example:
         >>> from jqinject import quant
@@ -374,12 +375,12 @@ class EdenScales(BlockScaleImpl):
     """
 
     scale_to_int_impl: _protocols.Rounding
-    group_size: int | tuple[int, int] = 16
-    correction_size: int = 128
+    group_size: Annotated[int, groups.checked_group_size] = 16
+    correction_size: Annotated[int, groups.checked_group_size] = 128
 
     def __post_init__(self) -> None:
-        size = groups.checked_group_size(self.group_size, "EdenScales")
-        if groups.checked_group_size(self.correction_size, "EdenScales", "correction_size") % size:
+        size = self.group_size
+        if self.correction_size % size:
             raise ValueError(
                 f"EdenScales: blocks of {size} do not fill the {self.correction_size} numbers of a correction.\n"
                 f"  cure: correction_size = {8 * size}, a multiple of group_size, as the block_size of the Hadamard"
@@ -388,8 +389,9 @@ class EdenScales(BlockScaleImpl):
     def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
         """The scales that numbers are rounded with; arguments as of `NVFP4Scales`."""
         encoded = _Encoded(block, shared, EDEN_E4M3_MAX)
-        scale = power.divide(encoded.block, E2M1_MAX) * encoded.encode * EDEN_CLIP
-        return (encoded.scales(jnp.minimum(scale, E4M3_MAX)),)
+        scale = jnp.minimum(power.divide(encoded.block, E2M1_MAX) * encoded.encode * EDEN_CLIP, E4M3_MAX)
+        rounded = to_e4m3(scale)
+        return (encoded.scales(jnp.where(rounded == 0, scale, rounded)),)
 
     def corrected(
         self, x: jax.Array, minifloats: jax.Array, scales: BlockScales, group_dim: int
@@ -400,8 +402,7 @@ class EdenScales(BlockScaleImpl):
         # The bounds keep a compiler from fusing products with the sums that follow.
         products = (jax.lax.clamp(0.0, numbers * other, jnp.inf) for other in (numbers, rounded))
         elements = groups.elements_axis(group_dim) % minifloats.ndim
-        size = groups.checked_group_size(self.group_size, "EdenScales")
-        blocks = self.correction_size // size
+        blocks = self.correction_size // self.group_size
         square, product = (
             sums_of_runs(sum_in_order(terms, elements), blocks, elements - 1) for terms in products
         )
@@ -420,7 +421,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
         input_view_impl: the grouping view.
         scaling_stats_impl: the statistic of a block, its largest magnitude, keeping the reduced axes with size 1.
         block_scale_impl: from these and the tensor's to the scales: `NVFP4Scales`, `FourOverSixScales`,
-            `LeastErrorScales`, `LeastNormalScales`.
+            `LeastErrorScales`, `LeastNormalScales`, `EdenScales`.
         shared_per_row: every row, the numbers along `group_dim`, has a shared scale of its own.
 
     Raises:
