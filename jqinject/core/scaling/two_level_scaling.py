@@ -4,12 +4,12 @@ they share.
 `x` is rounded as `x * factor`, and `value = minifloat * block * shared`. Libraries take `factor` from the two levels in
 different orders of float32 operations, which moves numbers on rounding ties: each order is a component here.
 
-| component               | block scale                          | factor                |
-|-------------------------|--------------------------------------|-----------------------|
-| `NVFP4Scales`           | `e4m3(a * (G / 6))`, `G = 2688 / A`  | `1 / (s * (1 / G))`   |
-| `FourOverSixScales`     | of two, the one with less error      | likewise              |
-| `LeastErrorScales`      | of all, the one with the least error | likewise              |
-| `LeastNormalScales`     | `e4m3(max(a / 6 / t, 2**-6))`        | `(1 / t) / s`         |
+| component               | block scale                            | factor                |
+|-------------------------|----------------------------------------|-----------------------|
+| `NVFP4Scales`           | `e4m3(a * (G / 6))`, `G = 2688 / A`    | `1 / (s * (1 / G))`   |
+| `FourOverSixScales`     | of two, the one with less error        | likewise              |
+| `LeastErrorScales`      | of all, the one with the least error   | likewise              |
+| `LeastNormalScales`     | `e4m3(max(a / 6 / t, 2**-6))`          | `(1 / t) / s`         |
 | `EdenScales`            | `e4m3(S e4m3(a * (G / 6)))`, at random | `1 / (s * (1 / G))`   |
 
 `a` is the largest magnitude of a block, `A` that of the tensor, `t = A / 2688`, and 2688 = 6 * 448.
@@ -368,10 +368,10 @@ class EdenScales(BlockScaleImpl):
         >>> from jqinject import quant
         >>> from jqinject.nn import QuantIdentity
         >>> eden = QuantIdentity(act_quant=quant.NVFP4TrainingActEden)
-        >>> x = jnp.array([6.0, 1.24, 1.24, 1.24])  # to nearest 1, with another scale
+        >>> x = jnp.array([6.0, 1.24, 1.24, 1.24])  # rounded to 1
         >>> y = eden(x)
-        >>> float(y[1] / y[0]) == 1 / 6, abs(float((x * y).sum() / (x * x).sum()) - 1) < 0.1
-        (True, True)
+        >>> float(y[0] / y[1]), abs(float((x * y).sum() / (x * x).sum()) - 1) < 0.1
+        (6.0, True)
     """
 
     scale_to_int_impl: _protocols.Rounding
@@ -400,7 +400,7 @@ class EdenScales(BlockScaleImpl):
         x = jax.lax.stop_gradient(x).astype(jnp.float32)
         numbers, rounded = scales.steps(x) * scales.block, minifloats * scales.block
         # The bounds keep a compiler from fusing products with the sums that follow.
-        products = (jax.lax.clamp(0.0, numbers * other, jnp.inf) for other in (numbers, rounded))
+        products = (jax.lax.clamp(0.0, numbers * factor, jnp.inf) for factor in (numbers, rounded))
         elements = groups.elements_axis(group_dim) % minifloats.ndim
         blocks = self.correction_size // self.group_size
         square, product = (
