@@ -113,6 +113,7 @@ class QuartetIIBackward(blocks.NVFP4TrainingActEden):
 
     scale_to_int_impl_type = (this << 1).gradient_rounding
     pre_transform = (this << 1).hadamard
+    correction_size = (this << 1).correction_size
 
 
 class QuartetIIGradient(blocks.NVFP4TrainingGradEden):
@@ -120,6 +121,14 @@ class QuartetIIGradient(blocks.NVFP4TrainingGradEden):
 
     scale_to_int_impl_type = (this << 1).gradient_rounding
     pre_transform = (this << 1).hadamard
+    correction_size = (this << 1).correction_size
+
+
+@value
+def rotated_together(hadamard: object) -> int:
+    """`correction_size`: the numbers that a Hadamard transform of blocks mixes, else 128."""
+    size = hadamard.block_size if isinstance(hadamard, core.Hadamard) else None
+    return size or 128
 
 
 class QuartetII(dot.Scheme):
@@ -132,6 +141,7 @@ class QuartetII(dot.Scheme):
     | `random_signs` | whether random signs, new ones at each call, come before it | True |
     | `gradient_rounding` | how block scales of the backward products are rounded: "stochastic_round", "round" | \
 "stochastic_round" |
+    | `correction_size` | numbers that share a correction of their scales | those that `hadamard` mixes |
 
     Forward, `y = Q(x) Q(w)` with numbers rounded to nearest, each block with the better of two scales. Backward, with
     `R` a Hadamard matrix of 128 with random signs and `E` MS-EDEN's rounding (`jqinject.core.EdenScales`),
@@ -160,6 +170,7 @@ class QuartetII(dot.Scheme):
     hadamard = core.Hadamard(128)
     random_signs = True
     gradient_rounding = "stochastic_round"
+    correction_size = rotated_together
     fprop_lhs = QuartetIIForwardAct
     fprop_rhs = QuartetIIForwardWeight
     dgrad_grad = wgrad_grad = QuartetIIGradient

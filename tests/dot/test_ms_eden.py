@@ -11,6 +11,7 @@ from flax import nnx
 import jqinject
 from jqinject.core import EdenScales, Hadamard, RoundSte
 from jqinject.dot import Kept, QDotGeneral, dot_general
+from jqinject.dot.schemes.scheme import SchemeSpec
 from jqinject.model import Rule
 from jqinject.nn import QuantIdentity, QuantLinear
 from jqinject.quant import (
@@ -277,3 +278,9 @@ def test_what_does_not_fit_is_named():
         match=r"EdenScales: blocks of 16 do not fill the 100 numbers(.|\n)*cure: correction_size = 128",
     ):
         EdenScales(RoundSte(), correction_size=100)
+
+
+def test_scales_are_corrected_for_what_the_transform_mixes():
+    for hadamard, size in ((Hadamard(64), 64), (Hadamard(), 128), (None, 128)):
+        operand = SchemeSpec.of(QuartetII.let(hadamard=hadamard))["wgrad_grad"]
+        assert operand.resolve("correction_size") == size

@@ -296,20 +296,13 @@ class NVFP4TrainingGradStochastic(NVFP4TrainingGrad):
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
 
 
-@value
-def rotated_together(pre_transform: object = None) -> int:
-    """`correction_size`: the numbers that a Hadamard transform of blocks mixes, else 128."""
-    size = pre_transform.block_size if isinstance(pre_transform, core.Hadamard) else None
-    return size or 128
-
-
 class NVFP4Eden(NVFP4TwoLevels):
     """NVFP4 of MS-EDEN: numbers rounded to nearest, block scales corrected and rounded stochastically.
 
     | name | what it does |
     |---|---|
     | `scale_to_int_impl_type` | how block scales are rounded: "stochastic_round", or "round" without random numbers |
-    | `correction_size` | numbers that share a correction: those of a `Hadamard` before it, else 128 |
+    | `correction_size` | numbers that share a correction: those that are rotated together, 128 by default |
 
     On average it is right over random rotations, which both operands of a product go through: `QuartetII`.
     """
@@ -318,7 +311,6 @@ class NVFP4Eden(NVFP4TwoLevels):
     block_scale_impl = core.EdenScales
     scale_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
     scale_to_int_impl = selected("scale_to_int_impl_type", FLOAT_TO_INT_IMPL)
-    correction_size = rotated_together
 
 
 class NVFP4TrainingActEden(NVFP4Eden, solver.ActQuantSolver):
