@@ -112,6 +112,7 @@ from jqinject.core.scaling.rule import TruncMsbScaling as TruncMsbScaling
 from jqinject.core.scaling.rule import TruncScalingWrapper as TruncScalingWrapper
 from jqinject.core.scaling.rule import ZeroRestrictValue as ZeroRestrictValue
 from jqinject.core.scaling.two_level_scaling import BlockScales as BlockScales
+from jqinject.core.scaling.two_level_scaling import EdenScales as EdenScales
 from jqinject.core.scaling.two_level_scaling import FourOverSixScales as FourOverSixScales
 from jqinject.core.scaling.two_level_scaling import LeastErrorScales as LeastErrorScales
 from jqinject.core.scaling.two_level_scaling import LeastNormalScales as LeastNormalScales

@@ -126,28 +126,34 @@ from jqinject.quant.minifloat.blocks import (
     MXFloat8e4m3Weight as MXFloat8e4m3Weight, MXFloat8e4m3WeightMSE as MXFloat8e4m3WeightMSE,
     MXFloat8e5m2Act as MXFloat8e5m2Act, MXFloat8e5m2Weight as MXFloat8e5m2Weight, MXInt8Act as MXInt8Act,
     MXInt8Weight as MXInt8Weight, MXInt8WeightMSE as MXInt8WeightMSE, NVFP4Act as NVFP4Act,
-    NVFP4TrainingAct as NVFP4TrainingAct, NVFP4TrainingGrad as NVFP4TrainingGrad,
+    NVFP4TrainingAct as NVFP4TrainingAct, NVFP4TrainingActEden as NVFP4TrainingActEden,
+    NVFP4TrainingGrad as NVFP4TrainingGrad, NVFP4TrainingGradEden as NVFP4TrainingGradEden,
     NVFP4TrainingGradStochastic as NVFP4TrainingGradStochastic, NVFP4TrainingSigns as NVFP4TrainingSigns,
     NVFP4TrainingWeight as NVFP4TrainingWeight, NVFP4Weight as NVFP4Weight,
     ShiftedMXUInt8Weight as ShiftedMXUInt8Weight, ShiftedMXUInt8WeightMSE as ShiftedMXUInt8WeightMSE,
 )
 from jqinject.quant.minifloat.float8 import *
 from jqinject.quant.minifloat.scaled_float import *
+from jqinject.quant.quartet import Quartet as Quartet, QuartetII as QuartetII
 from jqinject.quant.solver.roles import (
     NoneActQuant as NoneActQuant, NoneBiasQuant as NoneBiasQuant, NoneTruncQuant as NoneTruncQuant,
     NoneWeightQuant as NoneWeightQuant,
 )
 from jqinject.quant.training import (
-    BitNet158 as BitNet158, Fp8BlockTraining as Fp8BlockTraining, Fp8BlockTrainingAct as Fp8BlockTrainingAct,
+    BitNet158 as BitNet158, DelayedScaling as DelayedScaling, Float8BlockScaling as Float8BlockScaling,
+    Float8CurrentScaling as Float8CurrentScaling, Fp8BlockTraining as Fp8BlockTraining,
+    Fp8BlockTrainingAct as Fp8BlockTrainingAct,
     Fp8BlockTrainingGrad as Fp8BlockTrainingGrad, Fp8BlockTrainingWeight as Fp8BlockTrainingWeight,
     Fp8CurrentTraining as Fp8CurrentTraining, Fp8DelayedTraining as Fp8DelayedTraining,
     Fp8RowTraining as Fp8RowTraining, Fp8RowTrainingAct as Fp8RowTrainingAct, Fp8RowTrainingGrad as Fp8RowTrainingGrad,
     Fp8RowTrainingWeight as Fp8RowTrainingWeight, Fp8TrainingAct as Fp8TrainingAct, Fp8TrainingGrad as Fp8TrainingGrad,
     Fp8TrainingWeight as Fp8TrainingWeight, Int8Training as Int8Training, MXFP4Training as MXFP4Training,
     MXFP4TrainingAct as MXFP4TrainingAct, MXFP4TrainingGrad as MXFP4TrainingGrad,
-    MXFP4TrainingWeight as MXFP4TrainingWeight, MXFP8Training as MXFP8Training, MXFP8TrainingAct as MXFP8TrainingAct,
+    MXFP4TrainingWeight as MXFP4TrainingWeight, MXFP8BlockScaling as MXFP8BlockScaling,
+    MXFP8Training as MXFP8Training, MXFP8TrainingAct as MXFP8TrainingAct,
     MXFP8TrainingGrad as MXFP8TrainingGrad, MXFP8TrainingWeight as MXFP8TrainingWeight,
-    MXFP8e5m2TrainingGrad as MXFP8e5m2TrainingGrad, NVFP4Training as NVFP4Training, Quartet as Quartet,
+    MXFP8e5m2TrainingGrad as MXFP8e5m2TrainingGrad, NVFP4BlockScaling as NVFP4BlockScaling,
+    NVFP4Training as NVFP4Training,
 )
 
 # fmt: on

@@ -1,17 +1,18 @@
-"""Schemes of training: int8, FP8, MXFP8, MXFP4, NVFP4 and Quartet, and the quantizers of their operands.
+"""Schemes of training: int8, FP8, MXFP8, MXFP4 and NVFP4, and the quantizers of their operands.
 
 FP8 has scales for a tensor, a row or a block: TransformerEngine's recipes and DeepSeek's blocks. MX has blocks of 32
 along what each product sums over, so every operand is quantized for its product.
 
 Source: Open Compute Project, "Microscaling Formats (MX)" 1.0; NVIDIA TransformerEngine's `MXFP8BlockScaling`, whose
-codes and scales these are; NVIDIA, "Pretraining Large Language Models with NVFP4", 2025; Castro et al., 2025, "Quartet:
-Native FP4 Training Can Be Optimal for Large Language Models", algorithm 1.
+codes and scales these are; NVIDIA, "Pretraining Large Language Models with NVFP4", 2025.
 """
+
+import jax.numpy as jnp
 
 from jqinject import core, dot
 from jqinject.dot.schemes.scheme import Kept
 from jqinject.inject import ExtendedInjector, this, value
-from jqinject.quant import aqt, codebook, enums, float_base, fragments, solver
+from jqinject.quant import aqt, enums, float_base, fragments, solver
 from jqinject.quant.minifloat import blocks, float8
 
 
@@ -83,6 +84,8 @@ class MXFP8Training(dot.Scheme):
     """MXFP8: every operand in e4m3, in blocks of 32 along its product's sum, powers of two rounded up.
 
     Gradients in e5m2: `MXFP8Training.let(dgrad_grad=MXFP8e5m2TrainingGrad, wgrad_grad=MXFP8e5m2TrainingGrad)`.
+
+    Source: TransformerEngine's `MXFP8BlockScaling`, which is also its name here.
 
     Example:
         >>> import jax.numpy as jnp
@@ -185,7 +188,7 @@ class Fp8DelayedTraining(dot.Scheme):
 
     It keeps histories: take gradients by `jqinject.value_and_grad`.
 
-    Source: Micikevicius et al. 2022, "FP8 formats for deep learning"; TransformerEngine's `DelayedScaling`.
+    Source: Micikevicius et al. 2022, "FP8 formats for deep learning"; Flax's `Fp8DotGeneral`.
     """
 
     fprop_lhs = float8.Fp8e4m3ActPerTensorDelayed
@@ -193,11 +196,61 @@ class Fp8DelayedTraining(dot.Scheme):
     dgrad_grad = wgrad_grad = float8.Fp8e5m2GradPerTensorDelayed
 
 
+class DelayedByFactor(ExtendedInjector):
+    """8-bit floats of numbers that are multiplied by max / amax of earlier steps, as the scheme says."""
+
+    by_factor = True
+    scaling_init = value(lambda q_dtype: float(jnp.finfo(q_dtype).max))  # a first factor of 1
+    amax_history_length = (this << 1).amax_history_len
+    amax_compute_algo = (this << 1).amax_compute_algo
+    margin = (this << 1).margin
+
+
+class DelayedScalingAct(DelayedByFactor, float8.Fp8e4m3ActPerTensorDelayed):
+    """`x`, in e4m3."""
+
+
+class DelayedScalingWeight(DelayedByFactor, float8.Fp8e4m3WeightPerTensorDelayed):
+    """`w`, in e4m3."""
+
+
+class DelayedScalingGrad(DelayedByFactor, float8.Fp8e5m2GradPerTensorDelayed):
+    """`g`, in e5m2."""
+
+
+class DelayedScaling(dot.Scheme):
+    """One factor for each tensor, `max / amax` of earlier steps: e4m3, gradients in e5m2.
+
+    | name | what it does | default |
+    |---|---|---|
+    | `amax_history_len` | the earlier steps that count | 1024 |
+    | `amax_compute_algo` | which of their amaxes: "max", the largest, or "most_recent" | "max" |
+    | `margin` | powers of two that the factor is lower by | 0 |
+
+    It keeps histories: take gradients by `jqinject.value_and_grad`.
+
+    Source: TransformerEngine's recipe of this name. Differs from it: an inf or nan stays out of the history.
+    `Fp8DelayedTraining` divides by a scale, as Flax does.
+
+    Example:
+        >>> from flax import nnx
+        >>> from jqinject.nn import QuantLinear
+        >>> fc = QuantLinear(16, 4, scheme=DelayedScaling.let(amax_history_len=16), rngs=nnx.Rngs(0))
+    """
+
+    amax_history_len = 1024
+    amax_compute_algo = "max"
+    margin = 0
+    fprop_lhs = DelayedScalingAct
+    fprop_rhs = DelayedScalingWeight
+    dgrad_grad = wgrad_grad = DelayedScalingGrad
+
+
 class Fp8CurrentTraining(dot.Scheme):
     """One scale for each tensor, of the current tensor: e4m3, gradients in e5m2. Backward products take the payloads
     of the forward product.
 
-    Source: TransformerEngine's `Float8CurrentScaling`; torchao's tensorwise recipe.
+    Source: TransformerEngine's `Float8CurrentScaling`, which is also its name here; torchao's tensorwise recipe.
     """
 
     fprop_lhs = Fp8TrainingAct
@@ -220,12 +273,26 @@ class Fp8RowTraining(dot.Scheme):
 class Fp8BlockTraining(dot.Scheme):
     """Activations and gradients in blocks of 1 x 128, weights in blocks of 128 x 128, which fit both of their products.
 
-    Source: DeepSeek-AI 2024, "DeepSeek-V3 technical report"; TransformerEngine's `Float8BlockScaling`.
+    `Float8BlockScaling` does the same with powers of two.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V3 technical report"; TransformerEngine's `Float8BlockScaling` with
+    `NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1`.
     """
 
     fprop_lhs = wgrad_lhs = Fp8BlockTrainingAct
     fprop_rhs = Fp8BlockTrainingWeight
     dgrad_grad = wgrad_grad = Fp8BlockTrainingGrad
+
+
+class Float8BlockScaling(dot.Scheme):
+    """e4m3 in blocks of 1 x 128, weights in 128 x 128, with a power of two for each, rounded up.
+
+    Source: TransformerEngine's recipe of this name, by its defaults.
+    """
+
+    fprop_lhs = wgrad_lhs = MXFP8TrainingAct.let(group_size=128)
+    fprop_rhs = MXFP8TrainingWeight.let(group_size=(128, 128))
+    dgrad_grad = wgrad_grad = MXFP8TrainingGrad.let(group_size=128)
 
 
 class Int8Training(aqt.ConfigV4):
@@ -323,10 +390,11 @@ class NVFP4Training(dot.Scheme):
     | `gradient_rounding` | how gradients are rounded: "stochastic_round", "round" | "stochastic_round" |
     | `random_bits` | of each random number: 8, 16 or 32; more take longer | 16 |
 
-    Its numbers are TransformerEngine's; block scales are e4m3, and one float32 scale is shared by a tensor. Gradients
-    pass the quantizers unchanged. Rounding stochastically needs random numbers: `rngs=` of a `QDotGeneral`, in a layer
-    that of the layer. The rows of a batch (their last axis before the features) have to be a multiple of 16 while
-    training, for the transform. For the backward pass 4.5 bits are kept of a number.
+    Its numbers are those of TransformerEngine's `NVFP4BlockScaling`, which is also its name here; block scales are
+    e4m3, and one float32 scale is shared by a tensor. Gradients pass the quantizers unchanged. Rounding stochastically
+    needs random numbers: `rngs=` of a `QDotGeneral`, in a layer that of the layer. The rows of a batch (their last axis
+    before the features) have to be a multiple of 16 while training, for the transform. For the backward pass 4.5 bits
+    are kept of a number.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -351,80 +419,5 @@ class NVFP4Training(dot.Scheme):
     wgrad_grad = NVFP4RotatedGradient
 
 
-class QuartetThreeQuarters(
-    StraightThrough, blocks.MXActMixin, float_base.Fp4e2m1Mixin, float_base.FpOCPMixin, float_base.FloatBase
-):
-    """e2m1 in groups of 32 of at most 6: scale = 4/3 of the power of two at or below a quarter of the group's largest.
-
-    Three quarters of a number are rounded in steps of that power of two, so rounding up never goes beyond 6, and what
-    is rounded stochastically is right on average. Products of two such numbers get the paper's 16/9 from both scales.
-    """
-
-    float_scaling_impl = core.FloatScaling
-    restrict_scale_threshold_impl = core.ScaledRestrictValue
-    scale_factor = 4 / 3
-    float_to_int_impl_type = (this << 1).gradient_rounding
-    pre_transform = (this << 1).hadamard
-
-
-class QuartetForward(StraightThrough, codebook.MXFloat4e2m1QuestAct):
-    """`x` and `w` of the forward product, transformed."""
-
-    pre_transform = (this << 1).hadamard
-
-
-class QuartetBackward(QuartetThreeQuarters, solver.ActQuantSolver):
-    """`w` and `x` of the backward products: what the forward product saw, transformed along the other axis."""
-
-
-class QuartetGradient(QuartetThreeQuarters, solver.GradQuantSolver):
-    """`g` of both backward products."""
-
-
-@value
-def signs_of(hadamard: object, random_signs: bool) -> bool:
-    """Whether signs are drawn; without a transform there is nothing to draw them for."""
-    return random_signs and hadamard is not None
-
-
-class Quartet(dot.Scheme):
-    """Training in MXFP4, 4.25 bits for every operand: groups of 32 along what each product sums over.
-
-    | name | what it does | default |
-    |---|---|---|
-    | `hadamard` | what both operands of each product go through; None for nothing | `Hadamard(32)` |
-    | `random_signs` | whether random signs, new ones at each call, come before it in the backward products | True |
-    | `gradient_rounding` | how the backward products' operands are rounded: "stochastic_round", "round" | \
-"stochastic_round" |
-
-    Forward, with `H` the Hadamard matrix of each 32 features and `Q` rounding to nearest with the scale of
-    `MXFloat4e2m1QuestAct`, `y = Q(x H) Q(H^T w)`. Backward, with `R` a Hadamard matrix with random signs and `S`
-    stochastic rounding with 4/3 of a power of two as scale,
-
-        dx = (M_x * (S(g R) S(R^T (H^T w)_q^T))) H^T,    dw = H (M_w * (S((x H)_q^T R) S(R^T g)))
-
-    where `(...)_q` is what the forward product saw, and the masks `M` are 0 where it clipped a number (6 or more in
-    steps of its scale). Without masks and rounding these are the gradients of `y = x w`. On average over keys they are
-    `dw = H (M_w * ((x H)_q^T g))` and `dx = (M_x * (g (H^T w)_q^T)) H^T`, as in the paper: shorter than `x^T g` and
-    `g w^T`, 0.86 to 0.91 of them for normal numbers. About half of this are the masks, half the numbers that the
-    forward product clipped. Inputs, outputs and rows of a
-    batch (the last axis before the features) have to be multiples of 32 while training. It needs random numbers:
-    `rngs=` where it is used.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from flax import nnx
-        >>> from jqinject.nn import QuantLinear
-        >>> layer = QuantLinear(64, 32, scheme=Quartet, rngs=nnx.Rngs(0))
-        >>> layer(jnp.ones((32, 64))).shape
-        (32, 32)
-    """
-
-    hadamard = core.Hadamard(32)
-    random_signs = True
-    gradient_rounding = "stochastic_round"
-    fprop_lhs = fprop_rhs = QuartetForward
-    dgrad_grad = wgrad_grad = QuartetGradient
-    dgrad_rhs = wgrad_lhs = QuartetBackward
-    dgrad_source = wgrad_source = "dequantized"
-    dgrad_random_signs = wgrad_random_signs = signs_of
+#: TransformerEngine's names, of recipes that are schemes above.
+Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling = Fp8CurrentTraining, MXFP8Training, NVFP4Training

@@ -156,6 +156,26 @@ def test_payloads_and_block_scales_go_to_a_gpu(
         np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("platform", ["rocm", "tpu"])
+@pytest.mark.parametrize(("scheme", "count"), [(MXFP8Training, 3), (NVFP4Training, 2)])
+def test_other_devices_get_a_marked_product(
+    scheme: Any, count: int, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = jax.random.split(jax.random.key(1))
+    x, w = jax.random.normal(keys[0], (ROWS, WIDTH)), 0.1 * jax.random.normal(keys[1], (WIDTH, N))
+    scaled = step_of(scheme.let(scaled_products=True))
+    program = jax.jit(scaled).trace(x, w).lower(lowering_platforms=(platform,)).as_text()
+    assert program.count('stablehlo.composite "xla.scaled_dot"') == count
+    assert "block_scaled_dot" not in program
+
+    plain = jax.jit(step_of(scheme))(x, w)
+    monkeypatch.setattr(product, "platform_dependent", lambda default, **on: on[platform]())
+    found = jax.jit(step_of(scheme.let(scaled_products=True)))(x, w)
+    for one, expected in zip(found, plain, strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_scaled_products_is_a_flag() -> None:
     with pytest.raises(TypeError, match="scaled_products"):
         QDotGeneral(MXFP8Training.let(scaled_products="yes"))

@@ -11,6 +11,7 @@ from flax import nnx
 
 import jqinject
 from jqinject import Rule, quant
+from jqinject.core import Hadamard
 from jqinject.dot import QConvGeneralDilated, QDotGeneral, QEinsum, Scheme
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.quant import (
@@ -23,10 +24,11 @@ from jqinject.quant import (
 )
 
 LIBRARY = {
-    name: scheme
-    for name, scheme in vars(quant).items()
+    scheme.__name__: scheme
+    for scheme in vars(quant).values()
     if inspect.isclass(scheme) and issubclass(scheme, Scheme)
 }
+LIBRARY["QuartetII"] = quant.QuartetII.let(hadamard=Hadamard(32))  # the features and rows below
 MORE = {
     "learned": Scheme.let(fprop_lhs=Int8ActPerTensorFloat, fprop_rhs=Int4WeightPerTensorFloatDecoupled),
     "channels": Scheme.let(
@@ -44,7 +46,7 @@ LAYERS = {
     "einsum": (QuantEinsum, nnx.Einsum, ("...d,dh->...h", (32, 32)), (8, 32, 32)),
     "conv": (QuantConv, nnx.Conv, (32, 32, (3, 3)), (2, 6, 6, 32)),
 }
-TRANSFORMS = ("NVFP4Training", "Quartet")  # which convolutions refuse
+TRANSFORMS = ("NVFP4Training", "Quartet", "QuartetII")  # which convolutions refuse
 CASES = [
     (layer, scheme)
     for layer in LAYERS

@@ -1,7 +1,7 @@
 """Quantization to minifloats of any exponent and mantissa width."""
 
 from dataclasses import InitVar, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -14,13 +14,18 @@ from jqinject.core.quantizers.quantizer import GridStep, Quantized, Quantizer, R
 from jqinject.core.rounding import RoundSte
 from jqinject.core.scaling.of_memory import ConstScaling
 from jqinject.core.scaling.rule import POWERS_OF_TWO
-from jqinject.core.scaling.two_level_scaling import BlockScales, RuntimeDynamicTwoLevelScaling
+from jqinject.core.scaling.two_level_scaling import (
+    BlockScales,
+    RuntimeDynamicTwoLevelScaling,
+    sum_in_order,
+    sums_of_runs,
+)
 from jqinject.core.statistics.ranges import through_ends
 from jqinject.core.statistics.search import Search, scale_of
 from jqinject.ops import float8_cast, power, ste
 from jqinject.ops.float_grid import FloatGrid, quantize_on_grid
 from jqinject.ops.grid import Grid
-from jqinject.ops.groups import elements_axis, fitting_size, split_groups, spread_groups
+from jqinject.ops.groups import elements_axis
 from jqinject.ops.minifloat import float_steps, from_float_steps, in_range_of
 from jqinject.ops.processes import Bound, elementwise
 from jqinject.quant_tensor import Levels
@@ -325,7 +330,7 @@ def _rounded(
 def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax.Array) -> Quantized:
     """Round `x` by a `FloatQuant` whose scale comes in two levels; the gradient passes unchanged.
 
-    Of several scales of a block, the first with the least error counts.
+    Of several scales of a block, the first with the least error counts; then they are corrected.
 
     Args:
         quantizer: the `FloatQuant`.
@@ -349,9 +354,10 @@ def in_two_levels(quantizer: Any, scaling: RuntimeDynamicTwoLevelScaling, x: jax
         stacked = jax.tree.map(lambda *levels: jnp.stack(levels), *alternatives)
         (minifloats, block, scale, _), _ = jax.lax.scan(better_of, best, stacked)
         scales = scales._replace(block=block, scale=scale)
+    viewed = views.in_layout(quantizer.input_view_impl, lambda x: x, x)
+    scales = scaling.block_scale_impl.corrected(viewed, minifloats, scales, scaling.group_dim)
     scale, block = (jnp.broadcast_to(level, scales.block.shape) for level in (scales.scale, scales.block))
     value = from_float_steps(minifloats, jax.lax.stop_gradient(scale), x.dtype)
-    viewed = views.in_layout(quantizer.input_view_impl, lambda x: x, x)
     levels = Levels(minifloats, block, scales.shared)
     return Quantized(ste.with_gradient_of(viewed, value), scale, None, grid, levels=levels)
 
@@ -380,23 +386,11 @@ def _errors(
     scaling, view = quantizer.scaling_impl, quantizer.input_view_impl
     x = jax.lax.stop_gradient(x).astype(jnp.float32)
     errors = scaling.block_scale_impl.errors(view(x), minifloats, scales, shared)
-    return _of_blocks(_sum_in_order(errors, elements_axis(scaling.group_dim)), views.blocks_of(view, x))
-
-
-def _sum_in_order(x: jax.Array, axis: int) -> jax.Array:
-    """The sums along an axis, one number after the other, so that their rounding is the same everywhere."""
-    return reduce(jnp.add, (jax.lax.index_in_dim(x, place, axis) for place in range(x.shape[axis])))
+    return _of_blocks(sum_in_order(errors, elements_axis(scaling.group_dim)), views.blocks_of(view, x))
 
 
 def _of_blocks(x: jax.Array, blocks: views.Blocks | None) -> jax.Array:
     """The sums of the groups of each block, once for each: halves are added as long as there are two."""
     if blocks is None:
         return x
-    length = x.shape[blocks.axis]
-    width = fitting_size(blocks.width, length)
-    cut = split_groups(x, width, blocks.axis)
-    inner = elements_axis(blocks.axis)
-    while cut.shape[inner] % 2 == 0:
-        first, second = jnp.split(cut, 2, inner)
-        cut = first + second
-    return spread_groups(_sum_in_order(cut, inner), width, blocks.axis, length)
+    return sums_of_runs(x, blocks.width, blocks.axis)

@@ -4,16 +4,19 @@ they share.
 `x` is rounded as `x * factor`, and `value = minifloat * block * shared`. Libraries take `factor` from the two levels in
 different orders of float32 operations, which moves numbers on rounding ties: each order is a component here.
 
-| component               | block scale                          | factor                |
-|-------------------------|--------------------------------------|-----------------------|
-| `NVFP4Scales`           | `e4m3(a * (G / 6))`, `G = 2688 / A`  | `1 / (s * (1 / G))`   |
-| `FourOverSixScales`     | of two, the one with less error      | likewise              |
-| `LeastErrorScales`      | of all, the one with the least error | likewise              |
-| `LeastNormalScales`     | `e4m3(max(a / 6 / t, 2**-6))`        | `(1 / t) / s`         |
+| component               | block scale                            | factor                |
+|-------------------------|----------------------------------------|-----------------------|
+| `NVFP4Scales`           | `e4m3(a * (G / 6))`, `G = 2688 / A`    | `1 / (s * (1 / G))`   |
+| `FourOverSixScales`     | of two, the one with less error        | likewise              |
+| `LeastErrorScales`      | of all, the one with the least error   | likewise              |
+| `LeastNormalScales`     | `e4m3(max(a / 6 / t, 2**-6))`          | `(1 / t) / s`         |
+| `EdenScales`            | `e4m3(S e4m3(a * (G / 6)))`, at random | `1 / (s * (1 / G))`   |
 
 `a` is the largest magnitude of a block, `A` that of the tensor, `t = A / 2688`, and 2688 = 6 * 448.
 """
 
+from collections.abc import Callable
+from functools import reduce
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -64,6 +67,19 @@ class BlockScaleImpl(component.Component):
     reaches_largest: bool = False
     keeps_negative_zero = False
 
+    def corrected(
+        self, x: jax.Array, minifloats: jax.Array, scales: BlockScales, group_dim: int
+    ) -> BlockScales:
+        """Return the scales that rounded numbers are multiplied by; those that they were rounded with by default.
+
+        Args:
+            x: the numbers, in blocks.
+            minifloats: what they were rounded to.
+            scales: with these scales.
+            group_dim: the axis that was cut into blocks.
+        """
+        return scales
+
 
 def _raised(shared: jax.Array) -> tuple[jax.Array, jax.Array]:
     """What numbers are multiplied by so that reciprocals of small ones are normal, and the inverse; exact."""
@@ -71,14 +87,47 @@ def _raised(shared: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(small, RAISED, 1.0), jnp.where(small, 1 / RAISED, 1.0)
 
 
-def to_e4m3(x: jax.Array) -> jax.Array:
-    """The nearest number of e4m3 up to 448, ties to even, float32; the same numbers in every program.
+def to_e4m3(x: jax.Array, rounding: Callable[[jax.Array], jax.Array] = jnp.round) -> jax.Array:
+    """Return numbers of e4m3 up to 448, float32, rounded to nearest with ties to even; the same in every program.
+
+    Args:
+        x: float32, not negative.
+        rounding: another rounding to whole numbers, of steps of e4m3.
 
     Example:
         >>> to_e4m3(jnp.array([0.3, 500.0]))
         Array([3.125e-01, 4.480e+02], dtype=float32)
     """
-    return jnp.minimum(minifloat.to_float_grid(jnp.minimum(x, E4M3_MAX), 3, 7, jnp.round), E4M3_MAX)
+    return jnp.minimum(minifloat.to_float_grid(jnp.minimum(x, E4M3_MAX), 3, 7, rounding), E4M3_MAX)
+
+
+def sum_in_order(x: jax.Array, axis: int) -> jax.Array:
+    """Return the sums along an axis, one number after the other, so that their rounding is the same everywhere."""
+    return reduce(jnp.add, (jax.lax.index_in_dim(x, place, axis) for place in range(x.shape[axis])))
+
+
+def sums_of_runs(x: jax.Array, size: int, axis: int) -> jax.Array:
+    """Return the sum of each run of numbers along an axis, once for each of its numbers.
+
+    Halves are added as long as there are two, so that the rounding is the same everywhere.
+
+    Args:
+        x: float array.
+        size: the numbers of a run; an axis that is shorter is one run.
+        axis: the axis, not negative.
+
+    Example:
+        >>> sums_of_runs(jnp.array([1.0, 2.0, 3.0]), 2, 0)
+        Array([3., 3., 3.], dtype=float32)
+    """
+    length = x.shape[axis]
+    width = groups.fitting_size(size, length)
+    cut = groups.split_groups(x, width, axis)
+    inner = groups.elements_axis(axis)
+    while cut.shape[inner] % 2 == 0:
+        first, second = jnp.split(cut, 2, inner)
+        cut = first + second
+    return groups.spread_groups(sum_in_order(cut, inner), width, axis, length)
 
 
 class _Encoded:
@@ -284,6 +333,84 @@ class LeastNormalScales(BlockScaleImpl):
         return (BlockScales(scale, shared * lowered, scale * shared * lowered, (raised, factor)),)
 
 
+#: The largest number of a block becomes `6 / EDEN_CLIP`, a little beyond 6: of 16 normal numbers the squared error is
+#: least there. `EDEN_E4M3_MAX` leaves room for `S`, which is at most 1.25.
+EDEN_CLIP, EDEN_E4M3_MAX = 0.988, 256.0
+
+
+@component.component
+class EdenScales(BlockScaleImpl):
+    """MS-EDEN's scales: numbers are rounded to nearest, and the scales, corrected for what is lost, at random.
+
+    Numbers are rounded with `s = e4m3(0.988 (a / 6) G)`, `G = 6 * 256 / A`; then block scales are
+
+        e4m3(S s),    S = <x, x> / <x, q>    over `correction_size` numbers, `q` their rounded ones
+
+    so that `<x, S q> = <x, x>`: what rounding adds is orthogonal to `x`. If `x` went through a random rotation of these
+    numbers, nothing of it is left on average over rotations, and what e4m3 adds averages out over keys. For this,
+    `scale_to_int_impl` rounds stochastically. There is one random number for a block, and the squared error is about
+    half of that of numbers that are rounded stochastically themselves.
+
+    Args:
+        scale_to_int_impl: how block scales are rounded, in steps of e4m3: `StochasticRoundSte(...)`.
+        group_size: elements of a block.
+        correction_size: numbers that share `S`: those that were rotated together.
+
+    Raises:
+        ValueError: `group_size` is that of blocks over two axes, or does not divide `correction_size`.
+
+    Source: Panferov et al., 2026, "Quartet II: Accurate LLM Pre-Training in NVFP4 by Improved Unbiased Gradient
+    Estimation"; Vargaftik et al., 2022, "EDEN". Differs from the authors' program, where a
+    block whose `s` becomes 0 is lost (here `s` is not rounded then), and `S` weighs all blocks alike, whatever their
+    scales.
+
+    Example:
+        >>> from jqinject import quant
+        >>> from jqinject.nn import QuantIdentity
+        >>> eden = QuantIdentity(act_quant=quant.NVFP4TrainingActEden)
+        >>> x = jnp.array([6.0, 1.24, 1.24, 1.24])  # rounded to 1
+        >>> y = eden(x)
+        >>> float(y[0] / y[1]), abs(float((x * y).sum() / (x * x).sum()) - 1) < 0.1
+        (6.0, True)
+    """
+
+    scale_to_int_impl: _protocols.Rounding
+    group_size: Annotated[int, groups.checked_group_size] = 16
+    correction_size: Annotated[int, groups.checked_group_size] = 128
+
+    def __post_init__(self) -> None:
+        size = self.group_size
+        if self.correction_size % size:
+            raise ValueError(
+                f"EdenScales: blocks of {size} do not fill the {self.correction_size} numbers of a correction.\n"
+                f"  cure: correction_size = {8 * size}, a multiple of group_size, as the block_size of the Hadamard"
+            )
+
+    def __call__(self, block: jax.Array, shared: jax.Array) -> tuple[BlockScales, ...]:
+        """The scales that numbers are rounded with; arguments as of `NVFP4Scales`."""
+        encoded = _Encoded(block, shared, EDEN_E4M3_MAX)
+        scale = jnp.minimum(power.divide(encoded.block, E2M1_MAX) * encoded.encode * EDEN_CLIP, E4M3_MAX)
+        rounded = to_e4m3(scale)
+        return (encoded.scales(jnp.where(rounded == 0, scale, rounded)),)
+
+    def corrected(
+        self, x: jax.Array, minifloats: jax.Array, scales: BlockScales, group_dim: int
+    ) -> BlockScales:
+        """The scales that numbers are multiplied by; see `BlockScaleImpl.corrected`."""
+        x = jax.lax.stop_gradient(x).astype(jnp.float32)
+        numbers, rounded = scales.steps(x) * scales.block, minifloats * scales.block
+        # The bounds keep a compiler from fusing products with the sums that follow.
+        products = (jax.lax.clamp(0.0, numbers * factor, jnp.inf) for factor in (numbers, rounded))
+        elements = groups.elements_axis(group_dim) % minifloats.ndim
+        blocks = self.correction_size // self.group_size
+        square, product = (
+            sums_of_runs(sum_in_order(terms, elements), blocks, elements - 1) for terms in products
+        )
+        factor = jnp.where(product > 0, power.divide(square, jnp.where(product > 0, product, 1.0)), 1.0)
+        block = to_e4m3(scales.block * factor, self.scale_to_int_impl)
+        return scales._replace(block=block, scale=block * scales.shared)
+
+
 @component.component
 class RuntimeDynamicTwoLevelScaling(Dynamic):
     """A scale for each block of the given tensor: a minifloat, times a float32 number that all share. No state.
@@ -294,7 +421,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
         input_view_impl: the grouping view.
         scaling_stats_impl: the statistic of a block, its largest magnitude, keeping the reduced axes with size 1.
         block_scale_impl: from these and the tensor's to the scales: `NVFP4Scales`, `FourOverSixScales`,
-            `LeastErrorScales`, `LeastNormalScales`.
+            `LeastErrorScales`, `LeastNormalScales`, `EdenScales`.
         shared_per_row: every row, the numbers along `group_dim`, has a shared scale of its own.
 
     Raises:

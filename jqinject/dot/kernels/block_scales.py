@@ -3,11 +3,14 @@
 | platform | kernel |
 |---|---|
 | CUDA | `jax.nn.scaled_matmul`: XLA uses cuDNN's kernel on GPUs with such units (Blackwell), else dequantizes |
+| ROCm, TPU | `jax.lax.scaled_dot`: XLA uses the units of devices that have such, else dequantizes to bfloat16, which \
+is exact |
 | any other | the dequantized numbers |
 
-Which GPU a program will run on is not known while it is traced or lowered, so XLA decides when it compiles.
+Which device a program will run on is not known while it is traced or lowered, so XLA decides when it compiles.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
@@ -21,6 +24,7 @@ from jqinject.quant_tensor import GroupwiseFloatQuantTensor, Levels, grouped_min
 E8M0, E4M3, E2M1 = (np.dtype(x) for x in (jnp.float8_e8m0fnu, jnp.float8_e4m3fn, jnp.float4_e2m1fn))
 MX_BLOCK, NV_BLOCK = 32, 16
 MX_PAYLOADS = ("float8_e4m3fn", "float8_e5m2")
+Kernel = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def levels_of(x: object) -> Levels | None:
@@ -48,16 +52,36 @@ def has_blocks(lhs: object, rhs: object, dims: Dimensions) -> bool:
     return (_axis(lhs), _axis(rhs)) in zip(dims.lhs_contract, dims.rhs_contract, strict=True)
 
 
+def _by_matmul(lhs: jax.Array, rhs: jax.Array, of_lhs: jax.Array, of_rhs: jax.Array) -> jax.Array:
+    return jax.nn.scaled_matmul(lhs, rhs, of_lhs, of_rhs, preferred_element_type=jnp.float32)
+
+
+def _by_dot(lhs: jax.Array, rhs: jax.Array, of_lhs: jax.Array, of_rhs: jax.Array) -> jax.Array:
+    return jax.lax.scaled_dot(
+        lhs,
+        rhs,
+        lhs_scale=of_lhs,
+        rhs_scale=of_rhs,
+        dimension_numbers=(((2,), (2,)), ((0,), (0,))),
+        preferred_element_type=jnp.float32,
+    )
+
+
+#: The kernel of each platform that takes payloads and block scales: `(batch, rows, k)` by `(batch, columns, k)`.
+KERNELS: Mapping[str, Kernel] = {"cuda": _by_matmul, "rocm": _by_dot, "tpu": _by_dot}
+
+
 def block_product(
-    lhs: GroupwiseFloatQuantTensor, rhs: GroupwiseFloatQuantTensor, dims: Dimensions
+    lhs: GroupwiseFloatQuantTensor, rhs: GroupwiseFloatQuantTensor, dims: Dimensions, kernel: Kernel
 ) -> jax.Array:
-    """The contraction of operands that `has_blocks` accepts by `jax.nn.scaled_matmul`, summed in float32.
+    """The contraction of operands that `has_blocks` accepts, summed in float32.
 
     The scale that a tensor in NVFP4 shares is multiplied in after the sum.
 
     Args:
         lhs, rhs: the operands.
         dims: as for `lax.dot_general`.
+        kernel: of `KERNELS`.
     """
     pairs = list(zip(dims.lhs_contract, dims.rhs_contract, strict=True))
     blocked = (_axis(lhs), _axis(rhs))
@@ -66,12 +90,11 @@ def block_product(
     of_rhs = dims.rhs_batch, dims.rhs_free, tuple(right for _, right in pairs)
     left, of_left, *factors = _blocks(lhs)
     right, of_right, *more = _blocks(rhs)
-    y = jax.nn.scaled_matmul(
+    y = kernel(
         merged(left, *of_lhs),
         merged(right, *of_rhs),
         merged(of_left, *of_lhs),
         merged(of_right, *of_rhs),
-        preferred_element_type=jnp.float32,
     )
     for factor in (*factors, *more):
         y = y if factor is None else y * factor

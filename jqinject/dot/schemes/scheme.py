@@ -135,7 +135,7 @@ transform of the product | False |
     | `dgrad_source`, `wgrad_source` | what a quantizer in `dgrad_rhs` or `wgrad_lhs` rounds: "original", or \
 "dequantized", what the forward product saw | "original" |
     | `scaled_products` | whether MXFP8 and NVFP4 operands go to the backend as payloads and block scales where it \
-takes them: on CUDA `jax.nn.scaled_matmul` | False |
+takes them: on CUDA `jax.nn.scaled_matmul`, on ROCm and TPU `jax.lax.scaled_dot` | False |
     | `quant_delay_steps` | how many calls in training are made by `before` first, which a module counts | 0 |
     | `before` | the scheme of these calls | None: float |
     | `conv_gradients` | whether the gradients of a convolution are quantized; else those of the float one | True |

@@ -56,7 +56,7 @@ NO_COMMON_PAYLOAD = "they have no payload in common that backends contract"
 NOT_KEPT = (
     "an operand keeps no integers, as in training, where rounding to them again costs more than it saves"
 )
-BY_BLOCKS = "on CUDA by jax.nn.scaled_matmul"
+BY_BLOCKS = "on CUDA by jax.nn.scaled_matmul, on ROCm and TPU by jax.lax.scaled_dot"
 UNFIT = f"scales vary where no contraction of integers takes them, or groups have fewer than {LEAST_GROUP} elements"
 
 

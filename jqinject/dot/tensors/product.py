@@ -68,11 +68,12 @@ def product(
         dims, integers = dims.swapped(), (integers[1], integers[0])
     if choice.kernel == "blocks":
 
-        def by_blocks() -> jax.Array:
-            return block_scales.block_product(a.tensor, b.tensor, dims).astype(dtype)
+        def by_blocks(kernel: block_scales.Kernel) -> jax.Array:
+            return block_scales.block_product(a.tensor, b.tensor, dims, kernel).astype(dtype)
 
         plain = partial(product, a, b, out, dtype, replace(sums, scaled=False), None, like)
-        return platform_dependent(default=plain, cuda=by_blocks)
+        kernels = {on: partial(by_blocks, kernel) for on, kernel in block_scales.KERNELS.items()}
+        return platform_dependent(default=plain, **kernels)
     if like is not None:
         out_sharding = before_transpose(asked(jax.typeof(like).sharding, like), dims.order)
     if integers is not None:

@@ -30,6 +30,7 @@ from jqinject.quant.fragments import (
     MSEWeightZeroPoint,
     ShiftedMinUintQuant,
 )
+from jqinject.quant.solver.roles import FLOAT_TO_INT_IMPL, selected
 
 
 class RestrictThresholdMixin(ExtendedInjector):
@@ -293,3 +294,45 @@ class NVFP4TrainingGradStochastic(NVFP4TrainingGrad):
     """e2m1 gradients (4 bits) in blocks of 16, rounded stochastically, so that a mean over many is right."""
 
     float_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
+
+
+class NVFP4Eden(NVFP4TwoLevels):
+    """NVFP4 of MS-EDEN: numbers rounded to nearest, block scales corrected and rounded stochastically.
+
+    | name | what it does |
+    |---|---|
+    | `scale_to_int_impl_type` | how block scales are rounded: "stochastic_round", or "round" without random numbers |
+    | `correction_size` | numbers that share a correction: those that are rotated together, 128 by default |
+
+    On average it is right over random rotations, which both operands of a product go through: `QuartetII`.
+    """
+
+    float_to_int_impl_type = enums.FloatToIntImplType.ROUND
+    block_scale_impl = core.EdenScales
+    scale_to_int_impl_type = enums.FloatToIntImplType.STOCHASTIC_ROUND
+    scale_to_int_impl = selected("scale_to_int_impl_type", FLOAT_TO_INT_IMPL)
+
+
+class NVFP4TrainingActEden(NVFP4Eden, solver.ActQuantSolver):
+    """e2m1 activations (4 bits) in blocks of 16 to nearest, with corrected scales: see `NVFP4TrainingGradEden`."""
+
+
+class NVFP4TrainingGradEden(NVFP4Eden, solver.GradQuantSolver):
+    """e2m1 gradients (4 bits) in blocks of 16 to nearest, with scales corrected by MS-EDEN and rounded stochastically.
+
+    Source: Panferov et al., 2026, "Quartet II: Accurate LLM Pre-Training in NVFP4 by Improved Unbiased Gradient
+    Estimation".
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from jqinject.core import Hadamard
+        >>> from jqinject.nn import QuantIdentity
+        >>> eden = QuantIdentity(act_quant=NVFP4TrainingActEden, rngs=nnx.Rngs(0))
+        >>> x = jax.random.normal(jax.random.key(0), (64, 128))
+        >>> signs = jax.random.rademacher(jax.random.key(1), (128,), jnp.float32)
+        >>> turn = Hadamard(128)
+        >>> y = signs * turn.inverse(eden(turn(signs * x)))
+        >>> bool(jnp.square(y - x).mean() < 0.012), bool(abs((x * y).sum() / (x * x).sum() - 1) < 0.003)
+        (True, True)
+    """
