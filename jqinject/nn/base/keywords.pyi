@@ -61,6 +61,7 @@ class InputActNames(TypedDict, total=False):
     input_collected_range: float | None
     input_collected_zero_point: float | None
     input_compute_max_mantissa: Component
+    input_correction_size: int
     input_delayed: bool
     input_dq_dtype: DType
     input_dynamic_scaling_broadcastable_fn: Component
@@ -102,6 +103,7 @@ class InputActNames(TypedDict, total=False):
     input_learned_round_init: Array
     input_learned_round_temperature: float
     input_learned_round_zeta: float
+    input_least_scale: float
     input_limit_steps: float
     input_low_percentile_q: float
     input_mantissa_bit_class: Injector
@@ -129,6 +131,7 @@ class InputActNames(TypedDict, total=False):
     input_percentile: float
     input_permute_dims: tuple[int, ...] | None
     input_power_of_two_factor: bool
+    input_pre_transform: Component
     input_preserve_zero: bool
     input_proxy_class: type[QuantProxyFromInjector]
     input_q_dtype: DType
@@ -149,6 +152,8 @@ class InputActNames(TypedDict, total=False):
     input_scale_quant: Injector
     input_scale_rounding: ScaleRounding
     input_scale_stop_grad: bool
+    input_scale_to_int_impl: Component
+    input_scale_to_int_impl_type: FloatToIntImplType
     input_scaling_affine_rescaling_init: float | None
     input_scaling_affine_shifting_init: float | None
     input_scaling_gradient_scale: float | None
@@ -184,6 +189,7 @@ class InputActNames(TypedDict, total=False):
     input_ties: Literal["first", "shared", "near"] | None
     input_trust: float
     input_trust_steps: float
+    input_undo_transform: bool
     input_zero_point_impl: Component
     input_zero_point_shape: tuple[int, ...]
     input_zero_point_stats_impl: Component
@@ -218,6 +224,7 @@ class OutputActNames(TypedDict, total=False):
     output_collected_range: float | None
     output_collected_zero_point: float | None
     output_compute_max_mantissa: Component
+    output_correction_size: int
     output_delayed: bool
     output_dq_dtype: DType
     output_dynamic_scaling_broadcastable_fn: Component
@@ -259,6 +266,7 @@ class OutputActNames(TypedDict, total=False):
     output_learned_round_init: Array
     output_learned_round_temperature: float
     output_learned_round_zeta: float
+    output_least_scale: float
     output_limit_steps: float
     output_low_percentile_q: float
     output_mantissa_bit_class: Injector
@@ -286,6 +294,7 @@ class OutputActNames(TypedDict, total=False):
     output_percentile: float
     output_permute_dims: tuple[int, ...] | None
     output_power_of_two_factor: bool
+    output_pre_transform: Component
     output_preserve_zero: bool
     output_proxy_class: type[QuantProxyFromInjector]
     output_q_dtype: DType
@@ -306,6 +315,8 @@ class OutputActNames(TypedDict, total=False):
     output_scale_quant: Injector
     output_scale_rounding: ScaleRounding
     output_scale_stop_grad: bool
+    output_scale_to_int_impl: Component
+    output_scale_to_int_impl_type: FloatToIntImplType
     output_scaling_affine_rescaling_init: float | None
     output_scaling_affine_shifting_init: float | None
     output_scaling_gradient_scale: float | None
@@ -341,6 +352,7 @@ class OutputActNames(TypedDict, total=False):
     output_ties: Literal["first", "shared", "near"] | None
     output_trust: float
     output_trust_steps: float
+    output_undo_transform: bool
     output_zero_point_impl: Component
     output_zero_point_shape: tuple[int, ...]
     output_zero_point_stats_impl: Component
@@ -365,6 +377,7 @@ class GradGradNames(TypedDict, total=False):
     grad_channel_axes: int
     grad_channel_shape: tuple[int, ...]
     grad_compute_max_mantissa: Component
+    grad_correction_size: int
     grad_delayed: bool
     grad_dq_dtype: DType
     grad_dynamic_scaling_broadcastable_fn: Component
@@ -431,6 +444,8 @@ class GradGradNames(TypedDict, total=False):
     grad_restrict_value_float_to_int_impl: Component
     grad_saturating: bool
     grad_scale_rounding: ScaleRounding
+    grad_scale_to_int_impl: Component
+    grad_scale_to_int_impl_type: FloatToIntImplType
     grad_scaling_impl: Component
     grad_scaling_impl_type: ScalingImplType
     grad_scaling_init: Array
@@ -488,6 +503,7 @@ class ActNames(TypedDict, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    correction_size: int
     delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -529,6 +545,7 @@ class ActNames(TypedDict, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    least_scale: float
     limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
@@ -556,6 +573,7 @@ class ActNames(TypedDict, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    pre_transform: Component
     preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
@@ -576,6 +594,8 @@ class ActNames(TypedDict, total=False):
     scale_quant: Injector
     scale_rounding: ScaleRounding
     scale_stop_grad: bool
+    scale_to_int_impl: Component
+    scale_to_int_impl_type: FloatToIntImplType
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
     scaling_gradient_scale: float | None
@@ -611,6 +631,7 @@ class ActNames(TypedDict, total=False):
     ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
+    undo_transform: bool
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -889,6 +910,7 @@ class IoActNames(TypedDict, total=False):
     io_collected_range: float | None
     io_collected_zero_point: float | None
     io_compute_max_mantissa: Component
+    io_correction_size: int
     io_delayed: bool
     io_dq_dtype: DType
     io_dynamic_scaling_broadcastable_fn: Component
@@ -930,6 +952,7 @@ class IoActNames(TypedDict, total=False):
     io_learned_round_init: Array
     io_learned_round_temperature: float
     io_learned_round_zeta: float
+    io_least_scale: float
     io_limit_steps: float
     io_low_percentile_q: float
     io_mantissa_bit_class: Injector
@@ -957,6 +980,7 @@ class IoActNames(TypedDict, total=False):
     io_percentile: float
     io_permute_dims: tuple[int, ...] | None
     io_power_of_two_factor: bool
+    io_pre_transform: Component
     io_preserve_zero: bool
     io_proxy_class: type[QuantProxyFromInjector]
     io_q_dtype: DType
@@ -977,6 +1001,8 @@ class IoActNames(TypedDict, total=False):
     io_scale_quant: Injector
     io_scale_rounding: ScaleRounding
     io_scale_stop_grad: bool
+    io_scale_to_int_impl: Component
+    io_scale_to_int_impl_type: FloatToIntImplType
     io_scaling_affine_rescaling_init: float | None
     io_scaling_affine_shifting_init: float | None
     io_scaling_gradient_scale: float | None
@@ -1012,6 +1038,7 @@ class IoActNames(TypedDict, total=False):
     io_ties: Literal["first", "shared", "near"] | None
     io_trust: float
     io_trust_steps: float
+    io_undo_transform: bool
     io_zero_point_impl: Component
     io_zero_point_shape: tuple[int, ...]
     io_zero_point_stats_impl: Component
@@ -1046,6 +1073,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_collected_range: float | None
     gate_acc_collected_zero_point: float | None
     gate_acc_compute_max_mantissa: Component
+    gate_acc_correction_size: int
     gate_acc_delayed: bool
     gate_acc_dq_dtype: DType
     gate_acc_dynamic_scaling_broadcastable_fn: Component
@@ -1087,6 +1115,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_learned_round_init: Array
     gate_acc_learned_round_temperature: float
     gate_acc_learned_round_zeta: float
+    gate_acc_least_scale: float
     gate_acc_limit_steps: float
     gate_acc_low_percentile_q: float
     gate_acc_mantissa_bit_class: Injector
@@ -1114,6 +1143,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_percentile: float
     gate_acc_permute_dims: tuple[int, ...] | None
     gate_acc_power_of_two_factor: bool
+    gate_acc_pre_transform: Component
     gate_acc_preserve_zero: bool
     gate_acc_proxy_class: type[QuantProxyFromInjector]
     gate_acc_q_dtype: DType
@@ -1134,6 +1164,8 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_scale_quant: Injector
     gate_acc_scale_rounding: ScaleRounding
     gate_acc_scale_stop_grad: bool
+    gate_acc_scale_to_int_impl: Component
+    gate_acc_scale_to_int_impl_type: FloatToIntImplType
     gate_acc_scaling_affine_rescaling_init: float | None
     gate_acc_scaling_affine_shifting_init: float | None
     gate_acc_scaling_gradient_scale: float | None
@@ -1169,6 +1201,7 @@ class GateAccActNames(TypedDict, total=False):
     gate_acc_ties: Literal["first", "shared", "near"] | None
     gate_acc_trust: float
     gate_acc_trust_steps: float
+    gate_acc_undo_transform: bool
     gate_acc_zero_point_impl: Component
     gate_acc_zero_point_shape: tuple[int, ...]
     gate_acc_zero_point_stats_impl: Component
@@ -1203,6 +1236,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_collected_range: float | None
     sigmoid_collected_zero_point: float | None
     sigmoid_compute_max_mantissa: Component
+    sigmoid_correction_size: int
     sigmoid_delayed: bool
     sigmoid_dq_dtype: DType
     sigmoid_dynamic_scaling_broadcastable_fn: Component
@@ -1244,6 +1278,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_learned_round_init: Array
     sigmoid_learned_round_temperature: float
     sigmoid_learned_round_zeta: float
+    sigmoid_least_scale: float
     sigmoid_limit_steps: float
     sigmoid_low_percentile_q: float
     sigmoid_mantissa_bit_class: Injector
@@ -1271,6 +1306,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_percentile: float
     sigmoid_permute_dims: tuple[int, ...] | None
     sigmoid_power_of_two_factor: bool
+    sigmoid_pre_transform: Component
     sigmoid_preserve_zero: bool
     sigmoid_proxy_class: type[QuantProxyFromInjector]
     sigmoid_q_dtype: DType
@@ -1291,6 +1327,8 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_scale_quant: Injector
     sigmoid_scale_rounding: ScaleRounding
     sigmoid_scale_stop_grad: bool
+    sigmoid_scale_to_int_impl: Component
+    sigmoid_scale_to_int_impl_type: FloatToIntImplType
     sigmoid_scaling_affine_rescaling_init: float | None
     sigmoid_scaling_affine_shifting_init: float | None
     sigmoid_scaling_gradient_scale: float | None
@@ -1326,6 +1364,7 @@ class SigmoidActNames(TypedDict, total=False):
     sigmoid_ties: Literal["first", "shared", "near"] | None
     sigmoid_trust: float
     sigmoid_trust_steps: float
+    sigmoid_undo_transform: bool
     sigmoid_zero_point_impl: Component
     sigmoid_zero_point_shape: tuple[int, ...]
     sigmoid_zero_point_stats_impl: Component
@@ -1360,6 +1399,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_collected_range: float | None
     tanh_collected_zero_point: float | None
     tanh_compute_max_mantissa: Component
+    tanh_correction_size: int
     tanh_delayed: bool
     tanh_dq_dtype: DType
     tanh_dynamic_scaling_broadcastable_fn: Component
@@ -1401,6 +1441,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_learned_round_init: Array
     tanh_learned_round_temperature: float
     tanh_learned_round_zeta: float
+    tanh_least_scale: float
     tanh_limit_steps: float
     tanh_low_percentile_q: float
     tanh_mantissa_bit_class: Injector
@@ -1428,6 +1469,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_percentile: float
     tanh_permute_dims: tuple[int, ...] | None
     tanh_power_of_two_factor: bool
+    tanh_pre_transform: Component
     tanh_preserve_zero: bool
     tanh_proxy_class: type[QuantProxyFromInjector]
     tanh_q_dtype: DType
@@ -1448,6 +1490,8 @@ class TanhActNames(TypedDict, total=False):
     tanh_scale_quant: Injector
     tanh_scale_rounding: ScaleRounding
     tanh_scale_stop_grad: bool
+    tanh_scale_to_int_impl: Component
+    tanh_scale_to_int_impl_type: FloatToIntImplType
     tanh_scaling_affine_rescaling_init: float | None
     tanh_scaling_affine_shifting_init: float | None
     tanh_scaling_gradient_scale: float | None
@@ -1483,6 +1527,7 @@ class TanhActNames(TypedDict, total=False):
     tanh_ties: Literal["first", "shared", "near"] | None
     tanh_trust: float
     tanh_trust_steps: float
+    tanh_undo_transform: bool
     tanh_zero_point_impl: Component
     tanh_zero_point_shape: tuple[int, ...]
     tanh_zero_point_stats_impl: Component
@@ -1517,6 +1562,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_collected_range: float | None
     cell_state_collected_zero_point: float | None
     cell_state_compute_max_mantissa: Component
+    cell_state_correction_size: int
     cell_state_delayed: bool
     cell_state_dq_dtype: DType
     cell_state_dynamic_scaling_broadcastable_fn: Component
@@ -1558,6 +1604,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_learned_round_init: Array
     cell_state_learned_round_temperature: float
     cell_state_learned_round_zeta: float
+    cell_state_least_scale: float
     cell_state_limit_steps: float
     cell_state_low_percentile_q: float
     cell_state_mantissa_bit_class: Injector
@@ -1585,6 +1632,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_percentile: float
     cell_state_permute_dims: tuple[int, ...] | None
     cell_state_power_of_two_factor: bool
+    cell_state_pre_transform: Component
     cell_state_preserve_zero: bool
     cell_state_proxy_class: type[QuantProxyFromInjector]
     cell_state_q_dtype: DType
@@ -1605,6 +1653,8 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_scale_quant: Injector
     cell_state_scale_rounding: ScaleRounding
     cell_state_scale_stop_grad: bool
+    cell_state_scale_to_int_impl: Component
+    cell_state_scale_to_int_impl_type: FloatToIntImplType
     cell_state_scaling_affine_rescaling_init: float | None
     cell_state_scaling_affine_shifting_init: float | None
     cell_state_scaling_gradient_scale: float | None
@@ -1640,6 +1690,7 @@ class CellStateActNames(TypedDict, total=False):
     cell_state_ties: Literal["first", "shared", "near"] | None
     cell_state_trust: float
     cell_state_trust_steps: float
+    cell_state_undo_transform: bool
     cell_state_zero_point_impl: Component
     cell_state_zero_point_shape: tuple[int, ...]
     cell_state_zero_point_stats_impl: Component
@@ -1674,6 +1725,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_collected_range: float | None
     in_proj_input_collected_zero_point: float | None
     in_proj_input_compute_max_mantissa: Component
+    in_proj_input_correction_size: int
     in_proj_input_delayed: bool
     in_proj_input_dq_dtype: DType
     in_proj_input_dynamic_scaling_broadcastable_fn: Component
@@ -1715,6 +1767,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_learned_round_init: Array
     in_proj_input_learned_round_temperature: float
     in_proj_input_learned_round_zeta: float
+    in_proj_input_least_scale: float
     in_proj_input_limit_steps: float
     in_proj_input_low_percentile_q: float
     in_proj_input_mantissa_bit_class: Injector
@@ -1742,6 +1795,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_percentile: float
     in_proj_input_permute_dims: tuple[int, ...] | None
     in_proj_input_power_of_two_factor: bool
+    in_proj_input_pre_transform: Component
     in_proj_input_preserve_zero: bool
     in_proj_input_proxy_class: type[QuantProxyFromInjector]
     in_proj_input_q_dtype: DType
@@ -1762,6 +1816,8 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_scale_quant: Injector
     in_proj_input_scale_rounding: ScaleRounding
     in_proj_input_scale_stop_grad: bool
+    in_proj_input_scale_to_int_impl: Component
+    in_proj_input_scale_to_int_impl_type: FloatToIntImplType
     in_proj_input_scaling_affine_rescaling_init: float | None
     in_proj_input_scaling_affine_shifting_init: float | None
     in_proj_input_scaling_gradient_scale: float | None
@@ -1797,6 +1853,7 @@ class InProjInputActNames(TypedDict, total=False):
     in_proj_input_ties: Literal["first", "shared", "near"] | None
     in_proj_input_trust: float
     in_proj_input_trust_steps: float
+    in_proj_input_undo_transform: bool
     in_proj_input_zero_point_impl: Component
     in_proj_input_zero_point_shape: tuple[int, ...]
     in_proj_input_zero_point_stats_impl: Component
@@ -2065,6 +2122,7 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_channel_axes: int
     in_proj_grad_channel_shape: tuple[int, ...]
     in_proj_grad_compute_max_mantissa: Component
+    in_proj_grad_correction_size: int
     in_proj_grad_delayed: bool
     in_proj_grad_dq_dtype: DType
     in_proj_grad_dynamic_scaling_broadcastable_fn: Component
@@ -2131,6 +2189,8 @@ class InProjGradGradNames(TypedDict, total=False):
     in_proj_grad_restrict_value_float_to_int_impl: Component
     in_proj_grad_saturating: bool
     in_proj_grad_scale_rounding: ScaleRounding
+    in_proj_grad_scale_to_int_impl: Component
+    in_proj_grad_scale_to_int_impl_type: FloatToIntImplType
     in_proj_grad_scaling_impl: Component
     in_proj_grad_scaling_impl_type: ScalingImplType
     in_proj_grad_scaling_init: Array
@@ -2188,6 +2248,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_collected_range: float | None
     out_proj_input_collected_zero_point: float | None
     out_proj_input_compute_max_mantissa: Component
+    out_proj_input_correction_size: int
     out_proj_input_delayed: bool
     out_proj_input_dq_dtype: DType
     out_proj_input_dynamic_scaling_broadcastable_fn: Component
@@ -2229,6 +2290,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_learned_round_init: Array
     out_proj_input_learned_round_temperature: float
     out_proj_input_learned_round_zeta: float
+    out_proj_input_least_scale: float
     out_proj_input_limit_steps: float
     out_proj_input_low_percentile_q: float
     out_proj_input_mantissa_bit_class: Injector
@@ -2256,6 +2318,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_percentile: float
     out_proj_input_permute_dims: tuple[int, ...] | None
     out_proj_input_power_of_two_factor: bool
+    out_proj_input_pre_transform: Component
     out_proj_input_preserve_zero: bool
     out_proj_input_proxy_class: type[QuantProxyFromInjector]
     out_proj_input_q_dtype: DType
@@ -2276,6 +2339,8 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_scale_quant: Injector
     out_proj_input_scale_rounding: ScaleRounding
     out_proj_input_scale_stop_grad: bool
+    out_proj_input_scale_to_int_impl: Component
+    out_proj_input_scale_to_int_impl_type: FloatToIntImplType
     out_proj_input_scaling_affine_rescaling_init: float | None
     out_proj_input_scaling_affine_shifting_init: float | None
     out_proj_input_scaling_gradient_scale: float | None
@@ -2311,6 +2376,7 @@ class OutProjInputActNames(TypedDict, total=False):
     out_proj_input_ties: Literal["first", "shared", "near"] | None
     out_proj_input_trust: float
     out_proj_input_trust_steps: float
+    out_proj_input_undo_transform: bool
     out_proj_input_zero_point_impl: Component
     out_proj_input_zero_point_shape: tuple[int, ...]
     out_proj_input_zero_point_stats_impl: Component
@@ -2589,6 +2655,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_collected_range: float | None
     out_proj_output_collected_zero_point: float | None
     out_proj_output_compute_max_mantissa: Component
+    out_proj_output_correction_size: int
     out_proj_output_delayed: bool
     out_proj_output_dq_dtype: DType
     out_proj_output_dynamic_scaling_broadcastable_fn: Component
@@ -2630,6 +2697,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_learned_round_init: Array
     out_proj_output_learned_round_temperature: float
     out_proj_output_learned_round_zeta: float
+    out_proj_output_least_scale: float
     out_proj_output_limit_steps: float
     out_proj_output_low_percentile_q: float
     out_proj_output_mantissa_bit_class: Injector
@@ -2657,6 +2725,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_percentile: float
     out_proj_output_permute_dims: tuple[int, ...] | None
     out_proj_output_power_of_two_factor: bool
+    out_proj_output_pre_transform: Component
     out_proj_output_preserve_zero: bool
     out_proj_output_proxy_class: type[QuantProxyFromInjector]
     out_proj_output_q_dtype: DType
@@ -2677,6 +2746,8 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_scale_quant: Injector
     out_proj_output_scale_rounding: ScaleRounding
     out_proj_output_scale_stop_grad: bool
+    out_proj_output_scale_to_int_impl: Component
+    out_proj_output_scale_to_int_impl_type: FloatToIntImplType
     out_proj_output_scaling_affine_rescaling_init: float | None
     out_proj_output_scaling_affine_shifting_init: float | None
     out_proj_output_scaling_gradient_scale: float | None
@@ -2712,6 +2783,7 @@ class OutProjOutputActNames(TypedDict, total=False):
     out_proj_output_ties: Literal["first", "shared", "near"] | None
     out_proj_output_trust: float
     out_proj_output_trust_steps: float
+    out_proj_output_undo_transform: bool
     out_proj_output_zero_point_impl: Component
     out_proj_output_zero_point_shape: tuple[int, ...]
     out_proj_output_zero_point_stats_impl: Component
@@ -2736,6 +2808,7 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_channel_axes: int
     out_proj_grad_channel_shape: tuple[int, ...]
     out_proj_grad_compute_max_mantissa: Component
+    out_proj_grad_correction_size: int
     out_proj_grad_delayed: bool
     out_proj_grad_dq_dtype: DType
     out_proj_grad_dynamic_scaling_broadcastable_fn: Component
@@ -2802,6 +2875,8 @@ class OutProjGradGradNames(TypedDict, total=False):
     out_proj_grad_restrict_value_float_to_int_impl: Component
     out_proj_grad_saturating: bool
     out_proj_grad_scale_rounding: ScaleRounding
+    out_proj_grad_scale_to_int_impl: Component
+    out_proj_grad_scale_to_int_impl_type: FloatToIntImplType
     out_proj_grad_scaling_impl: Component
     out_proj_grad_scaling_impl_type: ScalingImplType
     out_proj_grad_scaling_init: Array
@@ -2859,6 +2934,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_collected_range: float | None
     q_scaled_collected_zero_point: float | None
     q_scaled_compute_max_mantissa: Component
+    q_scaled_correction_size: int
     q_scaled_delayed: bool
     q_scaled_dq_dtype: DType
     q_scaled_dynamic_scaling_broadcastable_fn: Component
@@ -2900,6 +2976,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_learned_round_init: Array
     q_scaled_learned_round_temperature: float
     q_scaled_learned_round_zeta: float
+    q_scaled_least_scale: float
     q_scaled_limit_steps: float
     q_scaled_low_percentile_q: float
     q_scaled_mantissa_bit_class: Injector
@@ -2927,6 +3004,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_percentile: float
     q_scaled_permute_dims: tuple[int, ...] | None
     q_scaled_power_of_two_factor: bool
+    q_scaled_pre_transform: Component
     q_scaled_preserve_zero: bool
     q_scaled_proxy_class: type[QuantProxyFromInjector]
     q_scaled_q_dtype: DType
@@ -2947,6 +3025,8 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_scale_quant: Injector
     q_scaled_scale_rounding: ScaleRounding
     q_scaled_scale_stop_grad: bool
+    q_scaled_scale_to_int_impl: Component
+    q_scaled_scale_to_int_impl_type: FloatToIntImplType
     q_scaled_scaling_affine_rescaling_init: float | None
     q_scaled_scaling_affine_shifting_init: float | None
     q_scaled_scaling_gradient_scale: float | None
@@ -2982,6 +3062,7 @@ class QScaledActNames(TypedDict, total=False):
     q_scaled_ties: Literal["first", "shared", "near"] | None
     q_scaled_trust: float
     q_scaled_trust_steps: float
+    q_scaled_undo_transform: bool
     q_scaled_zero_point_impl: Component
     q_scaled_zero_point_shape: tuple[int, ...]
     q_scaled_zero_point_stats_impl: Component
@@ -3016,6 +3097,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_collected_range: float | None
     k_transposed_collected_zero_point: float | None
     k_transposed_compute_max_mantissa: Component
+    k_transposed_correction_size: int
     k_transposed_delayed: bool
     k_transposed_dq_dtype: DType
     k_transposed_dynamic_scaling_broadcastable_fn: Component
@@ -3057,6 +3139,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_learned_round_init: Array
     k_transposed_learned_round_temperature: float
     k_transposed_learned_round_zeta: float
+    k_transposed_least_scale: float
     k_transposed_limit_steps: float
     k_transposed_low_percentile_q: float
     k_transposed_mantissa_bit_class: Injector
@@ -3084,6 +3167,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_percentile: float
     k_transposed_permute_dims: tuple[int, ...] | None
     k_transposed_power_of_two_factor: bool
+    k_transposed_pre_transform: Component
     k_transposed_preserve_zero: bool
     k_transposed_proxy_class: type[QuantProxyFromInjector]
     k_transposed_q_dtype: DType
@@ -3104,6 +3188,8 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_scale_quant: Injector
     k_transposed_scale_rounding: ScaleRounding
     k_transposed_scale_stop_grad: bool
+    k_transposed_scale_to_int_impl: Component
+    k_transposed_scale_to_int_impl_type: FloatToIntImplType
     k_transposed_scaling_affine_rescaling_init: float | None
     k_transposed_scaling_affine_shifting_init: float | None
     k_transposed_scaling_gradient_scale: float | None
@@ -3139,6 +3225,7 @@ class KTransposedActNames(TypedDict, total=False):
     k_transposed_ties: Literal["first", "shared", "near"] | None
     k_transposed_trust: float
     k_transposed_trust_steps: float
+    k_transposed_undo_transform: bool
     k_transposed_zero_point_impl: Component
     k_transposed_zero_point_shape: tuple[int, ...]
     k_transposed_zero_point_stats_impl: Component
@@ -3173,6 +3260,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_collected_range: float | None
     softmax_input_collected_zero_point: float | None
     softmax_input_compute_max_mantissa: Component
+    softmax_input_correction_size: int
     softmax_input_delayed: bool
     softmax_input_dq_dtype: DType
     softmax_input_dynamic_scaling_broadcastable_fn: Component
@@ -3214,6 +3302,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_learned_round_init: Array
     softmax_input_learned_round_temperature: float
     softmax_input_learned_round_zeta: float
+    softmax_input_least_scale: float
     softmax_input_limit_steps: float
     softmax_input_low_percentile_q: float
     softmax_input_mantissa_bit_class: Injector
@@ -3241,6 +3330,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_percentile: float
     softmax_input_permute_dims: tuple[int, ...] | None
     softmax_input_power_of_two_factor: bool
+    softmax_input_pre_transform: Component
     softmax_input_preserve_zero: bool
     softmax_input_proxy_class: type[QuantProxyFromInjector]
     softmax_input_q_dtype: DType
@@ -3261,6 +3351,8 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_scale_quant: Injector
     softmax_input_scale_rounding: ScaleRounding
     softmax_input_scale_stop_grad: bool
+    softmax_input_scale_to_int_impl: Component
+    softmax_input_scale_to_int_impl_type: FloatToIntImplType
     softmax_input_scaling_affine_rescaling_init: float | None
     softmax_input_scaling_affine_shifting_init: float | None
     softmax_input_scaling_gradient_scale: float | None
@@ -3296,6 +3388,7 @@ class SoftmaxInputActNames(TypedDict, total=False):
     softmax_input_ties: Literal["first", "shared", "near"] | None
     softmax_input_trust: float
     softmax_input_trust_steps: float
+    softmax_input_undo_transform: bool
     softmax_input_zero_point_impl: Component
     softmax_input_zero_point_shape: tuple[int, ...]
     softmax_input_zero_point_stats_impl: Component
@@ -3330,6 +3423,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_collected_range: float | None
     attn_output_weights_collected_zero_point: float | None
     attn_output_weights_compute_max_mantissa: Component
+    attn_output_weights_correction_size: int
     attn_output_weights_delayed: bool
     attn_output_weights_dq_dtype: DType
     attn_output_weights_dynamic_scaling_broadcastable_fn: Component
@@ -3371,6 +3465,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_learned_round_init: Array
     attn_output_weights_learned_round_temperature: float
     attn_output_weights_learned_round_zeta: float
+    attn_output_weights_least_scale: float
     attn_output_weights_limit_steps: float
     attn_output_weights_low_percentile_q: float
     attn_output_weights_mantissa_bit_class: Injector
@@ -3398,6 +3493,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_percentile: float
     attn_output_weights_permute_dims: tuple[int, ...] | None
     attn_output_weights_power_of_two_factor: bool
+    attn_output_weights_pre_transform: Component
     attn_output_weights_preserve_zero: bool
     attn_output_weights_proxy_class: type[QuantProxyFromInjector]
     attn_output_weights_q_dtype: DType
@@ -3418,6 +3514,8 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_scale_quant: Injector
     attn_output_weights_scale_rounding: ScaleRounding
     attn_output_weights_scale_stop_grad: bool
+    attn_output_weights_scale_to_int_impl: Component
+    attn_output_weights_scale_to_int_impl_type: FloatToIntImplType
     attn_output_weights_scaling_affine_rescaling_init: float | None
     attn_output_weights_scaling_affine_shifting_init: float | None
     attn_output_weights_scaling_gradient_scale: float | None
@@ -3453,6 +3551,7 @@ class AttnOutputWeightsActNames(TypedDict, total=False):
     attn_output_weights_ties: Literal["first", "shared", "near"] | None
     attn_output_weights_trust: float
     attn_output_weights_trust_steps: float
+    attn_output_weights_undo_transform: bool
     attn_output_weights_zero_point_impl: Component
     attn_output_weights_zero_point_shape: tuple[int, ...]
     attn_output_weights_zero_point_stats_impl: Component
@@ -3487,6 +3586,7 @@ class VActNames(TypedDict, total=False):
     v_collected_range: float | None
     v_collected_zero_point: float | None
     v_compute_max_mantissa: Component
+    v_correction_size: int
     v_delayed: bool
     v_dq_dtype: DType
     v_dynamic_scaling_broadcastable_fn: Component
@@ -3528,6 +3628,7 @@ class VActNames(TypedDict, total=False):
     v_learned_round_init: Array
     v_learned_round_temperature: float
     v_learned_round_zeta: float
+    v_least_scale: float
     v_limit_steps: float
     v_low_percentile_q: float
     v_mantissa_bit_class: Injector
@@ -3555,6 +3656,7 @@ class VActNames(TypedDict, total=False):
     v_percentile: float
     v_permute_dims: tuple[int, ...] | None
     v_power_of_two_factor: bool
+    v_pre_transform: Component
     v_preserve_zero: bool
     v_proxy_class: type[QuantProxyFromInjector]
     v_q_dtype: DType
@@ -3575,6 +3677,8 @@ class VActNames(TypedDict, total=False):
     v_scale_quant: Injector
     v_scale_rounding: ScaleRounding
     v_scale_stop_grad: bool
+    v_scale_to_int_impl: Component
+    v_scale_to_int_impl_type: FloatToIntImplType
     v_scaling_affine_rescaling_init: float | None
     v_scaling_affine_shifting_init: float | None
     v_scaling_gradient_scale: float | None
@@ -3610,6 +3714,7 @@ class VActNames(TypedDict, total=False):
     v_ties: Literal["first", "shared", "near"] | None
     v_trust: float
     v_trust_steps: float
+    v_undo_transform: bool
     v_zero_point_impl: Component
     v_zero_point_shape: tuple[int, ...]
     v_zero_point_stats_impl: Component
@@ -3644,6 +3749,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_collected_range: float | None
     sdpa_output_collected_zero_point: float | None
     sdpa_output_compute_max_mantissa: Component
+    sdpa_output_correction_size: int
     sdpa_output_delayed: bool
     sdpa_output_dq_dtype: DType
     sdpa_output_dynamic_scaling_broadcastable_fn: Component
@@ -3685,6 +3791,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_learned_round_init: Array
     sdpa_output_learned_round_temperature: float
     sdpa_output_learned_round_zeta: float
+    sdpa_output_least_scale: float
     sdpa_output_limit_steps: float
     sdpa_output_low_percentile_q: float
     sdpa_output_mantissa_bit_class: Injector
@@ -3712,6 +3819,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_percentile: float
     sdpa_output_permute_dims: tuple[int, ...] | None
     sdpa_output_power_of_two_factor: bool
+    sdpa_output_pre_transform: Component
     sdpa_output_preserve_zero: bool
     sdpa_output_proxy_class: type[QuantProxyFromInjector]
     sdpa_output_q_dtype: DType
@@ -3732,6 +3840,8 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_scale_quant: Injector
     sdpa_output_scale_rounding: ScaleRounding
     sdpa_output_scale_stop_grad: bool
+    sdpa_output_scale_to_int_impl: Component
+    sdpa_output_scale_to_int_impl_type: FloatToIntImplType
     sdpa_output_scaling_affine_rescaling_init: float | None
     sdpa_output_scaling_affine_shifting_init: float | None
     sdpa_output_scaling_gradient_scale: float | None
@@ -3767,6 +3877,7 @@ class SdpaOutputActNames(TypedDict, total=False):
     sdpa_output_ties: Literal["first", "shared", "near"] | None
     sdpa_output_trust: float
     sdpa_output_trust_steps: float
+    sdpa_output_undo_transform: bool
     sdpa_output_zero_point_impl: Component
     sdpa_output_zero_point_shape: tuple[int, ...]
     sdpa_output_zero_point_stats_impl: Component
@@ -3875,6 +3986,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_collected_range: float | None
     lhs_collected_zero_point: float | None
     lhs_compute_max_mantissa: Component
+    lhs_correction_size: int
     lhs_delayed: bool
     lhs_dq_dtype: DType
     lhs_dynamic_scaling_broadcastable_fn: Component
@@ -3916,6 +4028,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_learned_round_init: Array
     lhs_learned_round_temperature: float
     lhs_learned_round_zeta: float
+    lhs_least_scale: float
     lhs_limit_steps: float
     lhs_low_percentile_q: float
     lhs_mantissa_bit_class: Injector
@@ -3943,6 +4056,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_percentile: float
     lhs_permute_dims: tuple[int, ...] | None
     lhs_power_of_two_factor: bool
+    lhs_pre_transform: Component
     lhs_preserve_zero: bool
     lhs_proxy_class: type[QuantProxyFromInjector]
     lhs_q_dtype: DType
@@ -3963,6 +4077,8 @@ class LhsActNames(TypedDict, total=False):
     lhs_scale_quant: Injector
     lhs_scale_rounding: ScaleRounding
     lhs_scale_stop_grad: bool
+    lhs_scale_to_int_impl: Component
+    lhs_scale_to_int_impl_type: FloatToIntImplType
     lhs_scaling_affine_rescaling_init: float | None
     lhs_scaling_affine_shifting_init: float | None
     lhs_scaling_gradient_scale: float | None
@@ -3998,6 +4114,7 @@ class LhsActNames(TypedDict, total=False):
     lhs_ties: Literal["first", "shared", "near"] | None
     lhs_trust: float
     lhs_trust_steps: float
+    lhs_undo_transform: bool
     lhs_zero_point_impl: Component
     lhs_zero_point_shape: tuple[int, ...]
     lhs_zero_point_stats_impl: Component
@@ -4032,6 +4149,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_collected_range: float | None
     rhs_collected_zero_point: float | None
     rhs_compute_max_mantissa: Component
+    rhs_correction_size: int
     rhs_delayed: bool
     rhs_dq_dtype: DType
     rhs_dynamic_scaling_broadcastable_fn: Component
@@ -4073,6 +4191,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_learned_round_init: Array
     rhs_learned_round_temperature: float
     rhs_learned_round_zeta: float
+    rhs_least_scale: float
     rhs_limit_steps: float
     rhs_low_percentile_q: float
     rhs_mantissa_bit_class: Injector
@@ -4100,6 +4219,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_percentile: float
     rhs_permute_dims: tuple[int, ...] | None
     rhs_power_of_two_factor: bool
+    rhs_pre_transform: Component
     rhs_preserve_zero: bool
     rhs_proxy_class: type[QuantProxyFromInjector]
     rhs_q_dtype: DType
@@ -4120,6 +4240,8 @@ class RhsActNames(TypedDict, total=False):
     rhs_scale_quant: Injector
     rhs_scale_rounding: ScaleRounding
     rhs_scale_stop_grad: bool
+    rhs_scale_to_int_impl: Component
+    rhs_scale_to_int_impl_type: FloatToIntImplType
     rhs_scaling_affine_rescaling_init: float | None
     rhs_scaling_affine_shifting_init: float | None
     rhs_scaling_gradient_scale: float | None
@@ -4155,6 +4277,7 @@ class RhsActNames(TypedDict, total=False):
     rhs_ties: Literal["first", "shared", "near"] | None
     rhs_trust: float
     rhs_trust_steps: float
+    rhs_undo_transform: bool
     rhs_zero_point_impl: Component
     rhs_zero_point_shape: tuple[int, ...]
     rhs_zero_point_stats_impl: Component
@@ -4189,6 +4312,7 @@ class CacheActNames(TypedDict, total=False):
     cache_collected_range: float | None
     cache_collected_zero_point: float | None
     cache_compute_max_mantissa: Component
+    cache_correction_size: int
     cache_delayed: bool
     cache_dq_dtype: DType
     cache_dynamic_scaling_broadcastable_fn: Component
@@ -4230,6 +4354,7 @@ class CacheActNames(TypedDict, total=False):
     cache_learned_round_init: Array
     cache_learned_round_temperature: float
     cache_learned_round_zeta: float
+    cache_least_scale: float
     cache_limit_steps: float
     cache_low_percentile_q: float
     cache_mantissa_bit_class: Injector
@@ -4257,6 +4382,7 @@ class CacheActNames(TypedDict, total=False):
     cache_percentile: float
     cache_permute_dims: tuple[int, ...] | None
     cache_power_of_two_factor: bool
+    cache_pre_transform: Component
     cache_preserve_zero: bool
     cache_proxy_class: type[QuantProxyFromInjector]
     cache_q_dtype: DType
@@ -4277,6 +4403,8 @@ class CacheActNames(TypedDict, total=False):
     cache_scale_quant: Injector
     cache_scale_rounding: ScaleRounding
     cache_scale_stop_grad: bool
+    cache_scale_to_int_impl: Component
+    cache_scale_to_int_impl_type: FloatToIntImplType
     cache_scaling_affine_rescaling_init: float | None
     cache_scaling_affine_shifting_init: float | None
     cache_scaling_gradient_scale: float | None
@@ -4312,6 +4440,7 @@ class CacheActNames(TypedDict, total=False):
     cache_ties: Literal["first", "shared", "near"] | None
     cache_trust: float
     cache_trust_steps: float
+    cache_undo_transform: bool
     cache_zero_point_impl: Component
     cache_zero_point_shape: tuple[int, ...]
     cache_zero_point_stats_impl: Component
@@ -4508,6 +4637,7 @@ class QuantHardSwishKeywords(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    correction_size: int
     delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -4549,6 +4679,7 @@ class QuantHardSwishKeywords(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    least_scale: float
     limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
@@ -4576,6 +4707,7 @@ class QuantHardSwishKeywords(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    pre_transform: Component
     preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
@@ -4597,6 +4729,8 @@ class QuantHardSwishKeywords(InputActNames, GradGradNames, total=False):
     scale_quant: Injector
     scale_rounding: ScaleRounding
     scale_stop_grad: bool
+    scale_to_int_impl: Component
+    scale_to_int_impl_type: FloatToIntImplType
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
     scaling_gradient_scale: float | None
@@ -4632,6 +4766,7 @@ class QuantHardSwishKeywords(InputActNames, GradGradNames, total=False):
     ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
+    undo_transform: bool
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -4666,6 +4801,7 @@ class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    correction_size: int
     delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -4707,6 +4843,7 @@ class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    least_scale: float
     limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
@@ -4732,6 +4869,7 @@ class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    pre_transform: Component
     preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
@@ -4753,6 +4891,8 @@ class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     scale_quant: Injector
     scale_rounding: ScaleRounding
     scale_stop_grad: bool
+    scale_to_int_impl: Component
+    scale_to_int_impl_type: FloatToIntImplType
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
     scaling_gradient_scale: float | None
@@ -4788,6 +4928,7 @@ class QuantHardTanhKeywords(InputActNames, GradGradNames, total=False):
     ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
+    undo_transform: bool
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -5081,6 +5222,7 @@ class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    correction_size: int
     delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -5122,6 +5264,7 @@ class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    least_scale: float
     limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
@@ -5149,6 +5292,7 @@ class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    pre_transform: Component
     preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
@@ -5170,6 +5314,8 @@ class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     scale_quant: Injector
     scale_rounding: ScaleRounding
     scale_stop_grad: bool
+    scale_to_int_impl: Component
+    scale_to_int_impl_type: FloatToIntImplType
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
     scaling_gradient_scale: float | None
@@ -5205,6 +5351,7 @@ class QuantReLUKeywords(InputActNames, GradGradNames, total=False):
     ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
+    undo_transform: bool
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -5258,6 +5405,7 @@ class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    correction_size: int
     delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -5299,6 +5447,7 @@ class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    least_scale: float
     limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
@@ -5326,6 +5475,7 @@ class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    pre_transform: Component
     preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
@@ -5347,6 +5497,8 @@ class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
     scale_quant: Injector
     scale_rounding: ScaleRounding
     scale_stop_grad: bool
+    scale_to_int_impl: Component
+    scale_to_int_impl_type: FloatToIntImplType
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
     scaling_gradient_scale: float | None
@@ -5382,6 +5534,7 @@ class QuantSigmoidKeywords(InputActNames, GradGradNames, total=False):
     ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
+    undo_transform: bool
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
@@ -5435,6 +5588,7 @@ class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     collected_range: float | None
     collected_zero_point: float | None
     compute_max_mantissa: Component
+    correction_size: int
     delayed: bool
     dq_dtype: DType
     dynamic_scaling_broadcastable_fn: Component
@@ -5476,6 +5630,7 @@ class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     learned_round_init: Array
     learned_round_temperature: float
     learned_round_zeta: float
+    least_scale: float
     limit_steps: float
     low_percentile_q: float
     mantissa_bit_class: Injector
@@ -5503,6 +5658,7 @@ class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     percentile: float
     permute_dims: tuple[int, ...] | None
     power_of_two_factor: bool
+    pre_transform: Component
     preserve_zero: bool
     proxy_class: type[QuantProxyFromInjector]
     q_dtype: DType
@@ -5524,6 +5680,8 @@ class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     scale_quant: Injector
     scale_rounding: ScaleRounding
     scale_stop_grad: bool
+    scale_to_int_impl: Component
+    scale_to_int_impl_type: FloatToIntImplType
     scaling_affine_rescaling_init: float | None
     scaling_affine_shifting_init: float | None
     scaling_gradient_scale: float | None
@@ -5559,6 +5717,7 @@ class QuantTanhKeywords(InputActNames, GradGradNames, total=False):
     ties: Literal["first", "shared", "near"] | None
     trust: float
     trust_steps: float
+    undo_transform: bool
     zero_point_impl: Component
     zero_point_shape: tuple[int, ...]
     zero_point_stats_impl: Component
