@@ -15,27 +15,27 @@ PACKAGE = Path(__file__).parents[1] / "jqinject"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
-    "": 193,
+    "": 197,
     "catalogue": 428,
-    "core": 4507,
+    "core": 4566,
     "demo": 356,
-    "dot": 4032,
-    "export": 615,
-    "formats": 3356,
+    "dot": 4062,
+    "export": 752,
+    "formats": 3357,
     "inject": 1308,
-    "model": 5020,
+    "model": 5359,
     "native": 253,
-    "nn": 3431,
-    "odml": 288,
+    "nn": 3518,
+    "odml": 330,
     "ops": 1782,
     "optim": 270,
-    "program": 3008,
-    "proxy": 883,
-    "quant": 1752,
+    "program": 3331,
+    "proxy": 903,
+    "quant": 1843,
     "quant_tensor": 1180,
-    "recipes": 4543,
+    "recipes": 4681,
 }
-NUMBER_OF_FILES = 332
+NUMBER_OF_FILES = 341
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {

@@ -16,6 +16,7 @@ from flax import nnx
 
 from jqinject.dot import is_low_bit_cache
 from jqinject.inject.errors import did_you_mean
+from jqinject.model.frozen_weights import without_requantizers
 from jqinject.model.fused_products import with_fused_products
 from jqinject.model.walk import check_module, place_name
 from jqinject.program import CALL, Call, Method, checked_method, dotted, jaxpr, listed
@@ -191,6 +192,7 @@ class CompiledModel(Generic[Model]):
                     "  cure: a model of the same sizes; or jqinject.compiled(model, ...) of this one"
                 )
         self._read, self._changing = read, changing
+        self._graphdef, self._tree, _ = self._split(model)
 
     def rewrite(self, change: Callable[[Model], Result]) -> Result:
         """Let a function write other arrays into the Variables of the model, with which later calls go on.
@@ -217,9 +219,22 @@ class CompiledModel(Generic[Model]):
 
     def _leaves(self, model: nnx.Module) -> list[jax.Array] | None:
         """The arrays of a model, those first that calls may change; None if it has another structure."""
+        graphdef, tree, leaves = self._split(model)
+        if (graphdef, tree) == (self._graphdef, self._tree):
+            return leaves
+        own = self._merged(self._read, self._changing) if tree.num_leaves == self._tree.num_leaves else None
+        if (
+            own is None
+            or self._split(without_requantizers(model))[:2] != self._split(without_requantizers(own))[:2]
+        ):
+            return None
+        return leaves  # frozen by other quantizers, which no call reads
+
+    def _split(self, model: nnx.Module) -> tuple[nnx.GraphDef[nnx.Module], Hashable, list[jax.Array]]:
+        """The structure of a model, static part and state, and its arrays, those first that calls may change."""
         graphdef, *states = nnx.split(model, self._may_change, ..., graph=True)
         leaves, tree = jax.tree.flatten(tuple(states))
-        return leaves if tree == self._tree and graphdef == self._graphdef else None
+        return graphdef, tree, leaves
 
     def _arrays(self, model: nnx.Module) -> tuple[Arrays, Arrays]:
         """What calls only read, and copies of what they change, since calls overwrite it.

@@ -11,9 +11,10 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jqinject.core.flax_internals import metadata_of
 from jqinject.dot import READS_WHOLE, FrozenParam, QuantMode
 from jqinject.dot.schemes.quantized_op import QuantizedOp
-from jqinject.model.walk import ModelIndex, Path
+from jqinject.model.walk import M, ModelIndex, Path
 from jqinject.nn import QuantConv, QuantEinsum, QuantLinear, QuantLinearGeneral
 from jqinject.nn.base import layer_geometry, placed_contraction, slots
 from jqinject.nn.base.parameter_site import ParameterSite
@@ -242,6 +243,14 @@ def frozen_with_masters(index: ModelIndex) -> Iterator[tuple[Any, FrozenParam]]:
     for layer in index.modules:
         if isinstance(layer, QuantWeightLayer | KernelInOp) and layer.master is not None:
             yield layer, vars(layer)[layer.weight_name]
+
+
+def without_requantizers(model: M) -> M:
+    """A copy of a model whose frozen parameters do not know how they were quantized; arrays are shared."""
+    copy = nnx.clone(model, graph=True)
+    for param in ModelIndex(copy).frozen_parameters.values():
+        metadata_of(param).pop(REQUANTIZER, None)
+    return copy
 
 
 def float_param(frozen: FrozenParam, value: jax.Array) -> nnx.Variable[Any]:

@@ -478,3 +478,17 @@ def test_wrong_arguments() -> None:
         refresh({}, FITS)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="refresh writes arrays, and bias holds ShapeDtypeStruct"):
         refresh(nnx.eval_shape(small), FITS)
+
+
+def test_a_compiled_model_takes_a_model_that_came_in_low_bits(tmp_path: Any) -> None:
+    def layers(seed: int) -> Any:
+        return nnx.Sequential(nnx.Linear(16, 16, rngs=nnx.Rngs(seed)), nnx.relu)
+
+    rule = Rule(weight_quant=q.Int8WeightPerChannelFloat)
+    answer, other = (compiled(freeze(quantize(layers(seed), rule)), X) for seed in (0, 1))
+    jqinject.formats.save(freeze(quantize(layers(1), rule)), tmp_path / "model.safetensors")
+    loaded = jqinject.formats.load(layers(0), tmp_path / "model.safetensors")
+    answer.update(loaded)
+    np.testing.assert_array_equal(answer(X), other(X))
+    with pytest.raises(ValueError, match="came in low bits"):
+        refresh(answer, nnx.state(layers(2)))
