@@ -217,20 +217,17 @@ class CompiledModel(Generic[Model]):
     def __repr__(self) -> str:
         return f"CompiledModel({self._name}: {'; '.join(self.programs)})"
 
-    def _leaves(self, model: nnx.Module) -> list[jax.Array] | None:
+    def _leaves(self, model: Model) -> list[jax.Array] | None:
         """The arrays of a model, those first that calls may change; None if it has another structure."""
         graphdef, tree, leaves = self._split(model)
         if (graphdef, tree) == (self._graphdef, self._tree):
             return leaves
-        own = self._merged(self._read, self._changing) if tree.num_leaves == self._tree.num_leaves else None
-        if (
-            own is None
-            or self._split(without_requantizers(model))[:2] != self._split(without_requantizers(own))[:2]
-        ):
-            return None
-        return leaves  # frozen by other quantizers, which no call reads
+        own = self._merged(self._read, self._changing)
+        # What is frozen by other quantizers is alike: no call reads them.
+        alike = self._split(without_requantizers(model))[:2] == self._split(without_requantizers(own))[:2]
+        return leaves if alike else None
 
-    def _split(self, model: nnx.Module) -> tuple[nnx.GraphDef[nnx.Module], Hashable, list[jax.Array]]:
+    def _split(self, model: Model) -> tuple[nnx.GraphDef[Model], Any, list[jax.Array]]:
         """The structure of a model, static part and state, and its arrays, those first that calls may change."""
         graphdef, *states = nnx.split(model, self._may_change, ..., graph=True)
         leaves, tree = jax.tree.flatten(tuple(states))
