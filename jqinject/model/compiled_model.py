@@ -233,7 +233,7 @@ class CompiledModel(Generic[Model]):
         leaves, tree = jax.tree.flatten(tuple(states))
         return graphdef, tree, leaves
 
-    def _arrays(self, model: nnx.Module) -> tuple[Arrays, Arrays]:
+    def _arrays(self, model: Model) -> tuple[Arrays, Arrays]:
         """What calls only read, and copies of what they change, since calls overwrite it.
 
         Raises:
