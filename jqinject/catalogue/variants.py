@@ -124,7 +124,7 @@ class Variant:
     fault: str = ""
     facts: str = ""
     wiring: str = ""
-    curve: np.ndarray |options: Sequence[Option], measured: dict[str, Variant] |    quantizer: Injector, options: Sequence[Option], measured: dict[str, Variant] | None = None
+    curve: np.ndarray | None = None
     errors: tuple[tuple[float, float], ...] = ()
 
 
@@ -175,7 +175,7 @@ def choices_of(quantizer: Injector) -> tuple[Choice, ...]:
     choices: list[Choice] = []
     for name in (FORMAT, *VALUES):
         # A minifloat has the bits of its format.
-        if name not in read or (name == "bit_width" and FORMAT in read):
+        if name not in read or name not in declared or (name == "bit_width" and FORMAT in read):
             continue
         if name == FORMAT:
             options = _formats(declared)
@@ -256,7 +256,7 @@ def variants_of(quantizer: Injector) -> tuple[tuple[Choice, ...], list[Variant]]
 
 
 def variant_of(
-    quantizer: Injector, options: Sequence[Option], measured: Mapping[str, Variant] | None = None
+    quantizer: Injector, options: Sequence[Option], measured: dict[str, Variant] | None = None
 ) -> Variant:
     """Return a quantizer with chosen values, and its numbers.
 
@@ -331,7 +331,8 @@ def _outputs(variant: Injector, x: np.ndarray, seen: np.ndarray) -> tuple[Exampl
     """
     if shown_kind(variant) == "weight":
         example = example_of(variant, {}, weight=x)
-        example.layer.quant_weight()  # a delayed scale is that of the step before
+        if "delayed" in variant:
+            example.layer.quant_weight()  # the scale is that of the step before
         return example, np.asarray(as_array(example.layer.quant_weight()))
     example = example_of(variant, {})
     permutation: Sequence[int] = explain(variant, name="scaling_stats_permute_dims").value or (1, 0)
