@@ -41,13 +41,13 @@ def parser() -> argparse.ArgumentParser:
     )
     showing = commands.add_parser("show", help="a web page on which a quantizer's choices are turned")
     showing.add_argument(
-        "names", nargs="*", default=[], metavar="NAME", help="shown first; as of explain, none are needed"
+        "names",
+        nargs="*",
+        default=[],
+        metavar="NAME",
+        help="as of explain; without any, the first of every goal",
     )
-    beside = showing.add_mutually_exclusive_group()
-    beside.add_argument(
-        "--goal", default="", help="beside them those of a goal, as of list; without it the first of every goal"
-    )
-    beside.add_argument("--only", action="store_true", help="beside them none, which takes less time")
+    showing.add_argument("--goal", default="", help="those of a goal too, as of list")
     showing.add_argument("--out", type=Path, metavar="FILE", help="write the page there, and open no browser")
     showing.add_argument(
         "--no-browser", action="store_true", help="write the page to a temporary file, and open no browser"
@@ -107,8 +107,6 @@ def explained(name: str, overrides: Sequence[str]) -> str:
 
 def _show(options: argparse.Namespace) -> None:
     """Write the page, print its path, and open it. Wrong arguments are refused before anything is measured."""
-    if options.only and not options.names:
-        raise ValueError("--only: there is no quantizer to show; expected a NAME beside it")
     if options.goal:
         goal_named(options.goal)
     for name in options.names:
@@ -116,12 +114,17 @@ def _show(options: argparse.Namespace) -> None:
             entry_of(name)
     out: Path | None = options.out
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise ValueError(f"--out {out}: no file can be written there; expected a file in a folder that exists")
+        raise ValueError(
+            f"--out {out}: no file can be written there; expected a file in a folder that exists"
+        )
     from jqinject.catalogue.entries import quantizer_named
     from jqinject.catalogue.explorer import explorer_page, usual_quantizers
 
-    names = (*options.names, *(() if options.only else usual_quantizers(options.goal)))
-    page = explorer_page(map(quantizer_named, names), lambda name: print(f"measuring {name}", file=sys.stderr))
+    usual = usual_quantizers(options.goal) if options.goal or not options.names else ()
+    names = (*options.names, *usual)
+    page = explorer_page(
+        map(quantizer_named, names), lambda name: print(f"measuring {name}", file=sys.stderr)
+    )
     if out is None:
         with tempfile.NamedTemporaryFile(prefix="jqinject-", suffix=".html", delete=False) as file:
             out = Path(file.name)

@@ -74,9 +74,7 @@ def entry_from_wiring(
     return entry_of_example(name, quantizer, examples.example_of(quantizer, overrides))
 
 
-def entry_of_example(
-    name: str, quantizer: type[ExtendedInjector], example: examples.Example
-) -> index.Entry:
+def entry_of_example(name: str, quantizer: type[ExtendedInjector], example: examples.Example) -> index.Entry:
     """The entry of a quantizer in a layer; all but its curve.
 
     Args:

@@ -103,7 +103,7 @@ def kind_of(quantizer: type[ExtendedInjector]) -> str:
 def example_of(
     quantizer: type[ExtendedInjector], overrides: Mapping[str, object], weight: np.ndarray = RAMP
 ) -> Example:
-    """A layer with a quantizer: a `QuantLinear`, of 64 inputs and 4 outputs by default; of activations a `QuantIdentity`.
+    """A layer with a quantizer: `QuantLinear`, by default of 64 inputs and 4 outputs; of activations `QuantIdentity`.
 
     Args:
         quantizer: the injector.

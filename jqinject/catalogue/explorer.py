@@ -10,7 +10,17 @@ from importlib import resources
 
 from jqinject.catalogue.entries import summary_of
 from jqinject.catalogue.index import GOALS, entry_of, goal_named
-from jqinject.catalogue.variants import EXTENT, POINTS, TITLES, Choice, Injector, Variant, data_sets, shown_kind, variants_of
+from jqinject.catalogue.variants import (
+    EXTENT,
+    POINTS,
+    TITLES,
+    Choice,
+    Injector,
+    Variant,
+    data_sets,
+    shown_kind,
+    variants_of,
+)
 from jqinject.model.inspect import page
 
 HTML, CSS, JS = (
@@ -27,7 +37,7 @@ Json = dict[str, object]
 
 
 def usual_quantizers(goal: str = "") -> tuple[str, ...]:
-    """Return the names of the quantizers that a page has beside those asked for.
+    """Return the names of the quantizers to show for a goal, or where nothing is asked for.
 
     Args:
         goal: one of `jqinject.catalogue.index.GOALS`: those of weights and activations that it lists. Without one, the
@@ -79,7 +89,9 @@ def explorer_page(quantizers: Iterable[Injector], progress: Callable[[str], obje
         "lines": list(lines),
     }
     # No text of the data can end the element that holds it.
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     body = (
         f'<div class="jqinject"><style>\n{page.STYLE}{CSS}</style>\n{HTML}</div>\n'
         f'<script id="data" type="application/json">{text}</script>\n<script>\n{JS}</script>\n'

@@ -7,18 +7,19 @@ layer computes. `explorer` shows them as a page.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jqinject.quant
 from jqinject import core
 from jqinject.catalogue.entries import entry_of_example
-from jqinject.catalogue.examples import BEYOND, Example, example_of, kind_of, left_to_users
+from jqinject.catalogue.examples import BEYOND, example_of, kind_of, left_to_users
 from jqinject.inject import DependencyError, ExtendedInjector, explain, reach_of
 from jqinject.model.inspect.measured_report import sqnr_db
 from jqinject.quant import enums, float_base
@@ -209,9 +210,7 @@ def _options(quantizer: Injector, name: str, own: object, kind: str) -> tuple[Op
         own = enums.as_enum(type(values[0]), own, name=name)
     options: list[Option] = []
     for value in values if own in values else (own, *values):
-        further = {
-            more: example for more, example in FURTHER.get(value, {}).items() if more not in quantizer
-        }
+        further = {more: example for more, example in FURTHER.get(value, {}).items() if more not in quantizer}
         plain = str(value.value) if isinstance(value, enum.Enum) else value
         options.append(Option(_shown(plain).strip('"'), {} if value == own else {name: plain, **further}))
     return tuple(options)
@@ -249,7 +248,9 @@ def variants_of(quantizer: Injector) -> tuple[tuple[Choice, ...], list[Variant]]
     for choice in choices_of(quantizer):
         faults = {option.label: variant_of(quantizer, [option], measured).fault for option in choice.options}
         options = tuple(option for option in choice.options if not (option.names and faults[option.label]))
-        refused = tuple((option.label, faults[option.label]) for option in choice.options if option not in options)
+        refused = tuple(
+            (option.label, faults[option.label]) for option in choice.options if option not in options
+        )
         choices.append(Choice(choice.name, choice.meaning, options, refused))
     combined = product(*(choice.options for choice in choices))
     return tuple(choices), [variant_of(quantizer, options, measured) for options in combined]
@@ -291,7 +292,11 @@ def _class(title: str, quantizer: Injector, names: Mapping[str, object]) -> Inje
 def _code(quantizer: Injector, names: Mapping[str, object]) -> str:
     """The class that declares some names, as Python."""
     offered = vars(jqinject.quant).get(quantizer.__name__) is quantizer
-    lines = [f"from {'jqinject.quant' if offered else quantizer.__module__} import {quantizer.__name__}", "", ""]
+    lines = [
+        f"from {'jqinject.quant' if offered else quantizer.__module__} import {quantizer.__name__}",
+        "",
+        "",
+    ]
     if any(isinstance(value, type) for value in names.values()):
         lines.insert(0, "from jqinject import core")
     lines.append(f"class {TITLES[shown_kind(quantizer)]}({quantizer.__name__}):")
@@ -308,34 +313,41 @@ def _shown(value: object, module: str = "") -> str:
 
 def _measured(variant: Injector, code: str) -> Variant:
     """A variant with its numbers."""
-    example, curve = _outputs(variant, GRID, GRID / BEYOND)
-    entry = entry_of_example(variant.__name__, variant, example)
+    outputs = _outputs_of(variant)
+    curve = np.asarray(outputs(GRID, GRID / BEYOND))
+    entry = entry_of_example(variant.__name__, variant, example_of(variant, {}, weight=GRID))
     errors: list[tuple[float, float]] = []
     for numbers in data_sets().values():
-        x, y = (array.astype(np.float64) for array in (numbers, _outputs(variant, numbers, numbers)[1]))
+        x, y = (array.astype(np.float64) for array in (numbers, np.asarray(outputs(numbers, numbers))))
         errors.append((sqnr_db([x], [y]), float(np.mean(np.square(x - y)))))
     facts = ", ".join((entry.format, entry.granularity, entry.scaling))
     return Variant(code, facts=facts, wiring=entry.wiring, curve=curve[:, 0], errors=tuple(errors))
 
 
-def _outputs(variant: Injector, x: np.ndarray, seen: np.ndarray) -> tuple[Example, np.ndarray]:
-    """A layer with a quantizer, and what it makes of numbers.
+def _outputs_of(variant: Injector) -> Callable[[np.ndarray, np.ndarray], jax.Array]:
+    """Return the function from numbers to what a layer with a quantizer makes of them.
 
     Args:
         variant: the quantizer.
-        x: the numbers, (POINTS, ROWS): a weight, or activations with their features first.
-        seen: what static ranges of activations are collected from, in the same shape.
 
     Returns:
-        The layer; the dequantized numbers in the shape of `x`.
+        A function of numbers, (POINTS, ROWS): a weight, or activations with their features first; and of what static
+        ranges of activations are collected from, in the same shape. It returns the dequantized numbers, in that shape.
     """
-    if shown_kind(variant) == "weight":
-        example = example_of(variant, {}, weight=x)
+
+    def weight(x: np.ndarray, seen: np.ndarray) -> jax.Array:
+        layer = example_of(variant, {}, weight=x).layer
         if "delayed" in variant:
-            example.layer.quant_weight()  # the scale is that of the step before
-        return example, np.asarray(as_array(example.layer.quant_weight()))
-    example = example_of(variant, {})
-    permutation: Sequence[int] = explain(variant, name="scaling_stats_permute_dims").value or (1, 0)
-    shape = (ROWS, *(1,) * (len(permutation) - 2), POINTS)
-    y = example.after(*(jnp.asarray(array.T.reshape(shape)) for array in (seen, x)))
-    return example, np.asarray(y).reshape(ROWS, POINTS).T
+            layer.quant_weight()  # the scale is that of the step before
+        return as_array(layer.quant_weight())
+
+    def activation(x: np.ndarray, seen: np.ndarray) -> jax.Array:
+        permutation: Sequence[int] = explain(variant, name="scaling_stats_permute_dims").value or (1, 0)
+        shape = (ROWS, *(1,) * (len(permutation) - 2), POINTS)
+        example = example_of(variant, {})
+        y = example.after(*(jnp.asarray(array.T.reshape(shape)) for array in (seen, x)))
+        return y.reshape(ROWS, POINTS).T
+
+    function = weight if shown_kind(variant) == "weight" else activation
+    # Searches for a range are loops, which would be compiled anew at every call.
+    return jax.jit(function) if "calibration_impl" in variant else function
