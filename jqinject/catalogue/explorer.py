@@ -7,6 +7,7 @@ are written into it, and its policy forbids to load anything.
 import json
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
+from itertools import product
 
 from jqinject.catalogue.entries import summary_of
 from jqinject.catalogue.index import GOALS, entry_of, goal_named
@@ -41,7 +42,8 @@ def usual_quantizers(goal: str = "") -> tuple[str, ...]:
 
     Args:
         goal: one of `jqinject.catalogue.index.GOALS`: those of weights and activations that it lists. Without one, the
-            first of weights and the first of activations of every goal.
+            first of weights and the first of activations of every goal, unless there is one already with its format and
+            its kind of scale.
 
     Raises:
         ValueError: there is no such goal.
@@ -50,12 +52,13 @@ def usual_quantizers(goal: str = "") -> tuple[str, ...]:
         >>> usual_quantizers()[:2]
         ('Int8WeightPerChannelFloat', 'Int8DynamicActPerRowAbsMax')
     """
-    names: dict[str, None] = {}
-    for listed in [goal_named(goal)] if goal else GOALS.values():
-        for kind in TITLES:
-            of_kind = [name for name in listed.quantizers if entry_of(name).kind == kind]
-            names |= dict.fromkeys(of_kind if goal else of_kind[:1])
-    return tuple(names)
+    if goal:
+        return tuple(name for name in goal_named(goal).quantizers if entry_of(name).kind in TITLES)
+    names: dict[tuple[str, str, str], str] = {}
+    for listed, kind in product(GOALS.values(), TITLES):
+        for entry in [entry for entry in map(entry_of, listed.quantizers) if entry.kind == kind][:1]:
+            names.setdefault((kind, entry.format, entry.scaling), entry.name)
+    return tuple(names.values())
 
 
 def explorer_page(quantizers: Iterable[Injector], progress: Callable[[str], object] | None = None) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -286,7 +287,7 @@ def _declared(quantizer: Injector, names: Mapping[str, object]) -> tuple[Injecto
 
 
 def _class(title: str, quantizer: Injector, names: Mapping[str, object]) -> Injector:
-    return type(quantizer)(title, (quantizer,), dict(names))
+    return cast("Injector", type(title, (quantizer,), dict(names)))
 
 
 def _code(quantizer: Injector, names: Mapping[str, object]) -> str:
