@@ -116,10 +116,11 @@
   function path(steps) {
     let line = "";
     for (let at = 0; at < steps.length; at += 2) {
+      if (steps[at + 1] === null) continue; // not finite: the step before goes on
       const x = across(inputAt(steps[at])).toFixed(1), y = up(steps[at + 1]).toFixed(1);
-      line += at ? `H${x}V${y}` : `M${x} ${y}`;
+      line += line ? `H${x}V${y}` : `M${x} ${y}`;
     }
-    return `${line}H${across(data.extent).toFixed(1)}`;
+    return line && `${line}H${across(data.extent).toFixed(1)}`;
   }
 
   function outputAt(steps, place) {
@@ -150,7 +151,7 @@
 
   function read(variant) {
     const place = Number(element("input").value), x = inputAt(place);
-    element("reading").textContent = variant.curve ? `${x.toFixed(3)} → ${outputAt(variant.curve, place)}` : "";
+    element("reading").textContent = variant.curve ? `${x.toFixed(3)} → ${outputAt(variant.curve, place) ?? "not finite"}` : "";
     if (!variant.curve) return;
     element("mark").setAttribute("cx", across(x));
     element("mark").setAttribute("cy", up(outputAt(variant.curve, place)));

@@ -5,6 +5,7 @@ are written into it, and its policy forbids to load anything.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from itertools import product
@@ -15,8 +16,8 @@ from jqinject.catalogue.variants import (
     EXTENT,
     POINTS,
     TITLES,
-    Choice,
     Injector,
+    QuantizerChoice,
     Variant,
     data_sets,
     shown_kind,
@@ -115,7 +116,7 @@ def _entry(quantizer: Injector, lines: dict[str, int]) -> Json:
     }
 
 
-def _choice(choice: Choice) -> Json:
+def _choice(choice: QuantizerChoice) -> Json:
     return {
         "name": choice.name,
         "meaning": choice.meaning,
@@ -140,10 +141,11 @@ def _variant(variant: Variant, lines: dict[str, int]) -> Json:
     }
 
 
-def _steps(outputs: Sequence[float]) -> list[float]:
-    """Where a curve changes, and to which output: place, output, place, output, ..."""
-    steps: list[float] = []
-    for place, output in enumerate(round(output, DIGITS) for output in outputs):
-        if not steps or output != steps[-1]:
-            steps += [place, output]
+def _steps(outputs: Sequence[float]) -> list[float | None]:
+    """Where a curve changes, and to which output, None if it is not finite: place, output, place, output, ..."""
+    steps: list[float | None] = []
+    for place, output in enumerate(outputs):
+        level = round(output, DIGITS) if math.isfinite(output) else None
+        if not steps or level != steps[-1]:
+            steps += [place, level]
     return steps

@@ -75,7 +75,7 @@ Injector = type[ExtendedInjector]
 
 
 @dataclass(frozen=True)
-class Option:
+class OfferedValue:
     """One value of a choice.
 
     Attributes:
@@ -88,7 +88,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class QuantizerChoice:
     """A name of a quantizer, and the values to compare.
 
     Attributes:
@@ -100,7 +100,7 @@ class Choice:
 
     name: str
     meaning: str
-    options: tuple[Option, ...]
+    options: tuple[OfferedValue, ...]
     refused: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -151,7 +151,7 @@ def data_sets() -> Mapping[str, np.ndarray]:
     return {name: x.astype(np.float32) for name, x in data.items()}
 
 
-def choices_of(quantizer: Injector) -> tuple[Choice, ...]:
+def choices_of(quantizer: Injector) -> tuple[QuantizerChoice, ...]:
     """The choices of a quantizer: of `VALUES`, the names that it declares and its wiring reads.
 
     Args:
@@ -174,7 +174,7 @@ def choices_of(quantizer: Injector) -> tuple[Choice, ...]:
     layer = example_of(declared, {}).layer
     tracked = [layer.weight] if kind == "weight" else []
     read = reach_of(declared, module=layer, tracked_parameter_list=tracked).names
-    choices: list[Choice] = []
+    choices: list[QuantizerChoice] = []
     for name in (FORMAT, *VALUES):
         # A minifloat has the bits of its format.
         if name not in read or name not in declared or (name == "bit_width" and FORMAT in read):
@@ -184,7 +184,7 @@ def choices_of(quantizer: Injector) -> tuple[Choice, ...]:
         else:
             own = explain(declared, name=name, module=layer).value
             options = _options(declared, name, own, kind)
-        choices.append(Choice(name, NAMES[name][1], options))
+        choices.append(QuantizerChoice(name, NAMES[name][1], options))
     return tuple(choices)
 
 
@@ -204,33 +204,37 @@ def shown_kind(quantizer: Injector) -> str:
     return kind
 
 
-def _options(quantizer: Injector, name: str, own: object, kind: str) -> tuple[Option, ...]:
+def _options(quantizer: Injector, name: str, own: object, kind: str) -> tuple[OfferedValue, ...]:
     """The values of a name, in the order of `VALUES`; the quantizer's own comes first if it is none of these."""
     values = [value for value in VALUES[name] if kind != "act" or value not in NOT_OF_ACTIVATIONS]
     if isinstance(values[0], enum.Enum) and isinstance(own, str):
         own = enums.as_enum(type(values[0]), own, name=name)
-    options: list[Option] = []
+    options: list[OfferedValue] = []
     for value in values if own in values else (own, *values):
         further = {more: example for more, example in FURTHER.get(value, {}).items() if more not in quantizer}
         plain = str(value.value) if isinstance(value, enum.Enum) else value
-        options.append(Option(_shown(plain).strip('"'), {} if value == own else {name: plain, **further}))
+        options.append(
+            OfferedValue(_shown(plain).strip('"'), {} if value == own else {name: plain, **further})
+        )
     return tuple(options)
 
 
-def _formats(quantizer: Injector) -> tuple[Option, ...]:
+def _formats(quantizer: Injector) -> tuple[OfferedValue, ...]:
     """The formats of minifloats; the quantizer's own comes first if it is none of these."""
     names = ("bit_width", FORMAT, "mantissa_bit_width")
 
-    def option(source: Injector) -> Option:
+    def option(source: Injector) -> OfferedValue:
         bits, exponent, mantissa = (explain(source, name=name).value for name in names)
-        return Option(f"e{exponent}m{mantissa}", dict(zip(names, (bits, exponent, mantissa), strict=True)))
+        return OfferedValue(
+            f"e{exponent}m{mantissa}", dict(zip(names, (bits, exponent, mantissa), strict=True))
+        )
 
     own, options = option(quantizer), [option(source) for source in FORMATS]
     listed = options if own in options else [own, *options]
-    return tuple(Option(own.label, {}) if candidate == own else candidate for candidate in listed)
+    return tuple(OfferedValue(own.label, {}) if candidate == own else candidate for candidate in listed)
 
 
-def variants_of(quantizer: Injector) -> tuple[tuple[Choice, ...], list[Variant]]:
+def variants_of(quantizer: Injector) -> tuple[tuple[QuantizerChoice, ...], list[Variant]]:
     """Return the choices of a quantizer, and a variant for each combination of their options.
 
     Args:
@@ -245,20 +249,20 @@ def variants_of(quantizer: Injector) -> tuple[tuple[Choice, ...], list[Variant]]
         DependencyError, TypeError, ValueError: it cannot be assembled.
     """
     measured: dict[str, Variant] = {}
-    choices: list[Choice] = []
+    choices: list[QuantizerChoice] = []
     for choice in choices_of(quantizer):
         faults = {option.label: variant_of(quantizer, [option], measured).fault for option in choice.options}
         options = tuple(option for option in choice.options if not (option.names and faults[option.label]))
         refused = tuple(
             (option.label, faults[option.label]) for option in choice.options if option not in options
         )
-        choices.append(Choice(choice.name, choice.meaning, options, refused))
+        choices.append(QuantizerChoice(choice.name, choice.meaning, options, refused))
     combined = product(*(choice.options for choice in choices))
     return tuple(choices), [variant_of(quantizer, options, measured) for options in combined]
 
 
 def variant_of(
-    quantizer: Injector, options: Sequence[Option], measured: dict[str, Variant] | None = None
+    quantizer: Injector, options: Sequence[OfferedValue], measured: dict[str, Variant] | None = None
 ) -> Variant:
     """Return a quantizer with chosen values, and its numbers.
 

@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 
 import jqinject
-from jqinject.catalogue import catalogue_command, entry_of, explorer, variants
+from jqinject.catalogue import all_entries, catalogue_command, entry_of, explorer, variants
 from jqinject.catalogue.catalogue_command import main
 from jqinject.catalogue.entries import quantizer_named
 from jqinject.catalogue.explorer import explorer_page, usual_quantizers
@@ -153,13 +153,13 @@ def test_the_wiring_is_that_of_explain(page):
             assert "  <- MyWeights\n" in wiring
 
 
-@pytest.mark.heavy
-def test_what_is_refused_is_said(page):
-    """A value that the quantizer cannot be assembled with has a reason, and is no option."""
+def test_what_is_refused_has_a_reason():
     choices = variants.choices_of(Int8ActPerTensorFloat)
     granularity = next(choice for choice in choices if choice.name == "scaling_per_output_type")
     group = next(option for option in granularity.options if option.label == "group")
-    assert variants.variant_of(Int8ActPerTensorFloat, [group]).fault
+    refused = variants.variant_of(Int8ActPerTensorFloat, [group])
+    assert refused.curve is None
+    assert refused.fault.startswith("an activation's groups have no scales of their own to keep")
 
 
 def test_choices_are_declared_names_of_their_types():
@@ -186,7 +186,7 @@ def test_a_quantizers_own_values_are_among_the_options():
         "float_to_int_impl_type": "round",
     }
     one_bit = type("OneBit", (Int8WeightPerChannelFloat,), {"bit_width": 12})
-    assert variants.choices_of(one_bit)[0].options[0] == variants.Option("12", {})
+    assert variants.choices_of(one_bit)[0].options[0] == variants.OfferedValue("12", {})
 
 
 class Parts(HTMLParser):
@@ -382,3 +382,17 @@ def test_a_browser_shows_the_quantizer_of_the_address_and_turns_its_choices(page
 def test_a_browser_shows_texts_as_texts(page, tmp_path):
     parts = rendered(page, tmp_path, choices="Narrow")
     assert parts.texts["about"] == 'Ends a script: </script><script>alert("1")</script> & <b>more</b>.'
+
+
+def test_a_curve_of_steps_has_no_number_where_it_is_not_finite():
+    assert explorer._steps([1.0, 1.00001, 2.0, math.nan, math.inf, 2.0]) == [0, 1.0, 2, 2.0, 3, None, 5, 2.0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::jqinject.core.ZeroWeightsWarning")
+def test_every_quantizer_of_weights_or_activations_can_be_shown():
+    for entry in all_entries():
+        if entry.kind in variants.TITLES:
+            assert all(choice.options[choice.own] for choice in variants.choices_of(entry.quantizer))
+            variant = variants.variant_of(entry.quantizer, [])
+            assert not variant.fault and np.all(np.isfinite(variant.curve)), entry.name
