@@ -1,4 +1,4 @@
-"""`python -m jqinject`: the main job; with `list` or `explain`, the ready-made quantizers; with `inspect`, a
+"""`python -m jqinject`: the main job; with `list`, `explain` or `show`, the ready-made quantizers; with `inspect`, a
 checkpoint."""
 
 import sys

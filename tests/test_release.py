@@ -38,6 +38,7 @@ def test_the_source_distribution_is_whole_and_lean():
         "jqinject/py.typed",
         "jqinject/native/kernels/int8_tiles.c",
         "jqinject/catalogue/index.jsonl",
+        "jqinject/catalogue/explorer.html",
         "jqinject/model/inspect/page.css",
         "docs/catalogue/weight.md",
         "tests/test_release.py",

@@ -18,12 +18,11 @@ from jax.typing import ArrayLike
 from catalogue_pages import HEIGHT, MARGIN, WIDTH
 from jqinject.catalogue import index
 from jqinject.catalogue.entries import entry_from_wiring, ready_made
-from jqinject.catalogue.examples import CHANNELS, OUT_FEATURES, Example, example_of
+from jqinject.catalogue.examples import BEYOND, CHANNELS, OUT_FEATURES, Example, example_of
 from jqinject.quant_tensor import IntQuantTensor, as_array
 
 Curve: TypeAlias = tuple[ArrayLike, ArrayLike]
 POINTS = 512
-BEYOND = 1.25  # curves of activations extend past the collected range
 
 
 def transfer_curve(example: Example) -> tuple[np.ndarray, np.ndarray]:
@@ -90,19 +89,15 @@ def _of_activation(example: Example) -> Curve:
         rising = jnp.linspace(-most, most, POINTS)
         return jnp.broadcast_to(rising.reshape(POINTS, *around, 1), (POINTS, *around, CHANNELS))
 
-    example.layer(spread(1.0))
-    example.layer.eval()
     x = spread(BEYOND)
-    y = as_array(example.layer(x))
+    y = example.after(spread(1.0), x)
     return x.reshape(POINTS, CHANNELS)[:, 0], y.reshape(POINTS, CHANNELS)[:, 0]
 
 
 def _of_accumulator(example: Example) -> Curve:
     integers = jnp.arange(-1024, 1024).reshape(1, -1, 1)
     sums = IntQuantTensor.from_int(integers, 2.0**-10, 0.0, 11, signed=True)
-    example.layer(sums)
-    example.layer.eval()
-    return sums.value.ravel(), as_array(example.layer(sums)).ravel()
+    return sums.value.ravel(), example.after(sums, sums).ravel()
 
 
 CURVES_OF: Mapping[str, Callable[[Example], Curve]] = {

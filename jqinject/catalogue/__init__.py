@@ -1,7 +1,7 @@
-"""Finds and explains the ready-made quantizers: `python -m jqinject list`, `explain NAME`.
+"""Finds and explains the ready-made quantizers: `python -m jqinject list`, `explain NAME`, `show`.
 
 `index` and `catalogue_command` import no JAX. `entries` and `examples` read the quantizers
-themselves.
+themselves, `variants` measures them with other choices, and `explorer` makes a page of these.
 """
 
 from jqinject.catalogue.index import Entry as Entry

@@ -71,7 +71,17 @@ def entry_from_wiring(
     Raises:
         DependencyError, TypeError, ValueError: the quantizer cannot be assembled like this.
     """
-    example = examples.example_of(quantizer, overrides)
+    return entry_of_example(name, quantizer, examples.example_of(quantizer, overrides))
+
+
+def entry_of_example(name: str, quantizer: type[ExtendedInjector], example: examples.Example) -> index.Entry:
+    """The entry of a quantizer in a layer; all but its curve.
+
+    Args:
+        name: the title.
+        quantizer: the injector.
+        example: the layer.
+    """
     tree = explain(example.proxy, module=example.layer)
     formulas = (
         f"- `{node.name}` {node.value.__name__}: {summary_of(node.value)}" for node in components_of(tree)
@@ -168,13 +178,23 @@ def _shown(overrides: Mapping[str, object]) -> str:
 
 def explained_anew(name: str, overrides: Sequence[str]) -> str:
     """The text of `explain`, made from the classes. See `jqinject.catalogue.catalogue_command.explained`."""
-    quantizer = _imported(name) if ":" in name else index.entry_of(name).quantizer
+    quantizer = quantizer_named(name)
     values = dict(_override(text) for text in overrides)
     changed = ", ".join(f"{name}={errors.brief(value)}" for name, value in values.items())
     return index.described(entry_from_wiring(name, quantizer, values), changed)
 
 
-def _imported(name: str) -> type[ExtendedInjector]:
+def quantizer_named(name: str) -> type[ExtendedInjector]:
+    """The quantizer of a name.
+
+    Args:
+        name: of `jqinject.quant`, or a reader's own as `package.module:Name`.
+
+    Raises:
+        ValueError: there is none; the message suggests the nearest.
+    """
+    if ":" not in name:
+        return index.entry_of(name).quantizer
     module, _, attribute = name.partition(":")
     try:
         quantizer = getattr(importlib.import_module(module), attribute)

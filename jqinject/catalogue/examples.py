@@ -1,6 +1,6 @@
 """An example layer for every quantizer, from which its wiring is made."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jqinject.inject import Binding, ExtendedInjector
+from jqinject.inject import Binding, ExtendedInjector, explain
 from jqinject.nn import QuantIdentity, QuantLinear, TruncAvgPool
 from jqinject.quant import Int8ActPerTensorFloat, IntBias, float_base, fragments
 from jqinject.quant.integer.decoupled_int import AccumulatorAwareWeightQuant
@@ -21,9 +21,13 @@ from jqinject.quant.solver import (
     TruncQuantSolver,
     WeightQuantSolver,
 )
+from jqinject.quant_tensor import as_array
 
 IN_FEATURES, OUT_FEATURES = 64, 4
+# A weight from -1 to 1 in every output channel. By NumPy: there is nothing to compile.
+RAMP = np.broadcast_to(np.linspace(-1.0, 1.0, IN_FEATURES)[:, None], (IN_FEATURES, OUT_FEATURES))
 CHANNELS = 4
+BEYOND = 1.25  # curves of activations extend past the collected range, by this factor
 KINDS: Mapping[type[ExtendedInjector], str] = {
     WeightQuantSolver: "weight",
     BiasQuantSolver: "bias",
@@ -68,6 +72,12 @@ class Example:
         """The quantizer's proxy."""
         return getattr(self.layer, self.slot)
 
+    def after(self, seen: object, x: object) -> jax.Array:
+        """What the layer makes of `x` in evaluation mode, after a training step that saw `seen`."""
+        self.layer(seen)
+        self.layer.eval()
+        return as_array(self.layer(x))
+
 
 def kind_of(quantizer: type[ExtendedInjector]) -> str:
     """The role of a quantizer: "weight", "bias", "act", "grad" or "trunc".
@@ -90,12 +100,15 @@ def kind_of(quantizer: type[ExtendedInjector]) -> str:
     )
 
 
-def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, object]) -> Example:
-    """A layer with a quantizer: a `QuantLinear` of 64 inputs and 4 outputs, a `QuantIdentity` for activations.
+def example_of(
+    quantizer: type[ExtendedInjector], overrides: Mapping[str, object], weight: np.ndarray = RAMP
+) -> Example:
+    """A layer with a quantizer: `QuantLinear`, by default of 64 inputs and 4 outputs; of activations `QuantIdentity`.
 
     Args:
         quantizer: the injector.
         overrides: redeclared names; those that the quantizer leaves to its user are added.
+        weight: the weight of the `QuantLinear`, of shape (inputs, outputs).
 
     Raises:
         DependencyError, TypeError, ValueError: the quantizer cannot be assembled like this.
@@ -110,9 +123,8 @@ def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, object
     needs_input = kind == "bias" or issubclass(quantizer, AccumulatorAwareWeightQuant)
     more = {"input_quant": Int8ActPerTensorFloat} if needs_input else {}
     layer = QuantLinear(
-        IN_FEATURES,
-        OUT_FEATURES,
-        kernel_init=_ramp,
+        *weight.shape,
+        kernel_init=_weight_of(weight),
         bias_init=_spread,
         rngs=nnx.Rngs(0),
         **{slot: quantizer},
@@ -122,10 +134,13 @@ def example_of(quantizer: type[ExtendedInjector], overrides: Mapping[str, object
     return Example(layer, slot, names)
 
 
-def _ramp(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike, out_sharding: object = None) -> jax.Array:
-    """Evenly spaced numbers from -1 to 1 in every output channel. By NumPy: there is nothing to compile."""
-    rising = np.linspace(-1.0, 1.0, shape[0])
-    return jnp.asarray(np.broadcast_to(rising[:, None], shape), dtype)
+def _weight_of(weight: np.ndarray) -> Callable[..., jax.Array]:
+    def initial(
+        key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike, out_sharding: object = None
+    ) -> jax.Array:
+        return jnp.asarray(weight, dtype)
+
+    return initial
 
 
 def _spread(
@@ -135,8 +150,13 @@ def _spread(
     return jnp.asarray(np.linspace(-0.5, 0.5, shape[0]), dtype)
 
 
-def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, object]:
-    """An example of each name that a quantizer leaves to its user; permutations are those of channels-last data."""
+def left_to_users(quantizer: type[ExtendedInjector], channels: int = CHANNELS) -> dict[str, object]:
+    """An example of each name that a quantizer leaves to its user; permutations are those of channels-last data.
+
+    Args:
+        quantizer: the injector.
+        channels: of activations with a scale for each channel.
+    """
     declared = Binding(quantizer)
     examples: dict[str, object] = {
         name: LEFT_TO_USERS[name]
@@ -152,8 +172,9 @@ def left_to_users(quantizer: type[ExtendedInjector]) -> dict[str, object]:
         examples["group_size"] = LEFT_TO_USERS["group_size"]
     if declared.declares("scaling_stats_permute_dims"):
         permutation = declared.resolve("scaling_stats_permute_dims")
-        if permutation is not None:
+        if permutation is not None and permutation != CHANNELS_LAST[len(permutation)]:
             examples["scaling_stats_permute_dims"] = CHANNELS_LAST[len(permutation)]
-    if kind == "channel" and kind_of(quantizer) == "act":
-        examples["per_channel_broadcastable_shape"] = (CHANNELS,)
+    per_channel = kind == "channel" and kind_of(quantizer) == "act"
+    if per_channel and explain(quantizer, name="per_channel_broadcastable_shape").error:
+        examples["per_channel_broadcastable_shape"] = (channels,)
     return examples

@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         description="Train a small classifier on scikit-learn's digits, load it into models quantized to 8 bits, "
         "4 bits, three values and two values, train these, quantize the float model itself by rules, to 8 bits after "
         "training and to 4-bit weights, and show what it cost.",
-        epilog="python -m jqinject list and explain NAME are about the ready-made quantizers, "
+        epilog="python -m jqinject list, explain NAME and show are about the ready-made quantizers, "
         "inspect CHECKPOINT about a checkpoint: python -m jqinject list --help.",
     )
     arguments.add_argument(

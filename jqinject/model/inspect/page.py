@@ -65,6 +65,22 @@ class Shown:
         return f'<div class="jqinject"><style>\n{STYLE}</style>\n{title}{self.body()}</div>\n'
 
 
+def document(title: str, body: str, head: str = "") -> str:
+    """A whole HTML page; it adapts to narrow screens, and to dark ones.
+
+    Args:
+        title: of the page, as text.
+        body: its content, as HTML.
+        head: further elements of its head, as HTML.
+    """
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">{head}'
+        "<style>:root { color-scheme: light dark; } body { margin: 1rem 20px; }</style></head>\n"
+        f"<body>{body}</body></html>\n"
+    )
+
+
 def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table: the names of its columns, and its cells."""
     header = "".join(_cell("th", name, name) for name in names)

@@ -142,12 +142,7 @@ class ContractionReport(page.Shown):
             The page.
         """
         title = "jqinject report"
-        text = (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            "<style>:root { color-scheme: light dark; } body { margin: 1rem 20px; }</style></head>\n"
-            f"<body>{self._repr_html_(f'<h1>{title}</h1>')}</body></html>\n"
-        )
+        text = page.document(title, self._repr_html_(f"<h1>{title}</h1>"))
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
