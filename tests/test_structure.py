@@ -16,14 +16,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lines of code, without imports, docstrings, comments and blank lines.
 CODE_LINES = {
     "": 197,
-    "catalogue": 428,
+    "catalogue": 748,
     "core": 4566,
     "demo": 356,
     "dot": 4062,
     "export": 752,
     "formats": 3357,
     "inject": 1308,
-    "model": 5359,
+    "model": 5357,
     "native": 253,
     "nn": 3518,
     "odml": 330,
@@ -35,7 +35,7 @@ CODE_LINES = {
     "quant_tensor": 1180,
     "recipes": 4681,
 }
-NUMBER_OF_FILES = 341
+NUMBER_OF_FILES = 343
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 # Only these files read what JAX and Flax do not document.
 INTERNALS = {
