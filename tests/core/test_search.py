@@ -31,10 +31,11 @@ from jqinject.core import (
 )
 from jqinject.core.statistics.half_quadratic_search import masked_median, shrink_lp
 from jqinject.core.statistics.search import fibonacci_search, grid_search
-from jqinject.nn import QuantIdentity
+from jqinject.nn import QuantIdentity, QuantLinear, QuantLinearGeneral
 from jqinject.ops import IntGrid
 from jqinject.ops.power import ordered_sum
 from jqinject.ops.reductions import Over
+from jqinject.quant import ShiftedUint8WeightPerChannelFloatHQO
 
 W = np.random.default_rng(0).normal(size=(6, 40)).astype(np.float32)
 W[0, 0] = 9.0  # an outlier that a search clips
@@ -262,3 +263,14 @@ def test_channels_of_an_activation_are_searched_each_by_itself(name):
         parts = [alone[i](x[:, i : i + 1]) for i in range(3)]
         np.testing.assert_allclose(result.scale, [[part.scale for part in parts]], rtol=1e-6)
         np.testing.assert_allclose(result.zero_point, [[part.zero_point for part in parts]], rtol=1e-6)
+
+
+def test_half_quadratic_zero_points_of_two_output_axes_are_those_of_one() -> None:
+    general = QuantLinearGeneral(
+        8, (2, 3), weight_quant=ShiftedUint8WeightPerChannelFloatHQO, rngs=nnx.Rngs(0)
+    )
+    flat = QuantLinear(8, 6, weight_quant=ShiftedUint8WeightPerChannelFloatHQO, rngs=nnx.Rngs(1))
+    jqinject.load_state(flat, {"kernel": general.kernel[...].reshape(8, 6), "bias": jnp.zeros(6)})
+    for name in ("zero_point", "scale"):
+        values = [np.ravel(getattr(layer.quant_weight(), name)) for layer in (general, flat)]
+        np.testing.assert_array_equal(*values)
