@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 CODE_LINES = {
     "": 197,
     "catalogue": 748,
-    "core": 4566,
+    "core": 4567,
     "demo": 356,
     "dot": 4062,
     "export": 752,
