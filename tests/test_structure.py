@@ -29,7 +29,7 @@ CODE_LINES = {
     "odml": 330,
     "ops": 1782,
     "optim": 270,
-    "program": 3331,
+    "program": 3332,
     "proxy": 903,
     "quant": 1843,
     "quant_tensor": 1180,

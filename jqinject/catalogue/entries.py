@@ -191,7 +191,7 @@ def quantizer_named(name: str) -> type[ExtendedInjector]:
         name: of `jqinject.quant`, or a reader's own as `package.module:Name`.
 
     Raises:
-        ValueError: there is none; the message suggests the nearest.
+        ValueError: no quantizer has this name; the message suggests the nearest.
     """
     if ":" not in name:
         return index.entry_of(name).quantizer

@@ -72,9 +72,9 @@ class Example:
         """The quantizer's proxy."""
         return getattr(self.layer, self.slot)
 
-    def after(self, seen: object, x: object) -> jax.Array:
-        """What the layer makes of `x` in evaluation mode, after a training step that saw `seen`."""
-        self.layer(seen)
+    def after(self, batch: object, x: object) -> jax.Array:
+        """Return what the layer makes of `x` in evaluation mode, after a training step with `batch`."""
+        self.layer(batch)
         self.layer.eval()
         return as_array(self.layer(x))
 

@@ -340,17 +340,17 @@ def _outputs_of(variant: Injector) -> Callable[[np.ndarray, np.ndarray], jax.Arr
         ranges of activations are collected from, in the same shape. It returns the dequantized numbers, in that shape.
     """
 
-    def weight(x: np.ndarray, seen: np.ndarray) -> jax.Array:
+    def weight(x: np.ndarray, batch: np.ndarray) -> jax.Array:
         layer = example_of(variant, {}, weight=x).layer
         if "delayed" in variant:
             layer.quant_weight()  # the scale is that of the step before
         return as_array(layer.quant_weight())
 
-    def activation(x: np.ndarray, seen: np.ndarray) -> jax.Array:
+    def activation(x: np.ndarray, batch: np.ndarray) -> jax.Array:
         permutation: Sequence[int] = explain(variant, name="scaling_stats_permute_dims").value or (1, 0)
         shape = (ROWS, *(1,) * (len(permutation) - 2), POINTS)
         example = example_of(variant, {})
-        y = example.after(*(jnp.asarray(array.T.reshape(shape)) for array in (seen, x)))
+        y = example.after(*(jnp.asarray(array.T.reshape(shape)) for array in (batch, x)))
         return y.reshape(ROWS, POINTS).T
 
     function = weight if shown_kind(variant) == "weight" else activation

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
 
 from jqinject.core.component import hidden_method
 from jqinject.inject.errors import did_you_mean
@@ -112,10 +112,11 @@ class FunctionModel(nnx.Module):
     """
 
     def __init__(self, function: Function, params: object) -> None:
-        if not callable(function):
+        if not callable(function) or isinstance(function, linen.Module):
+            written = "module.apply, variables" if callable(function) else "lambda params, x: ..., params"
             raise TypeError(
                 f"FunctionModel takes a function of parameters, got {type(function).__name__}.\n"
-                "  cure: FunctionModel(lambda params, x: ..., params)"
+                f"  cure: FunctionModel({written})"
             )
         flat, tree = jax.tree_util.tree_flatten_with_path(params)
         paths = tuple(tuple(map(_name, path)) or (SINGLE,) for path, _ in flat)

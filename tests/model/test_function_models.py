@@ -304,6 +304,11 @@ ERRORS = {
         "FunctionModel takes a function of parameters, got dict.\n"
         "  cure: FunctionModel(lambda params, x: ..., params)",
     ),
+    "a Linen module, not its function": (
+        lambda: FunctionModel(Decoder(), {"params": PARAMS}),
+        TypeError,
+        "FunctionModel takes a function of parameters, got Decoder.\n  cure: FunctionModel(module.apply, variables)",
+    ),
     "no array": (
         lambda: FunctionModel(mlp, {"w": 1.0, "name": "a"}),
         ValueError,

@@ -24,7 +24,7 @@ from jqinject.ops.sharding import whole
 
 @dataclass(frozen=True)
 class _Sum:
-    """The sums over an axis of the views of some tensors, in one row; one sum of all numbers without an axis.
+    """The sum over an axis of the views of some tensors, without the axis; channels on several axes stay so.
 
     Attributes:
         view: how they are laid out.
@@ -42,12 +42,12 @@ class _Sum:
         dim = self.reduce_dim
         if not self.in_order:
             axes, parts = (None, tensors) if dim is None else reduced(self.view, dim, tensors)
-            added = finish(Over(axes).sum(parts), axes, False)
-            return added if dim is None else added.reshape(-1)
+            return finish(Over(axes).sum(parts), axes, False)
         if dim is None:
             return ordered_sum(jnp.concatenate([self._channels_first(whole(x)).reshape(-1) for x in tensors]))
         rows = jnp.moveaxis(jnp.concatenate([self.view(whole(x)) for x in tensors], dim), dim, -1)
-        return jax.vmap(ordered_sum)(rows.reshape((-1, rows.shape[-1])))
+        shape = jax.eval_shape(replace(self, in_order=False), *tensors).shape
+        return jax.vmap(ordered_sum)(rows.reshape((-1, rows.shape[-1]))).reshape(shape)
 
     def _channels_first(self, x: jax.Array) -> jax.Array:
         last = x.ndim - 1

@@ -36,7 +36,7 @@ class LowBitCache(LowBitArray):
         numbers: arrays by name: `value` (the payload), `scale`, and maybe `zero_point`.
         form: what is static in them.
         transform: of the features, through which the rows went before they were quantized, and which reading them as an
-            array undoes; None for none.
+            array undoes; None without one.
 
     Example:
         >>> from jqinject.quant_tensor import IntQuantTensor
