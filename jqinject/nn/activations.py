@@ -61,7 +61,7 @@ class QuantActLayer(base.QuantLayer[base.Out]):
     def _before_quantizer(self, x: jax.Array) -> jax.Array:
         return self._activation(x)
 
-    def __call__(self, x: object) -> base.Out:
+    def __call__(self, x: Any) -> base.Out:
         """The activation function, then the quantizer.
 
         Args:
@@ -375,7 +375,7 @@ class QuantCheckpoint(base.QuantLayer[jax.Array]):
             )
         self._init_layer(locals())
 
-    def __call__(self, x: object) -> jax.Array:
+    def __call__(self, x: Any) -> jax.Array:
         """Quantize, and keep the payload.
 
         Args:

@@ -230,7 +230,7 @@ class QuantConvTranspose(base.QuantWeightLayer[base.Out], nnx.ConvTranspose):
         )
         return super()._choice(array if explicit else x, weight, integer_gradient)
 
-    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: object) -> jax.Array:
+    def _parent_forward(self, parameter_view: Any, inputs: jax.Array, out_sharding: Any) -> jax.Array:
         def forward(inputs: jax.Array, kernel: jax.Array, bias: object) -> jax.Array:
             view: Any = ParameterView(parameter_view, {"kernel": kernel, "bias": bias})
             return self._flax_forward(view, inputs)

@@ -123,7 +123,7 @@ class QuantEltwiseAdd(QuantMergeLayer[base.Out]):
 
     _results: "base.Results[QuantEltwiseAdd[jax.Array], QuantEltwiseAdd[AnyQuantTensor]]"
 
-    def __call__(self, input: object, other: object) -> base.Out:
+    def __call__(self, input: Any, other: Any) -> base.Out:
         """The sum.
 
         Args:

@@ -65,7 +65,7 @@ class QuantNormLayer(base.QuantLayer[base.Out]):
         y = base.through(self.output_quant, base.through(self.grad_quant, y))
         return y if self.return_quant_tensor else as_array(y)
 
-    def __call__(self, x: object, mask: jax.Array | None = None) -> base.Out:
+    def __call__(self, x: Any, mask: jax.Array | None = None) -> base.Out:
         """The parent's forward on the quantized input, then the output quantizer.
 
         Args:
@@ -245,7 +245,7 @@ class QuantBatchNorm(QuantNormLayer[base.Out], nnx.BatchNorm):
         self._init_layer(locals())
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: object, use_running_average: bool | None = None, *, mask: jax.Array | None = None
+        self, x: Any, use_running_average: bool | None = None, *, mask: jax.Array | None = None
     ) -> base.Out:
         """The parent's forward on the quantized input, then the output quantizer.
 
@@ -283,7 +283,7 @@ class MergedBatchNorm(QuantNormLayer[Any]):
         return None, 0  # whatever the layer before it returns
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: object, use_running_average: bool | None = None, *, mask: object = None
+        self, x: Any, use_running_average: bool | None = None, *, mask: Any = None
     ) -> Any:
         """The input, quantized as the output of the normalization was.
 

@@ -83,7 +83,7 @@ class QuantPoolLayer(QuantWindowLayer[base.Out]):
     ) -> None:
         self._init_pool(locals())
 
-    def __call__(self, x: object) -> base.Out:
+    def __call__(self, x: Any) -> base.Out:
         """The pooled tensor.
 
         Args:
@@ -192,7 +192,7 @@ class QuantTruncLayer(QuantWindowLayer[base.Out]):
 
     trunc_quant = base.TRUNC.by_default(RoundTo8bit)
 
-    def __call__(self, x: object) -> base.Out:
+    def __call__(self, x: Any) -> base.Out:
         """The means of the windows, with the integers of `trunc_quant`.
 
         Args:

@@ -207,7 +207,7 @@ class QuantRecurrentCell(base.QuantLayer[jax.Array]):
         return parts.value_of(f"{gate}_sigmoid_quant", self.gate_fn(parts.value_of(f"{gate}_acc_quant", x)))
 
     @abstractmethod
-    def _step(self, parts: CellParts, carry: object, projected: Mapping[str, jax.Array]) -> CellOutput:
+    def _step(self, parts: CellParts, carry: Any, projected: Mapping[str, jax.Array]) -> CellOutput:
         """One step.
 
         Args:
@@ -216,7 +216,7 @@ class QuantRecurrentCell(base.QuantLayer[jax.Array]):
             projected: that of the step's input.
         """
 
-    def __call__(self, carry: object, inputs: object) -> tuple[Any, jax.Array]:
+    def __call__(self, carry: Any, inputs: Any) -> tuple[Any, jax.Array]:
         """One step, as `nnx.RNN` makes it.
 
         Args:

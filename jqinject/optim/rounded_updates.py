@@ -42,7 +42,7 @@ def round_stochastically(seed: int = 0) -> optax.GradientTransformation:
     def init(params: object) -> RoundingState:
         return RoundingState(jnp.zeros((), jnp.int32))
 
-    def update(updates: object, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if params is None:
             raise ValueError(
                 "round_stochastically needs the parameters.\n  cure: tx.update(grads, state, params)"

@@ -97,7 +97,7 @@ class Call:
         others = tuple(None if i in traced else leaf for i, leaf in enumerate(leaves))
         self.frame = Frame(method, tree, others, arrays, modules)
 
-    def __call__(self, model: object) -> Any:
+    def __call__(self, model: Any) -> Any:
         """Call a model."""
         if isinstance(self.method, str):
             return operator.methodcaller(self.method, *self.args, **self.kwargs)(model)

@@ -219,7 +219,7 @@ class Policy:
         """An input of the model."""
         return x
 
-    def final_output(self, run: object, x: Tracked, index: int) -> Tracked:
+    def final_output(self, run: Any, x: Tracked, index: int) -> Tracked:
         """The model's output number `index`."""
         return x
 

@@ -105,11 +105,11 @@ class Quantizers:
         """
         return (), ()
 
-    def restored(self, state: object) -> Quantizers:
+    def restored(self, state: Any) -> Quantizers:
         """Quantizers like these, with that state."""
         return self
 
-    def update(self, state: object) -> None:
+    def update(self, state: Any) -> None:
         """Adopt a state."""
 
 

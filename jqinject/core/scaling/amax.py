@@ -167,7 +167,7 @@ class AmaxScaling(InnerModule):
         amax = self.newest if most_recent else jnp.max(self.amax_history.get_value(), axis=self._axis)
         return scale_of_amax(amax, last, threshold, self.margin)
 
-    def __call__(self, x: jax.Array, threshold: object = 1.0) -> jax.Array:
+    def __call__(self, x: jax.Array, threshold: Any = 1.0) -> jax.Array:
         """The scale, float32, without a gradient for `x`; records the amax in training mode.
 
         Args:

@@ -150,7 +150,7 @@ class SharedExponentScaling(Dynamic):
     scaling_stats_impl: _protocols.Stat
     exponent_impl: FloorExponent
 
-    def __call__(self, x: jax.Array, threshold: object = None, task: Task = None) -> jax.Array:
+    def __call__(self, x: jax.Array, threshold: Any = None, task: Task = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a group."""
         if not isinstance(threshold, int | float):
             raise TypeError(

@@ -236,7 +236,7 @@ class PreZeroCenterZeroPoint(component.Component):
         where, shape = "PreZeroCenterZeroPoint", self.pre_zero_point_shape or ()
         return -check.statistic_shape(mean, shape, where, "pre_zero_point_shape")
 
-    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: object = None) -> jax.Array:
+    def __call__(self, x: jax.Array, scale: jax.Array, bit_width: Any = None) -> jax.Array:
         """The zero point, float32, in steps of `scale`."""
         return power.divide(self.get_zero_center(x), scale)
 

@@ -17,7 +17,7 @@ different orders of float32 operations, which moves numbers on rounding ties: ea
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -455,7 +455,7 @@ class RuntimeDynamicTwoLevelScaling(Dynamic):
         shared = jnp.max(block, axis=axis, keepdims=self.shared_per_row, initial=0.0)
         return self.block_scale_impl(block, shared), shared
 
-    def __call__(self, x: jax.Array, threshold: object = None) -> jax.Array:
+    def __call__(self, x: jax.Array, threshold: Any = None) -> jax.Array:
         """The scales of `x`, float32, in the grouped shape with 1 along the elements of a block; of several the first.
 
         Args:

@@ -92,7 +92,7 @@ class BitWidthOfCalls(ABC):
         """Whether the calls of a module count."""
 
     @abstractmethod
-    def cost(self, module: object, y: object) -> Weighted | None:
+    def cost(self, module: Any, y: Any) -> Weighted | None:
         """The bits of what a module returned and its weight in the mean; None if it does not count."""
 
     def __call__(
